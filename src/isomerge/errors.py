@@ -1,0 +1,50 @@
+"""One base class, one child per stage of the path of the data.
+
+Every message is one paragraph: what was being done, to which file and tensor, the cause, the next step.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class IsomergeError(Exception):
+    """Base of everything isomerge raises on purpose. `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class RequestError(IsomergeError):
+    """The request itself was wrong: an unknown option value, models that do not fit together."""
+
+    exit_code = 2
+
+
+class CheckpointError(IsomergeError):
+    """A checkpoint could not be opened, read or written."""
+
+
+class SpecificationError(IsomergeError):
+    """An architecture's specification and the tensors of a checkpoint do not fit together."""
+
+
+class AlignmentError(IsomergeError):
+    """The alignment could not be solved or applied."""
+
+
+class MergeError(IsomergeError):
+    """The merge could not be carried out."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """A closing sentence that names the nearest known value, or all of them.
+
+    >>> did_you_mean("rotatoin", ["permutation", "rotation", "full"])
+    "Did you mean 'rotation'?"
+    """
+    known = list(known)
+    near = difflib.get_close_matches(given, known, n=1)
+    if near:
+        return f"Did you mean '{near[0]}'?"
+    return "Known values: " + ", ".join(known) + "."
