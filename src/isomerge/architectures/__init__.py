@@ -1,0 +1,96 @@
+"""The families isomerge knows: one small data file each. Only this folder knows a model's name.
+
+To add a family, write a function of `Facts` that returns an `Architecture`, decorate it, and add a row to the table in
+`tests/architectures/models.py`; the row buys the whole test suite.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from isomerge.checkpoint.base import Checkpoint
+from isomerge.symmetry.architecture import RESIDUAL, Architecture, Facts, part_of
+from isomerge.symmetry.binding import BoundModel, bind_model
+
+HEADS = {
+    "ForCausalLM": "lm", "LMHeadModel": "lm", "ForMaskedLM": "lm", "ForConditionalGeneration": "lm",
+    "ForPreTraining": "pretraining", "ForSequenceClassification": "sequence", "ForTokenClassification": "token",
+    "ForQuestionAnswering": "question", "ForImageClassificationWithTeacher": "image", "ForImageClassification": "image",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Family:
+    """A specification function with the model types it serves."""
+
+    model_types: tuple[str, ...]
+    function: Callable[[Facts], Architecture]
+    summary: str
+    tied_by_default: bool
+    can_untie: bool
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def architecture(
+    *model_types: str, summary: str, tied_by_default: bool = False, can_untie: bool = True
+) -> Callable[[Callable[[Facts], Architecture]], Callable[[Facts], Architecture]]:
+    """Register a specification for these `model_type`s of config.json."""
+
+    def register(function: Callable[[Facts], Architecture]) -> Callable[[Facts], Architecture]:
+        family = Family(model_types, function, summary, tied_by_default, can_untie)
+        FAMILIES.update({model_type: family for model_type in model_types})
+        return function
+
+    return register
+
+
+def head_of(checkpoint: Checkpoint) -> tuple[str, str]:
+    """The kind of task head, and a note when it had to be guessed. Unknown heads count as bare: safe for any reader."""
+    classes = checkpoint.config.get("architectures") or []
+    if not classes:
+        return "bare", "config.json names no architecture class; the hidden states are taken as the model's output"
+    for suffix, head in HEADS.items():
+        if classes[0].endswith(suffix):
+            return head, ""
+    if classes[0].endswith("Model"):
+        return "bare", ""
+    return "bare", f"{classes[0]} is not a head we know; the hidden states are taken as the model's output"
+
+
+def is_tied(checkpoint: Checkpoint, family: Family) -> bool:
+    value = checkpoint.config.get("tie_word_embeddings")
+    return family.tied_by_default if value is None else bool(value)
+
+
+def describe(checkpoint: Checkpoint, *, untie: bool = False) -> BoundModel:
+    """Bind a checkpoint to the specification of its family.
+
+    `untie` separates a tied output table from the input table where the family allows it, which a rotation of the
+    residual stream needs.
+    """
+    family = FAMILIES.get(checkpoint.config.get("model_type", ""))
+    if family is None:
+        from isomerge.architectures.inferred import describe_inferred
+
+        return describe_inferred(checkpoint)
+    head, note = head_of(checkpoint)
+    tied = head in ("lm", "pretraining") and is_tied(checkpoint, family)
+    untie = untie and tied and family.can_untie
+    spec = family.function(Facts(checkpoint.config, head, tied and not untie))
+    spec = replace(spec, family=checkpoint.config["model_type"], notes=[*spec.notes, *([note] if note else [])])
+    if not untie:
+        spec = replace(spec, untied_config={})
+    if head == "bare":
+        held = [s for s in spec.spaces if part_of(s) in (RESIDUAL, "head")]
+        spec = spec.frozen(held, "the hidden states are the output, so the residual stream stays as it is")
+    return bind_model(checkpoint, spec)
+
+
+for _module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
+    if _module != "inferred":  # imported where it is used: it loads models
+        importlib.import_module(f"{__name__}.{_module}")

@@ -1,0 +1,214 @@
+"""The specification of an architecture: data, not code.
+
+It names the spaces with their groups, gives one axis pattern per checkpoint tensor, and declares the gauges: changes of
+the weights that change nothing and are not group elements (a norm's gain that could as well stand in its readers, a
+bias that softmax drops). Names are those on disk.
+
+Conventions for space names, read by `--only` and `--layers`: the number at the end is the layer, and the word before
+it says the part of the model: `head`, `kv`, `cross` are attention, `ffn`, `expert` feed-forward.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from string import Formatter
+from typing import Any
+
+from isomerge.symmetry.groups import Group, Trivial
+
+RESIDUAL = "residual"
+ATTENTION_WORDS = {"head", "kv", "cross"}
+FFN_WORDS = {"ffn", "expert"}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm in front of its readers: gain and bias can be folded into them, exactly.
+
+    `offset` is added to the stored gain (Gemma stores w for a gain of 1 + w).
+    """
+
+    name: str
+    readers: tuple[str, ...]
+    kind: str = "layer"  # or "rms"
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class StreamNorm:
+    """A LayerNorm *on* the residual stream (post-norm models): its bias alone is a gauge.
+
+    It can move into the biases of the readers and of `writer`, the next bias added to the stream (None at the end).
+    """
+
+    name: str
+    readers: tuple[str, ...]
+    writer: str | None = None
+
+
+@dataclass(frozen=True)
+class KeyBias:
+    """The part of a key bias that softmax drops: the segments of `bias` that end in the dual of `space`."""
+
+    bias: str
+    space: str
+
+
+@dataclass(frozen=True)
+class ValueBias:
+    """A value bias, which passes through attention unchanged and can stand in the output bias."""
+
+    bias: str
+    space: str
+    output: str  # weight of the output projection; its bias takes the value bias
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A vector that can move between two embedding tables that are always added (declared; not fixed)."""
+
+    tables: tuple[str, str]
+
+
+Gauge = KeyBias | ValueBias | Shift
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Spaces, tensors and gauges of one model; made by a function of its `Facts`.
+
+    Keys and names may be templates: `{i}` is repeated over `repeat["i"]`; a letter of `stack` stays, and the tensors
+    it numbers on disk are read as one tensor with a leading axis. A tensor name that ends in `?` may be absent.
+    """
+
+    spaces: Mapping[str, Group]
+    tensors: Mapping[str, str]
+    norms: Sequence[Norm | StreamNorm] = ()
+    gauges: Sequence[Gauge] = ()
+    writers: Sequence[str] = ()  # LayerNorm models: tensors whose mean over the stream's units never arrives anywhere
+    repeat: Mapping[str, int] = field(default_factory=dict)
+    stack: Mapping[str, int] = field(default_factory=dict)
+    prefix: str = ""  # files in the wild may omit it
+    tied: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # absent tensor -> (its source, factor)
+    untied_config: Mapping[str, Any] = field(default_factory=dict)  # what config.json must say once untied
+    notes: Sequence[str] = ()
+    family: str = ""
+
+    def expanded(self) -> Architecture:
+        """Every template written out."""
+        spaces: dict[str, Group] = {}
+        for template, group in self.spaces.items():
+            for values in self._values(template):
+                name = template.format_map(values)
+                spaces[name] = replace(group, per=tuple(p.format_map(values) for p in group.per))
+        tensors = {
+            _fill(template, values): _fill(pattern, values)
+            for template, pattern in self.tensors.items()
+            for values in self._values(template, pattern)
+        }
+        norms = [
+            replace(norm, name=norm.name.format_map(v), readers=self._all(norm.readers, v), **_writer(norm, v))
+            for norm in self.norms
+            for v in self._values(norm.name)
+        ]
+        gauges = [_fill_gauge(g, v) for g in self.gauges for v in self._values(_first_name(g))]
+        return replace(
+            self, spaces=spaces, tensors=tensors, norms=norms, gauges=gauges, writers=self._all(self.writers, {}),
+            repeat={},
+        )  # fmt: skip
+
+    def _values(self, *templates: str) -> list[dict[str, int]]:
+        letters = [x for x in self.repeat if any(x in _letters(t) for t in templates)]
+        return [
+            dict(zip(letters, numbers, strict=True))
+            for numbers in itertools.product(*(range(self.repeat[x]) for x in letters))
+        ]
+
+    def _all(self, templates: Iterable[str], fixed: Mapping[str, int]) -> tuple[str, ...]:
+        return tuple(
+            dict.fromkeys(_fill(t, {**values, **fixed}) for t in templates for values in self._values(t))
+        )  # a template with a letter that is already fixed would otherwise repeat itself
+
+    def restricted(self, rule: Callable[[str, Group], Group], note: str = "") -> Architecture:
+        """The same architecture with smaller groups, `rule(space, group)` saying which."""
+        spaces = {name: rule(name, group) for name, group in self.spaces.items()}
+        return replace(self, spaces=spaces, notes=[*self.notes, *([note] if note else [])])
+
+    def frozen(self, names: Iterable[str], note: str = "") -> Architecture:
+        """The same architecture with some spaces held at the identity."""
+        held = set(names)
+        return self.restricted(lambda n, g: g.restricted(None) if n in held else g, note)
+
+    def root(self, space: str) -> str:
+        """The outermost space this one is nested in: spaces with one root are solved together."""
+        parents = self.spaces[space].per
+        return self.root(parents[0]) if parents else space
+
+    def movable(self) -> list[str]:
+        return sorted(name for name, group in self.spaces.items() if not isinstance(group, Trivial))
+
+
+def part_of(space: str) -> str:
+    """attention, ffn, residual, or "head" (task heads, embedding factors).
+
+    >>> part_of("decoder.cross.3"), part_of("ffn.0"), part_of("pooler")
+    ('attention', 'ffn', 'head')
+    """
+    words = set(space.split("."))
+    if space == RESIDUAL:
+        return RESIDUAL
+    if words & ATTENTION_WORDS:
+        return "attention"
+    return "ffn" if words & FFN_WORDS else "head"
+
+
+def layer_of(space: str) -> int | None:
+    number = re.search(r"\.(\d+)$", space)
+    return int(number.group(1)) if number else None
+
+
+def _letters(template: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(template) if name}
+
+
+def _fill(template: str, values: Mapping[str, int]) -> str:
+    for letter, number in values.items():
+        template = template.replace("{" + letter + "}", str(number))
+    return template
+
+
+def _writer(norm: Norm | StreamNorm, values: Mapping[str, int]) -> dict[str, str]:
+    if isinstance(norm, StreamNorm) and norm.writer:
+        return {"writer": _fill(norm.writer, values)}
+    return {}
+
+
+def _first_name(gauge: Gauge) -> str:
+    return gauge.tables[0] if isinstance(gauge, Shift) else gauge.bias
+
+
+def _fill_gauge(gauge: Gauge, values: Mapping[str, int]) -> Gauge:
+    if isinstance(gauge, Shift):
+        return Shift((_fill(gauge.tables[0], values), _fill(gauge.tables[1], values)))
+    if isinstance(gauge, KeyBias):
+        return KeyBias(_fill(gauge.bias, values), _fill(gauge.space, values))
+    return ValueBias(_fill(gauge.bias, values), _fill(gauge.space, values), _fill(gauge.output, values))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a family's function may look at: config.json, the task head, and whether input and output table are tied."""
+
+    config: Mapping[str, Any]
+    head: str  # lm, sequence, token, question, image, pretraining, bare
+    tied: bool  # the output table is the input table, and stays so
+
+    def __getitem__(self, key: str) -> Any:
+        return self.config[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = self.config.get(key)
+        return default if found is None else found

@@ -1,0 +1,246 @@
+"""Canonical form: every gauge fixed, exactly, so that only the groups are left between two equal models.
+
+In this order: norms are folded into their readers, writers (and readers) are centred where a LayerNorm drops the mean,
+biases that softmax drops or attention passes through are moved out of the way, and the factors of every invertible
+space are balanced. Each step is undone by `in_gauge_of`, which writes a canonical model *in the gauge of another one*,
+so that the plain mean of the two files is the mean of the two canonical forms.
+
+Everything works tensor by tensor on demand: a canonical tensor is a function of a few raw ones, so memory stays at one
+unit however large the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isomerge.symmetry.architecture import RESIDUAL, KeyBias, Norm, StreamNorm, ValueBias
+from isomerge.symmetry.binding import BoundModel
+from isomerge.symmetry.groups import Permutation, SignedPermutation, Trivial
+from isomerge.symmetry.patterns import Segment
+from isomerge.symmetry.transform import Transform
+
+SMALL_GAIN = 1e-3  # a gain below this fraction of the median cannot be divided by safely
+
+Provider = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One norm with the readers that are there, and whether its bias can move into them."""
+
+    norm: Norm
+    readers: tuple[str, ...]
+    bias_too: bool
+
+
+class Canonical:
+    """The canonical form of a model, for the gauges of the spaces in `moving`.
+
+    A space that stays needs no gauge fixed, so its tensors stay bit-identical. `gauges=False` (levels `permutation` and
+    `rotation`) leaves every tensor as it is. `balance` is the transform that balances the invertible spaces.
+    """
+
+    def __init__(self, model: BoundModel, moving: Collection[str], *, gauges: bool = True) -> None:
+        self.model = model
+        self.balance = Transform(model.architecture.spaces)
+        self.cache: dict[str, Tensor] | None = None
+        self.moving = {s for s in moving if not isinstance(model.architecture.spaces[s], Trivial)} if gauges else set()
+        stream = RESIDUAL in self.moving
+        norms = model.architecture.norms if stream else ()
+        self.folds = [f for n in norms if isinstance(n, Norm) and (f := self._fold(n))]
+        self.streams = [n for n in norms if isinstance(n, StreamNorm) and self._movable(n)]
+        self.reader_fold = {reader: fold for fold in self.folds for reader in fold.readers}
+        self.norm_weight = {f.norm.name + ".weight": f for f in self.folds}
+        self.norm_bias = {f.norm.name + ".bias": f for f in self.folds}
+        self.stream_bias = {n.name + ".bias": n for n in self.streams}
+        self.centred = {w for w in model.architecture.writers if w in model.layouts} if stream else set()
+        self.centred_readers = {r for f in self.folds if f.norm.kind == "layer" and f.bias_too for r in f.readers}
+        present = [g for g in model.architecture.gauges if getattr(g, "bias", None) in model.layouts]
+        self.keys = [g for g in present if isinstance(g, KeyBias) and g.space in self.moving]
+        self.values = [
+            g for g in present if isinstance(g, ValueBias) and g.space in self.moving and model.bias_of(g.output)
+        ]
+
+    # --- which gauges are there -------------------------------------------------------------------------------------
+    def _fold(self, norm: Norm) -> Fold | None:
+        model = self.model
+        readers = tuple(r for r in norm.readers if r in model.layouts)
+        if norm.name + ".weight" not in model.layouts or not readers:
+            return None
+        if not self._only_reader_of_itself(readers):
+            return None
+        return Fold(norm, readers, all(model.bias_of(r) for r in readers))
+
+    def _only_reader_of_itself(self, readers: tuple[str, ...]) -> bool:
+        """A tied output table is also the input table: nothing can be folded into it."""
+        return all(self.model.layouts[r].axis_of(RESIDUAL, dual=True) is not None for r in readers)
+
+    def _movable(self, norm: StreamNorm) -> bool:
+        layouts, readers = self.model.layouts, [r for r in norm.readers if r in self.model.layouts]
+        ends = norm.writer is None or norm.writer in layouts
+        return norm.name + ".bias" in layouts and ends and all(self.model.bias_of(r) for r in readers)
+
+    # --- the record of this model's own gauge -----------------------------------------------------------------------
+    def gain(self, norm: Norm) -> Tensor:
+        return self.model.raw(norm.name + ".weight") + norm.offset
+
+    def shift(self, name: str) -> Tensor | None:
+        bias = name + ".bias"
+        return self.model.raw(bias) if bias in self.model.layouts else None
+
+    def fragile_gains(self) -> list[str]:
+        """Norms with a gain too small to divide by: their canonical form cannot be written in this model's gauge."""
+        fragile = []
+        for fold in self.folds:
+            gain = self.gain(fold.norm).abs()
+            if bool((gain < SMALL_GAIN * gain.median()).any()):
+                fragile.append(fold.norm.name)
+        return fragile
+
+    # --- forward: raw -> canonical ----------------------------------------------------------------------------------
+    def tensor(self, name: str) -> Tensor:
+        """The canonical tensor in float64."""
+        if self.cache is not None and name in self.cache:
+            return self.cache[name]
+        tensor = self.balance.act(self.unbalanced(name), self.model.layouts[name])
+        if self.cache is not None:
+            self.cache[name] = tensor
+        return tensor
+
+    def unbalanced(self, name: str) -> Tensor:
+        """Folded and centred, biases out of the way; not yet balanced."""
+        if name in self.norm_weight:
+            return torch.full_like(self.model.raw(name), 1.0 - self.norm_weight[name].norm.offset)
+        if name in self.norm_bias:
+            fold = self.norm_bias[name]
+            bias = self.model.raw(name)
+            return torch.zeros_like(bias) if fold.bias_too else bias / self.gain(fold.norm)
+        if name in self.stream_bias:
+            return torch.zeros_like(self.model.raw(name))
+        tensor = self._uncentred(name)
+        for segment in self._dropped_segments(name):
+            tensor = _filled(tensor, segment, torch.zeros(()))
+        if name in self.centred_readers:
+            axis = self._axis(name, dual=True)
+            tensor = tensor - tensor.mean(axis, keepdim=True)
+        if name in self.centred:
+            axis = self._axis(name, dual=False)
+            tensor = tensor - tensor.mean(axis, keepdim=True)
+        return tensor
+
+    def _uncentred(self, name: str) -> Tensor:
+        tensor = self.model.raw(name)
+        if name in self.reader_fold:
+            tensor = _scaled(tensor, self._axis(name, dual=True), self.gain(self.reader_fold[name].norm))
+        for weight, shift in self._shifts_into(name):
+            tensor = tensor + self._read_by(weight, self.model.raw(weight), shift)
+        for norm in self.streams:
+            if norm.writer == name:
+                tensor = tensor + self.model.raw(norm.name + ".bias")
+        for gauge in self._value_biases_into(name):
+            tensor = tensor + self._passed_on(gauge, self._uncentred(gauge.bias), self.model.raw(gauge.output))
+        return tensor
+
+    # --- inverse: canonical -> the gauge of this model --------------------------------------------------------------
+    def in_gauge(self, name: str, canonical: Provider) -> Tensor:
+        """A canonical model's tensor, written in the gauge of *this* model: its norms, means, biases, balance."""
+        if name in self.norm_weight or name in self.stream_bias:
+            return self.model.raw(name)
+        if name in self.norm_bias:
+            fold = self.norm_bias[name]
+            return self.model.raw(name) if fold.bias_too else canonical(name) * self.gain(fold.norm)
+        layout = self.model.layouts[name]
+        tensor = self._balance_inverse().act(canonical(name), layout)
+        if name in self.centred or name in self.centred_readers:
+            own = self._uncentred(name)
+            for axis in {self._axis(name, dual=name in self.centred_readers)}:
+                tensor = _add_common(tensor, own.mean(axis, keepdim=True))
+        if name in self.reader_fold:
+            tensor = _scaled(tensor, self._axis(name, dual=True), 1 / self.gain(self.reader_fold[name].norm))
+        for segment in self._dropped_segments(name):
+            axis_values = segment.take(self._uncentred(name), 0)
+            tensor = _filled(tensor, segment, axis_values)
+        for gauge in self._value_biases_into(name):
+            tensor = tensor - self._passed_on(gauge, self._uncentred(gauge.bias), self.in_gauge(gauge.output, canonical))
+        for norm in self.streams:
+            if norm.writer == name:
+                tensor = tensor - self.model.raw(norm.name + ".bias")
+        for weight, shift in self._shifts_into(name):
+            tensor = tensor - self._read_by(weight, self.in_gauge(weight, canonical), shift)
+        return tensor
+
+    def _balance_inverse(self) -> Transform:
+        return self.balance.inverse()
+
+    # --- small pieces -----------------------------------------------------------------------------------------------
+    def _axis(self, name: str, *, dual: bool) -> int:
+        axis = self.model.layouts[name].axis_of(RESIDUAL, dual=dual)
+        assert axis is not None, name
+        return axis
+
+    def _shifts_into(self, bias: str) -> list[tuple[str, Tensor]]:
+        """(weight, β) for every norm whose bias moves through `weight` into this bias."""
+        weight = bias.removesuffix("bias") + "weight"
+        if not bias.endswith(".bias") or weight not in self.model.layouts:
+            return []
+        found = []
+        fold = self.reader_fold.get(weight)
+        if fold and fold.bias_too and (shift := self.shift(fold.norm.name)) is not None:
+            found.append((weight, shift))
+        found += [(weight, self.model.raw(n.name + ".bias")) for n in self.streams if weight in n.readers]
+        return found
+
+    def _read_by(self, weight: str, values: Tensor, shift: Tensor) -> Tensor:
+        return torch.tensordot(values, shift, dims=([self._axis(weight, dual=True)], [0]))
+
+    def _value_biases_into(self, bias: str) -> list[ValueBias]:
+        return [g for g in self.values if self.model.bias_of(g.output) == bias]
+
+    def _passed_on(self, gauge: ValueBias, bias: Tensor, output: Tensor) -> Tensor:
+        """Σ_h O_h b_v,h; with grouped queries a value is read once by every query head of its group."""
+        value = next(s for s in self.model.layouts[gauge.bias].axes[0] if s.atoms[-1].space == gauge.space)
+        layout = self.model.layouts[gauge.output]
+        axis, reader = next(
+            (n, s) for n, axis in enumerate(layout.axes) for s in axis if s.atoms[-1].space == gauge.space
+        )
+        vector = value.take(bias, 0).reshape(value.sizes)
+        names = [a.space for a in value.atoms]
+        shape = [n if a.space in names else 1 for a, n in zip(reader.atoms, reader.sizes, strict=True)]
+        vector = vector.reshape(shape).expand(reader.sizes)
+        return torch.tensordot(vector.flatten(), reader.take(output, axis).flatten(0, len(reader.sizes) - 1), dims=1)
+
+    def _dropped_segments(self, bias: str) -> list[Segment]:
+        """The segments of a bias that the canonical form sets to zero."""
+        wanted = {(g.space, True) for g in self.keys if g.bias == bias}
+        wanted |= {(g.space, False) for g in self.values if g.bias == bias}
+        if not wanted:
+            return []
+        return [s for s in self.model.layouts[bias].axes[0] if (s.atoms[-1].space, s.atoms[-1].dual) in wanted]
+
+    def stream_is_permuted_only(self) -> bool:
+        return isinstance(self.model.architecture.spaces.get(RESIDUAL), Permutation | SignedPermutation)
+
+
+def _scaled(tensor: Tensor, axis: int, factor: Tensor) -> Tensor:
+    return tensor * factor.reshape([-1 if k == axis else 1 for k in range(tensor.ndim)])
+
+
+def _filled(tensor: Tensor, segment: Segment, values: Tensor) -> Tensor:
+    result = tensor.clone()
+    target = segment.take(tensor, 0)
+    segment.put(result, 0, values.to(tensor.dtype).expand_as(target))
+    return result
+
+
+def _add_common(tensor: Tensor, mean: Tensor) -> Tensor:
+    """Add the anchor's means; rows the anchor does not have (a longer position table) keep a mean of zero."""
+    if all(m in (1, t) for m, t in zip(mean.shape, tensor.shape, strict=True)):
+        return tensor + mean
+    result = tensor.clone()
+    common = tuple(slice(0, t if m == 1 else min(m, t)) for m, t in zip(mean.shape, tensor.shape, strict=True))
+    result[common] += mean[tuple(slice(0, 1 if m == 1 else min(m, t)) for m, t in zip(mean.shape, tensor.shape, strict=True))]
+    return result

@@ -1,0 +1,226 @@
+"""Axis patterns: one readable string says which space every axis of a tensor lives in.
+
+    "(head.0 qk.0) residual'"            rows are heads, each with its inner space; columns are read from the stream
+    "[head.0 qk.0 | head.0 vo.0]"        concatenation: parts one after the other along one axis
+    "(head.0 [qk.0 | vo.0'])"            … or inside each head
+    "|residual|"                         moves with the units but never changes sign (a norm's gain)
+    "_vocab residual"                    a leading underscore: an axis without a space, of any length
+
+`'` marks the dual axis. A pattern is parsed once and bound to a shape once; the result lists, for every axis, its
+*segments*: a product of spaces and the positions it takes on that axis. Everything else works on segments.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from isomerge.errors import SpecificationError
+from isomerge.symmetry.groups import Group
+
+TOKEN = re.compile(r"\s*(\|[\w.]+\||[\w.]+'?|[()\[\]|])")
+
+
+@dataclass(frozen=True)
+class Atom:
+    """One space on one axis. `free` axes carry no space."""
+
+    space: str
+    dual: bool = False
+    unsigned: bool = False
+
+    @property
+    def free(self) -> bool:
+        return self.space.startswith("_")
+
+    def __str__(self) -> str:
+        return f"|{self.space}|" if self.unsigned else self.space + "'" * self.dual
+
+
+@dataclass(frozen=True)
+class Product:
+    factors: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Concatenation:
+    parts: tuple[Node, ...]
+
+
+Node = Atom | Product | Concatenation
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A product of spaces on part of an axis: `index` (shaped like `sizes`) says where it lies; None is all of it."""
+
+    atoms: tuple[Atom, ...]
+    sizes: tuple[int, ...]
+    index: Tensor | None
+
+    def take(self, tensor: Tensor, axis: int) -> Tensor:
+        """The segment with its axis in front, split into its spaces: (*sizes, rest)."""
+        moved = tensor.movedim(axis, 0)
+        if self.index is not None:
+            moved = moved.index_select(0, self.index.flatten().to(tensor.device))
+        return moved.reshape(*self.sizes, -1)
+
+    def put(self, target: Tensor, axis: int, values: Tensor) -> None:
+        """Write a segment back into `target` (in place)."""
+        moved = target.movedim(axis, 0)
+        flat = values.reshape(math.prod(self.sizes), *moved.shape[1:])
+        if self.index is None:
+            moved.copy_(flat)
+        else:
+            moved.index_copy_(0, self.index.flatten().to(target.device), flat)
+
+    @property
+    def signature(self) -> str:
+        return " ".join(map(str, self.atoms))
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A pattern bound to a shape: the segments of every axis."""
+
+    pattern: str
+    shape: tuple[int, ...]
+    axes: tuple[tuple[Segment, ...], ...]
+
+    def spaces(self) -> set[str]:
+        return {atom.space for axis in self.axes for seg in axis for atom in seg.atoms if not atom.free}
+
+    def axis_of(self, space: str, *, dual: bool | None = None) -> int | None:
+        """The first axis that is exactly this space (the whole of it), or None."""
+        for number, axis in enumerate(self.axes):
+            atoms = axis[0].atoms if len(axis) == 1 else ()
+            if len(atoms) == 1 and atoms[0].space == space and dual in (None, atoms[0].dual):
+                return number
+        return None
+
+
+@lru_cache(maxsize=4096)
+def parse(pattern: str) -> tuple[Node, ...]:
+    """The axes of a pattern.
+
+    >>> parse("(head qk) residual'")[1]
+    Atom(space='residual', dual=True, unsigned=False)
+    """
+    tokens, position = [], 0
+    text = pattern.strip()
+    while position < len(text):
+        match = TOKEN.match(text, position)
+        if not match:
+            raise _error(pattern, f"cannot read it from column {position + 1}: '{text[position:]}'")
+        tokens.append(match.group(1))
+        position = match.end()
+    nodes, rest = _sequence(tokens, pattern, closing=None)
+    if rest:
+        raise _error(pattern, f"'{rest[0]}' closes nothing")
+    return nodes
+
+
+def _sequence(tokens: list[str], pattern: str, closing: str | None) -> tuple[tuple[Node, ...], list[str]]:
+    """Nodes up to (not including) a closing bracket or a bar."""
+    nodes: list[Node] = []
+    while tokens and tokens[0] not in (")", "]", "|"):
+        token, tokens = tokens[0], tokens[1:]
+        if token == "(":
+            inner, tokens = _sequence(tokens, pattern, ")")
+            tokens = _expect(tokens, ")", pattern)
+            nodes.append(_product(inner, pattern))
+        elif token == "[":
+            parts, tokens = _parts(tokens, pattern)
+            nodes.append(Concatenation(parts))
+        elif token.startswith("|"):
+            nodes.append(Atom(token.strip("|"), unsigned=True))
+        else:
+            nodes.append(Atom(token.rstrip("'"), dual=token.endswith("'")))
+    if closing is None and tokens and tokens[0] == "|":
+        raise _error(pattern, "a bar is only allowed between the parts of [ … ]")
+    return tuple(nodes), tokens
+
+
+def _parts(tokens: list[str], pattern: str) -> tuple[tuple[Node, ...], list[str]]:
+    parts = []
+    while True:
+        inner, tokens = _sequence(tokens, pattern, "]")
+        parts.append(_product(inner, pattern))
+        if tokens and tokens[0] == "|":
+            tokens = tokens[1:]
+            continue
+        return tuple(parts), _expect(tokens, "]", pattern)
+
+
+def _product(nodes: Sequence[Node], pattern: str) -> Node:
+    if not nodes:
+        raise _error(pattern, "an empty bracket or part")
+    return nodes[0] if len(nodes) == 1 else Product(tuple(nodes))
+
+
+def _expect(tokens: list[str], token: str, pattern: str) -> list[str]:
+    if not tokens or tokens[0] != token:
+        raise _error(pattern, f"'{token}' is missing")
+    return tokens[1:]
+
+
+def _error(pattern: str, cause: str) -> SpecificationError:
+    return SpecificationError(
+        f'Reading the axis pattern "{pattern}": {cause}. A pattern is spaces separated by blanks, one per axis; '
+        "( ) nests them, [ | ] concatenates, ' marks the dual, |x| an unsigned axis, _x an axis without a space."
+    )
+
+
+def bind(pattern: str, shape: Sequence[int], spaces: Mapping[str, Group], tensor: str = "") -> Layout:
+    """Fit a pattern to a tensor's shape; every mismatch is an error that names the axis."""
+    nodes = parse(pattern)
+    if len(nodes) != len(shape):
+        raise SpecificationError(
+            f'Binding tensor {tensor} of shape {tuple(shape)} to "{pattern}": the pattern has {len(nodes)} axes, the '
+            f"tensor {len(shape)}. The checkpoint is not of the architecture its config.json names, or is quantised."
+        )
+    axes = []
+    for number, (node, length) in enumerate(zip(nodes, shape, strict=True)):
+        size, segments = _segments(node, length, spaces, pattern)
+        if size != length:
+            raise SpecificationError(
+                f'Binding tensor {tensor} of shape {tuple(shape)} to "{pattern}": axis {number} should have {size} '
+                f"entries and has {length}. config.json and the weights disagree; compare them."
+            )
+        plain = len(segments) == 1
+        axes.append(tuple(Segment(a, tuple(i.shape), None if plain else i) for a, i in segments))
+    return Layout(pattern, tuple(shape), tuple(axes))
+
+
+def _segments(
+    node: Node, length: int, spaces: Mapping[str, Group], pattern: str
+) -> tuple[int, list[tuple[tuple[Atom, ...], Tensor]]]:
+    """Size of a node and its segments, as (atoms, positions shaped by the atoms' sizes)."""
+    if isinstance(node, Atom):
+        if not node.free and node.space not in spaces:
+            raise _error(pattern, f"the space '{node.space}' is not declared (write _{node.space} if it has none)")
+        size = length if node.free else spaces[node.space].size
+        return size, [((node,), torch.arange(size))]
+    if isinstance(node, Concatenation):
+        offset, found = 0, []
+        for part in node.parts:
+            size, segments = _segments(part, length, spaces, pattern)
+            found += [(atoms, index + offset) for atoms, index in segments]
+            offset += size
+        return offset, found
+    size, found = 1, [((), torch.zeros((), dtype=torch.int64))]
+    for factor in node.factors:
+        inner, segments = _segments(factor, length, spaces, pattern)
+        found = [
+            (left + atoms, index.reshape(*index.shape, *[1] * position.ndim) * inner + position)
+            for left, index in found
+            for atoms, position in segments
+        ]
+        size *= inner
+    return size, found
