@@ -1,0 +1,50 @@
+"""isomerge: find the transform that brings one checkpoint next to another without changing what it computes, then merge.
+
+    import isomerge
+    alignment = isomerge.align("model-b", anchor="model-a")
+    alignment.save("model-b-next-to-a")
+    isomerge.merge(["model-a", "model-b"], align=True).save("merged")
+
+Names load when they are first used, so importing isomerge costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Alignment": "isomerge.align.alignment",
+    "Merged": "isomerge.merge.merged",
+    "IsomergeError": "isomerge.errors",
+    "align": "isomerge.align",
+    "catalogue": "isomerge.catalogue",
+    "check": "isomerge.align.check",
+    "demo": "isomerge.demo",
+    "merge": "isomerge.merge",
+    "open_checkpoint": "isomerge.checkpoint",
+    "selftest": "isomerge.align.selftest",
+}
+_PACKAGES = {"align", "merge"}  # both a folder and a verb: the packages themselves are callable
+
+__all__ = ["__version__", *sorted(_WHERE)]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from isomerge.align.alignment import Alignment as Alignment
+    from isomerge.checkpoint import open_checkpoint as open_checkpoint
+    from isomerge.errors import IsomergeError as IsomergeError
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'isomerge' has no attribute '{name}'; it has {', '.join(sorted(_WHERE))}")
+    module = importlib.import_module(_WHERE[name])
+    value = module if name in _PACKAGES else getattr(module, name)
+    globals()[name] = value  # after the import, which sets submodules of the same name
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,9 +11,11 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
+
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, Facts, part_of
-from isomerge.symmetry.binding import BoundModel, bind_model
+from isomerge.symmetry.binding import BoundModel, bind_model, find
 
 HEADS = {
     "ForCausalLM": "lm", "LMHeadModel": "lm", "ForMaskedLM": "lm", "ForConditionalGeneration": "lm",
@@ -67,6 +69,20 @@ def is_tied(checkpoint: Checkpoint, family: Family) -> bool:
     return family.tied_by_default if value is None else bool(value)
 
 
+def own_output_table(checkpoint: Checkpoint, family: Family, head: str) -> str | None:
+    """An output table that config.json ties but the file stores with values of its own.
+
+    Such a table is read as it is stored: T5 1.1 saved by transformers 5 is one (its flag is forced to true).
+    """
+    tied, untied = (family.function(Facts(checkpoint.config, head, tied)) for tied in (True, False))
+    for name, (source, _) in tied.tied.items():
+        files = find(name, checkpoint, tied), find(source, checkpoint, tied)
+        if (name in untied.tensors or name + "?" in untied.tensors) and files[0] and files[1]:
+            if not torch.equal(checkpoint.read(files[0][0]), checkpoint.read(files[1][0])):
+                return name
+    return None
+
+
 def describe(checkpoint: Checkpoint, *, untie: bool = False) -> BoundModel:
     """Bind a checkpoint to the specification of its family.
 
@@ -80,13 +96,17 @@ def describe(checkpoint: Checkpoint, *, untie: bool = False) -> BoundModel:
         return describe_inferred(checkpoint)
     head, note = head_of(checkpoint)
     tied = head in ("lm", "pretraining") and is_tied(checkpoint, family)
+    notes = [note] if note else []
+    if tied and (table := own_output_table(checkpoint, family, head)):
+        tied = False
+        notes.append(f"config.json ties {table} to the input table, but the file has its own, which transformers 5 reads")
     untie = untie and tied and family.can_untie
     spec = family.function(Facts(checkpoint.config, head, tied and not untie))
-    spec = replace(spec, family=checkpoint.config["model_type"], notes=[*spec.notes, *([note] if note else [])])
+    spec = replace(spec, family=checkpoint.config["model_type"], notes=[*spec.notes, *notes])
     if not untie:
         spec = replace(spec, untied_config={})
     if head == "bare":
-        held = [s for s in spec.spaces if part_of(s) in (RESIDUAL, "head")]
+        held = [s for s in spec.spaces if part_of(spec.root(s)) in (RESIDUAL, "head")]
         spec = spec.frozen(held, "the hidden states are the output, so the residual stream stays as it is")
     return bind_model(checkpoint, spec)
 

@@ -83,6 +83,7 @@ def llama(facts: Facts) -> Architecture:
         tensors[ATTENTION + "k_norm.weight"] = "gain.{i}'"
     return Architecture(
         prefix="model.",
+        other_prefixes=("transformer.",),  # question answering
         repeat={"i": facts["num_hidden_layers"]},
         spaces={"residual": SignedPermutation(width) if facts.tied else Rotation(width), **spaces},
         tensors={

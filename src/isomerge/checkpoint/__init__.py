@@ -1,0 +1,29 @@
+"""Open checkpoints by their headers, read one tensor at a time, write them as a stream."""
+
+from isomerge.checkpoint.base import Checkpoint, TensorInfo
+from isomerge.checkpoint.cast import CastReport, cast
+from isomerge.checkpoint.checks import is_harmless_buffer, require_finite, require_floating
+from isomerge.checkpoint.disk import refuse_overwrite
+from isomerge.checkpoint.module import load_into_module
+from isomerge.checkpoint.open import Source, open_checkpoint
+from isomerge.checkpoint.units import parse_dtype, parse_size
+from isomerge.checkpoint.writer import Written, weights_sha256, write_checkpoint
+
+__all__ = [
+    "CastReport",
+    "Checkpoint",
+    "Source",
+    "TensorInfo",
+    "Written",
+    "cast",
+    "is_harmless_buffer",
+    "load_into_module",
+    "open_checkpoint",
+    "parse_dtype",
+    "parse_size",
+    "refuse_overwrite",
+    "require_finite",
+    "require_floating",
+    "weights_sha256",
+    "write_checkpoint",
+]

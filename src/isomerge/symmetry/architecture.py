@@ -5,7 +5,7 @@ the weights that change nothing and are not group elements (a norm's gain that c
 bias that softmax drops). Names are those on disk.
 
 Conventions for space names, read by `--only` and `--layers`: the number at the end is the layer, and the word before
-it says the part of the model: `head`, `kv`, `cross` are attention, `ffn`, `expert` feed-forward.
+it says the part of the model: `head`, `kv`, `cross`, `gain` are attention, `ffn`, `expert` feed-forward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from isomerge.symmetry.groups import Group, Trivial
 
 RESIDUAL = "residual"
-ATTENTION_WORDS = {"head", "kv", "cross"}
+ATTENTION_WORDS = {"head", "kv", "cross", "gain"}
 FFN_WORDS = {"ffn", "expert"}
 
 
@@ -73,7 +73,14 @@ class Shift:
     tables: tuple[str, str]
 
 
-Gauge = KeyBias | ValueBias | Shift
+@dataclass(frozen=True)
+class RowShift:
+    """A vector that can be added to every row of a weight before a softmax, such as a router (declared; not fixed)."""
+
+    weight: str
+
+
+Gauge = KeyBias | ValueBias | Shift | RowShift
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,8 @@ class Architecture:
     """Spaces, tensors and gauges of one model; made by a function of its `Facts`.
 
     Keys and names may be templates: `{i}` is repeated over `repeat["i"]`; a letter of `stack` stays, and the tensors
-    it numbers on disk are read as one tensor with a leading axis. A tensor name that ends in `?` may be absent.
+    it numbers on disk are read as one, laid one after the other along the axis that starts with the stack's space. A
+    tensor name that ends in `?` may be absent.
     """
 
     spaces: Mapping[str, Group]
@@ -90,8 +98,9 @@ class Architecture:
     gauges: Sequence[Gauge] = ()
     writers: Sequence[str] = ()  # LayerNorm models: tensors whose mean over the stream's units never arrives anywhere
     repeat: Mapping[str, int] = field(default_factory=dict)
-    stack: Mapping[str, int] = field(default_factory=dict)
+    stack: Mapping[str, str] = field(default_factory=dict)  # letter -> the space it numbers
     prefix: str = ""  # files in the wild may omit it
+    other_prefixes: Sequence[str] = ()  # … or some head classes have one of these instead
     tied: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # absent tensor -> (its source, factor)
     untied_config: Mapping[str, Any] = field(default_factory=dict)  # what config.json must say once untied
     notes: Sequence[str] = ()
@@ -187,12 +196,16 @@ def _writer(norm: Norm | StreamNorm, values: Mapping[str, int]) -> dict[str, str
 
 
 def _first_name(gauge: Gauge) -> str:
+    if isinstance(gauge, RowShift):
+        return gauge.weight
     return gauge.tables[0] if isinstance(gauge, Shift) else gauge.bias
 
 
 def _fill_gauge(gauge: Gauge, values: Mapping[str, int]) -> Gauge:
     if isinstance(gauge, Shift):
         return Shift((_fill(gauge.tables[0], values), _fill(gauge.tables[1], values)))
+    if isinstance(gauge, RowShift):
+        return RowShift(_fill(gauge.weight, values))
     if isinstance(gauge, KeyBias):
         return KeyBias(_fill(gauge.bias, values), _fill(gauge.space, values))
     return ValueBias(_fill(gauge.bias, values), _fill(gauge.space, values), _fill(gauge.output, values))

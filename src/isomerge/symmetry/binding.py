@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from isomerge.checkpoint.base import Checkpoint, TensorInfo
 from isomerge.errors import CheckpointError, SpecificationError
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, part_of
-from isomerge.symmetry.patterns import Layout, bind
+from isomerge.symmetry.patterns import Atom, Layout, Node, Product, bind, parse
 
 # Buffers old versions of transformers saved; models make them anew, so they are copied and never moved.
 BUFFERS = re.compile(
@@ -32,6 +32,7 @@ class BoundModel:
     extra: tuple[str, ...] = ()  # on disk, not described: copied
     stale: tuple[str, ...] = ()  # on disk, but the model reads the tied table instead
     notes: tuple[str, ...] = ()
+    stacks: Mapping[str, int] = field(default_factory=dict)  # stacked tensor -> axis its parts follow each other on
     memory: dict[str, Tensor] = field(default_factory=dict, compare=False)
 
     @property
@@ -44,7 +45,7 @@ class BoundModel:
             return self.memory[name]
         source, factor = self.architecture.tied.get(name, (name, 1.0)) if name not in self.files else (name, 1.0)
         parts = [self._read(file) for file in self.files[source]]
-        tensor = torch.stack(parts) if self.is_stacked(source) else parts[0]
+        tensor = torch.cat(parts, self.stacks[source]) if source in self.stacks else parts[0]
         return tensor * factor if factor != 1.0 else tensor
 
     def _read(self, file: str) -> Tensor:
@@ -57,8 +58,11 @@ class BoundModel:
             )
         return tensor
 
-    def is_stacked(self, name: str) -> bool:
-        return "{" in name
+    def split(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """A tensor of the specification as the tensors it is on disk: the inverse of stacking."""
+        files = self.files.get(name, (name,))  # a table that has just been untied has no file yet
+        parts = tensor.chunk(len(files), self.stacks[name]) if name in self.stacks else (tensor,)
+        return {file: part.contiguous() for file, part in zip(files, parts, strict=True)}
 
     def bias_of(self, weight: str) -> str | None:
         bias = weight.removesuffix("weight") + "bias"
@@ -76,19 +80,22 @@ def bind_model(checkpoint: Checkpoint, architecture: Architecture) -> BoundModel
     spec = architecture.expanded()
     files: dict[str, tuple[str, ...]] = {}
     layouts: dict[str, Layout] = {}
+    stacks: dict[str, int] = {}
     missing, problems = [], []
     for template, pattern in spec.tensors.items():
         name, optional = template.removesuffix("?"), template.endswith("?")
-        found = _find(name, checkpoint, spec)
+        found = find(name, checkpoint, spec)
         if found is None and name in spec.tied:
-            source = _find(spec.tied[name][0], checkpoint, spec)
-            shape = _shape(source, checkpoint, spec.tied[name][0]) if source else None
+            source = find(spec.tied[name][0], checkpoint, spec)
+            shape = checkpoint.tensors[source[0]].shape if source else None
         else:
-            shape = _shape(found, checkpoint, name) if found else None
+            shape = checkpoint.tensors[found[0]].shape if found else None
         if shape is None:
             missing += [] if optional else [name]
             continue
         try:
+            if found and "{" in name:
+                stacks[name], shape = _stacked(name, pattern, found, checkpoint, spec)
             layouts[name] = bind(pattern, shape, spec.spaces, name)
         except SpecificationError as error:
             problems.append(str(error))
@@ -101,8 +108,10 @@ def bind_model(checkpoint: Checkpoint, architecture: Architecture) -> BoundModel
             f"Binding {checkpoint.name} to the specification of '{spec.family}': " + "; ".join(lines + problems[:4])
             + ". The weights are not those of the architecture config.json names, or the checkpoint is incomplete."
         )  # fmt: skip
+    touched = {space for layout in layouts.values() for space in layout.spaces()}
+    spec = replace(spec, spaces={name: group for name, group in spec.spaces.items() if name in touched})
     spec, extra, stale, notes = _account_for_the_rest(checkpoint, spec, files, layouts)
-    return BoundModel(checkpoint, spec, files, layouts, extra, stale, notes)
+    return BoundModel(checkpoint, spec, files, layouts, extra, stale, notes, stacks)
 
 
 def _account_for_the_rest(
@@ -117,7 +126,7 @@ def _account_for_the_rest(
     notes = [f"{name} is a copy of a tied table that the model never reads; it is left out" for name in stale]
     unknown = [name for name in extra if not BUFFERS.search(name)]
     if unknown:
-        held = [s for s in spec.spaces if part_of(s) in (RESIDUAL, "head")]
+        held = [s for s in spec.spaces if part_of(spec.root(s)) in (RESIDUAL, "head")]
         shown = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
         note = f"residual stream held at the identity: {len(unknown)} tensor(s) without a pattern may read it ({shown})"
         spec, notes = spec.frozen(held), [*notes, note]
@@ -125,28 +134,61 @@ def _account_for_the_rest(
 
 
 def _spellings(name: str, spec: Architecture) -> list[str]:
-    """The specification's name, without its prefix, and with the old LayerNorm names."""
+    """The specification's name, without its prefix or with another, and with the old LayerNorm names."""
     found = [name]
     if spec.prefix and name.startswith(spec.prefix):
-        found.append(name.removeprefix(spec.prefix))
+        found += [other + name.removeprefix(spec.prefix) for other in ("", *spec.other_prefixes)]
     for new, old in OLD_NAMES:
         found += [n.replace(new, old) for n in found if n.endswith(new)]
     return found
 
 
-def _find(name: str, checkpoint: Checkpoint, spec: Architecture) -> tuple[str, ...] | None:
-    letter = next((x for x in spec.stack if "{" + x + "}" in name), None)
-    numbers = range(spec.stack[letter]) if letter else [0]
+def find(name: str, checkpoint: Checkpoint, spec: Architecture) -> tuple[str, ...] | None:
+    """The names on disk of a tensor of the specification, in any spelling we accept; None when it is not there."""
+    letter = _stack_letter(name, spec)
     for spelling in _spellings(name, spec):
-        names = tuple(spelling.replace("{" + str(letter) + "}", str(k)) for k in numbers)
+        if letter is None:
+            names: tuple[str, ...] = (spelling,)
+        else:
+            count = next(g.size for s, g in spec.spaces.items() if _shape_of(s) == _shape_of(spec.stack[letter]))
+            names = tuple(spelling.replace("{" + letter + "}", str(k)) for k in range(count))
         if all(n in checkpoint.tensors for n in names):
             return names
     return None
 
 
-def _shape(files: tuple[str, ...], checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
-    shape = checkpoint.tensors[files[0]].shape
-    return (len(files), *shape) if "{" in name else shape
+def _stack_letter(name: str, spec: Architecture) -> str | None:
+    return next((x for x in spec.stack if "{" + x + "}" in name), None)
+
+
+def _shape_of(template: str) -> str:
+    """A space's name without its numbers, so that expert.3 matches expert.{i}."""
+    return re.sub(r"\d+|\{\w+\}", "#", template)
+
+
+def _stacked(
+    name: str, pattern: str, files: tuple[str, ...], checkpoint: Checkpoint, spec: Architecture
+) -> tuple[int, tuple[int, ...]]:
+    """The axis along which the parts follow each other (it starts with the stack's space), and the shape of the whole."""
+    shapes = {checkpoint.tensors[file].shape for file in files}
+    if len(shapes) > 1:
+        raise SpecificationError(
+            f"Stacking {name} of {checkpoint.name}: its {len(files)} parts have the shapes {sorted(shapes)} and should "
+            "all have one. Experts of different sizes are not supported."
+        )
+    stack = _shape_of(spec.stack[_stack_letter(name, spec) or ""])
+    axes = [k for k, node in enumerate(parse(pattern)) if _shape_of(_first_space(node)) == stack]
+    if len(axes) != 1:
+        raise SpecificationError(f'Stacking {name}: "{pattern}" needs one axis that starts with the space {stack}.')
+    shape = list(shapes.pop())
+    shape[axes[0]] *= len(files)
+    return axes[0], tuple(shape)
+
+
+def _first_space(node: Node) -> str:
+    while isinstance(node, Product):
+        node = node.factors[0]
+    return node.space if isinstance(node, Atom) else ""
 
 
 def planned(model: BoundModel) -> dict[str, TensorInfo]:

@@ -1,9 +1,9 @@
 """Canonical form: every gauge fixed, exactly, so that only the groups are left between two equal models.
 
 In this order: norms are folded into their readers, writers (and readers) are centred where a LayerNorm drops the mean,
-biases that softmax drops or attention passes through are moved out of the way, and the factors of every invertible
-space are balanced. Each step is undone by `in_gauge_of`, which writes a canonical model *in the gauge of another one*,
-so that the plain mean of the two files is the mean of the two canonical forms.
+biases that softmax drops or attention passes through are moved out of the way. (Balancing the factors of an invertible
+space is a group element, so it belongs to the alignment.) Each step is undone by `in_gauge`, which writes a canonical
+model *in the gauge of another one*, so that the plain mean of the two files is the mean of the two canonical forms.
 
 Everything works tensor by tensor on demand: a canonical tensor is a function of a few raw ones, so memory stays at one
 unit however large the model.
@@ -11,7 +11,7 @@ unit however large the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +19,8 @@ from torch import Tensor
 
 from isomerge.symmetry.architecture import RESIDUAL, KeyBias, Norm, StreamNorm, ValueBias
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.groups import Permutation, SignedPermutation, Trivial
+from isomerge.symmetry.groups import Trivial
 from isomerge.symmetry.patterns import Segment
-from isomerge.symmetry.transform import Transform
 
 SMALL_GAIN = 1e-3  # a gain below this fraction of the median cannot be divided by safely
 
@@ -41,13 +40,19 @@ class Canonical:
     """The canonical form of a model, for the gauges of the spaces in `moving`.
 
     A space that stays needs no gauge fixed, so its tensors stay bit-identical. `gauges=False` (levels `permutation` and
-    `rotation`) leaves every tensor as it is. `balance` is the transform that balances the invertible spaces.
+    `rotation`) leaves every tensor as it is. `record` replaces this model's own gauge by one that was stored.
     """
 
-    def __init__(self, model: BoundModel, moving: Collection[str], *, gauges: bool = True) -> None:
+    def __init__(
+        self,
+        model: BoundModel,
+        moving: Collection[str],
+        *,
+        gauges: bool = True,
+        record: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.model = model
-        self.balance = Transform(model.architecture.spaces)
-        self.cache: dict[str, Tensor] | None = None
+        self.stored = record
         self.moving = {s for s in moving if not isinstance(model.architecture.spaces[s], Trivial)} if gauges else set()
         stream = RESIDUAL in self.moving
         norms = model.architecture.norms if stream else ()
@@ -81,16 +86,36 @@ class Canonical:
 
     def _movable(self, norm: StreamNorm) -> bool:
         layouts, readers = self.model.layouts, [r for r in norm.readers if r in self.model.layouts]
-        ends = norm.writer is None or norm.writer in layouts
+        ends = norm.writer in layouts if norm.writer else bool(readers)  # a tied table may read the last one
         return norm.name + ".bias" in layouts and ends and all(self.model.bias_of(r) for r in readers)
 
     # --- the record of this model's own gauge -----------------------------------------------------------------------
     def gain(self, norm: Norm) -> Tensor:
-        return self.model.raw(norm.name + ".weight") + norm.offset
+        """γ as it multiplies."""
+        return self._own("value", norm.name + ".weight") + norm.offset
 
-    def shift(self, name: str) -> Tensor | None:
-        bias = name + ".bias"
-        return self.model.raw(bias) if bias in self.model.layouts else None
+    def shift(self, norm: str) -> Tensor | None:
+        """β, where the norm has one."""
+        return self._own("value", norm + ".bias") if norm + ".bias" in self.model.layouts else None
+
+    def _own(self, kind: str, name: str) -> Tensor:
+        """An entry of this model's gauge: computed when asked for, or as it was stored."""
+        if self.stored is not None:
+            return self.stored[f"{kind}:{name}"]
+        if kind == "value":
+            return self.model.raw(name)
+        if kind == "bias":
+            return self._uncentred(name)
+        return self._uncentred(name).mean(self._mean_axis(name), keepdim=True)
+
+    def record(self) -> dict[str, Tensor]:
+        """Everything `in_gauge` needs of this model, to be stored beside a transform."""
+        norms = [name for f in self.folds for name in (f.norm.name + ".weight", f.norm.name + ".bias")]
+        values = [n for n in norms if n in self.model.layouts] + list(self.stream_bias)
+        biases = {g.bias for g in (*self.keys, *self.values)}
+        wanted = [("value", n) for n in values] + [("bias", n) for n in biases]
+        wanted += [("mean", n) for n in self.centred | self.centred_readers]
+        return {f"{kind}:{name}": self._own(kind, name) for kind, name in sorted(wanted)}
 
     def fragile_gains(self) -> list[str]:
         """Norms with a gain too small to divide by: their canonical form cannot be written in this model's gauge."""
@@ -104,15 +129,6 @@ class Canonical:
     # --- forward: raw -> canonical ----------------------------------------------------------------------------------
     def tensor(self, name: str) -> Tensor:
         """The canonical tensor in float64."""
-        if self.cache is not None and name in self.cache:
-            return self.cache[name]
-        tensor = self.balance.act(self.unbalanced(name), self.model.layouts[name])
-        if self.cache is not None:
-            self.cache[name] = tensor
-        return tensor
-
-    def unbalanced(self, name: str) -> Tensor:
-        """Folded and centred, biases out of the way; not yet balanced."""
         if name in self.norm_weight:
             return torch.full_like(self.model.raw(name), 1.0 - self.norm_weight[name].norm.offset)
         if name in self.norm_bias:
@@ -124,12 +140,8 @@ class Canonical:
         tensor = self._uncentred(name)
         for segment in self._dropped_segments(name):
             tensor = _filled(tensor, segment, torch.zeros(()))
-        if name in self.centred_readers:
-            axis = self._axis(name, dual=True)
-            tensor = tensor - tensor.mean(axis, keepdim=True)
-        if name in self.centred:
-            axis = self._axis(name, dual=False)
-            tensor = tensor - tensor.mean(axis, keepdim=True)
+        if name in self.centred or name in self.centred_readers:
+            tensor = tensor - tensor.mean(self._mean_axis(name), keepdim=True)
         return tensor
 
     def _uncentred(self, name: str) -> Tensor:
@@ -147,36 +159,33 @@ class Canonical:
 
     # --- inverse: canonical -> the gauge of this model --------------------------------------------------------------
     def in_gauge(self, name: str, canonical: Provider) -> Tensor:
-        """A canonical model's tensor, written in the gauge of *this* model: its norms, means, biases, balance."""
+        """A canonical model's tensor, written in the gauge of *this* model: its norms, means and biases."""
         if name in self.norm_weight or name in self.stream_bias:
-            return self.model.raw(name)
+            return self._own("value", name)
         if name in self.norm_bias:
             fold = self.norm_bias[name]
-            return self.model.raw(name) if fold.bias_too else canonical(name) * self.gain(fold.norm)
-        layout = self.model.layouts[name]
-        tensor = self._balance_inverse().act(canonical(name), layout)
+            return self._own("value", name) if fold.bias_too else canonical(name) * self.gain(fold.norm)
+        tensor = canonical(name)
         if name in self.centred or name in self.centred_readers:
-            own = self._uncentred(name)
-            for axis in {self._axis(name, dual=name in self.centred_readers)}:
-                tensor = _add_common(tensor, own.mean(axis, keepdim=True))
+            tensor = _add_common(tensor, self._own("mean", name))
         if name in self.reader_fold:
             tensor = _scaled(tensor, self._axis(name, dual=True), 1 / self.gain(self.reader_fold[name].norm))
         for segment in self._dropped_segments(name):
-            axis_values = segment.take(self._uncentred(name), 0)
-            tensor = _filled(tensor, segment, axis_values)
+            tensor = _filled(tensor, segment, segment.take(self._own("bias", name), 0))
         for gauge in self._value_biases_into(name):
-            tensor = tensor - self._passed_on(gauge, self._uncentred(gauge.bias), self.in_gauge(gauge.output, canonical))
+            weight = self.in_gauge(gauge.output, canonical)
+            tensor = tensor - self._passed_on(gauge, self._own("bias", gauge.bias), weight)
         for norm in self.streams:
             if norm.writer == name:
-                tensor = tensor - self.model.raw(norm.name + ".bias")
-        for weight, shift in self._shifts_into(name):
-            tensor = tensor - self._read_by(weight, self.in_gauge(weight, canonical), shift)
+                tensor = tensor - self._own("value", norm.name + ".bias")
+        for weight_name, shift in self._shifts_into(name):
+            tensor = tensor - self._read_by(weight_name, self.in_gauge(weight_name, canonical), shift)
         return tensor
 
-    def _balance_inverse(self) -> Transform:
-        return self.balance.inverse()
-
     # --- small pieces -----------------------------------------------------------------------------------------------
+    def _mean_axis(self, name: str) -> int:
+        return self._axis(name, dual=name in self.centred_readers)
+
     def _axis(self, name: str, *, dual: bool) -> int:
         axis = self.model.layouts[name].axis_of(RESIDUAL, dual=dual)
         assert axis is not None, name
@@ -191,7 +200,7 @@ class Canonical:
         fold = self.reader_fold.get(weight)
         if fold and fold.bias_too and (shift := self.shift(fold.norm.name)) is not None:
             found.append((weight, shift))
-        found += [(weight, self.model.raw(n.name + ".bias")) for n in self.streams if weight in n.readers]
+        found += [(weight, self._own("value", n.name + ".bias")) for n in self.streams if weight in n.readers]
         return found
 
     def _read_by(self, weight: str, values: Tensor, shift: Tensor) -> Tensor:
@@ -221,9 +230,6 @@ class Canonical:
             return []
         return [s for s in self.model.layouts[bias].axes[0] if (s.atoms[-1].space, s.atoms[-1].dual) in wanted]
 
-    def stream_is_permuted_only(self) -> bool:
-        return isinstance(self.model.architecture.spaces.get(RESIDUAL), Permutation | SignedPermutation)
-
 
 def _scaled(tensor: Tensor, axis: int, factor: Tensor) -> Tensor:
     return tensor * factor.reshape([-1 if k == axis else 1 for k in range(tensor.ndim)])
@@ -241,6 +247,7 @@ def _add_common(tensor: Tensor, mean: Tensor) -> Tensor:
     if all(m in (1, t) for m, t in zip(mean.shape, tensor.shape, strict=True)):
         return tensor + mean
     result = tensor.clone()
-    common = tuple(slice(0, t if m == 1 else min(m, t)) for m, t in zip(mean.shape, tensor.shape, strict=True))
-    result[common] += mean[tuple(slice(0, 1 if m == 1 else min(m, t)) for m, t in zip(mean.shape, tensor.shape, strict=True))]
+    sizes = list(zip(mean.shape, tensor.shape, strict=True))
+    rows = tuple(slice(0, t if m == 1 else min(m, t)) for m, t in sizes)
+    result[rows] += mean[tuple(slice(0, min(m, t)) for m, t in sizes)]
     return result

@@ -292,7 +292,7 @@ class Rotary(Group):
     def random(self, batch: Sequence[int], generator: torch.Generator) -> Tensor:
         shape = (*batch, self.size // 2)
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
-        angle = {"any": uniform * 2 * torch.pi, "sign": (uniform > 0.5) * torch.pi, "none": uniform * 0}[self.phase]
+        angle = {"any": uniform * 2 * torch.pi, "sign": (uniform > 0.5).double() * torch.pi, "none": uniform * 0}[self.phase]
         modulus = 2 ** (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1)
         element = torch.polar(modulus if self.scale else torch.ones_like(modulus), angle)
         return element if self.phase == "any" else element.real.to(torch.complex128)

@@ -1,0 +1,53 @@
+# Everything runs inside .venv, which the first target that needs it creates.
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# One thread per test worker: two workers with all the cores each would be slower than either alone.
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-all test-browser lint format bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# torch first, alone and exact: a looser requirement resolved with no torch present may pick another build of it,
+# together with gigabytes of CUDA packages.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt) -c constraints.txt
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+venv: $(STAMP)  ## create .venv with everything for development
+
+demo: $(STAMP)  ## train two tiny models, align, merge, print the numbers
+	$(BIN)/isomerge demo -o demo-out
+
+test: $(STAMP)  ## the quick tests
+	$(PYTEST) -n $(JOBS) -m "not slow and not browser"
+
+test-all: $(STAMP)  ## every test but those in a browser
+	$(PYTEST) -n $(JOBS) -m "not browser"
+
+test-browser: $(STAMP)  ## the tests that look at a page
+	$(PYTEST) -m browser
+
+lint: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## let ruff repair and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## the benchmark tables
+	$(BIN)/python benchmarks/align.py
+
+clean:  ## remove .venv, caches and demo output
+	rm -rf $(VENV) build dist site demo-out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,342 @@
+"""An alignment: the source moved next to the anchor, ready to be read, reported, written or applied elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isomerge.align.levels import Scope
+from isomerge.align.pairwise import AnchorGauge, Solution
+from isomerge.architectures import describe
+from isomerge.checkpoint import (
+    CastReport,
+    Checkpoint,
+    TensorInfo,
+    Written,
+    cast,
+    open_checkpoint,
+    parse_dtype,
+    refuse_overwrite,
+    write_checkpoint,
+)
+from isomerge.errors import AlignmentError, RequestError
+from isomerge.symmetry.binding import BoundModel
+from isomerge.symmetry.canonical import Canonical
+from isomerge.symmetry.transform import Transform
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Move:
+    """How a model is moved: its canonical form, the transform, and the gauge to write it in (None: canonical)."""
+
+    model: BoundModel
+    transform: Transform
+    canonical: Canonical
+    gauge: Canonical | None
+
+    def tensor(self, name: str) -> Tensor:
+        """The moved tensor in float64, by its name in the specification."""
+        return self._moved(name) if self.gauge is None else self.gauge.in_gauge(name, self._moved)
+
+    def _moved(self, name: str) -> Tensor:
+        return self.transform.act(self.canonical.tensor(name), self.model.layouts[name])
+
+    def files(self) -> Iterator[tuple[str, Callable[[], dict[str, Tensor]]]]:
+        """For each tensor of the specification, a function that makes its tensors on disk (float64)."""
+        for name in sorted(self.model.layouts):
+            yield name, lambda name=name: self.model.split(name, self.tensor(name))
+
+    def plan(self, dtype: torch.dtype | None) -> dict[str, TensorInfo]:
+        """Names, shapes and dtypes to be written, in the order they are made."""
+        stored = self.model.checkpoint.tensors
+        plan = {}
+        for name in sorted(self.model.layouts):
+            source = name if name in self.model.files else self.model.architecture.tied[name][0]
+            for file in self.model.files.get(name, (name,)):
+                info = stored[file if file in stored else self.model.files[source][0]]
+                plan[file] = TensorInfo(info.shape, dtype or info.dtype)
+        return plan | {name: stored[name] for name in self.model.extra}
+
+    def produce(self, plan: Mapping[str, TensorInfo], report: Callable[[str, CastReport], None]) -> Iterator[tuple[str, Tensor]]:
+        for _, make in self.files():
+            for file, tensor in make().items():
+                written, lost = cast(tensor.cpu(), plan[file].dtype)
+                report(file, lost)
+                yield file, written
+        for name in self.model.extra:
+            yield name, self.model.checkpoint.read(name)
+
+
+@dataclass
+class Alignment:
+    """The result of `isomerge.align`. Nothing is written until `save`."""
+
+    solution: Solution
+    seconds: float
+    threads: int | None = None
+    max_memory: int | None = None
+    progress: Progress | None = None
+    _distances: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    _lost: dict[str, CastReport] = field(default_factory=dict)
+    _difference: tuple[float | None, str] = (None, "not measured: nothing has been written yet")
+
+    # --- what was found ---------------------------------------------------------------------------------------------
+    @property
+    def transform(self) -> Transform:
+        return self.solution.transform
+
+    @property
+    def siblings(self) -> bool:
+        """Nothing needs to move: the source is already next to the anchor."""
+        return not self.transform.elements
+
+    @property
+    def untied(self) -> bool:
+        """The output table had to be separated from the input table."""
+        return bool(self.solution.source.architecture.untied_config)
+
+    @property
+    def fragile(self) -> list[str]:
+        """Norms of the anchor whose gains are too small to write the source in the anchor's gauge."""
+        return self._canonical(self.solution.anchor).fragile_gains()
+
+    def _canonical(self, model: BoundModel) -> Canonical:
+        return Canonical(model, self.transform.elements, gauges=self.solution.scope.gauges)
+
+    def move(self, model: BoundModel | None = None) -> Move:
+        """The source (or another model of its architecture), moved."""
+        model = model or self.solution.source
+        own = self._canonical(model)
+        if self.fragile:
+            return Move(model, self.transform, own, None)
+        gauge = AnchorGauge(self._canonical(self.solution.anchor), own)
+        record = Canonical(model, self.transform.elements, gauges=self.solution.scope.gauges, record=gauge)
+        return Move(model, self.transform, own, record)
+
+    def anchor_move(self) -> Move:
+        """The anchor, untied or canonical as the source is written; its function does not change."""
+        anchor = self.solution.anchor
+        own = self._canonical(anchor)
+        return Move(anchor, Transform(self.transform.spaces), own, None if self.fragile else own)
+
+    # --- using it ---------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Tensor]:
+        """The moved source under its names on disk, in its stored dtypes."""
+        move = self.move()
+        return dict(move.produce(move.plan(None), lambda *_: None))
+
+    def apply(self, model: Any) -> Any:
+        """Move another checkpoint of the architecture by the same elements.
+
+        A `nn.Module` gives a new module; a path, hub id or state_dict gives a state_dict with names as on disk.
+        """
+        checkpoint = open_checkpoint(model, config=self._config_for(model))
+        bound = describe(checkpoint, untie=self.untied)
+        spaces = self.solution.source.architecture.spaces
+        bound = replace(bound, architecture=replace(bound.architecture, spaces=spaces))
+        move = self.move(bound)
+        tensors = dict(move.produce(move.plan(None), lambda *_: None))
+        if not isinstance(model, nn.Module):
+            return tensors
+        return _new_module(model, tensors, self.solution.source.architecture.untied_config)
+
+    def _config_for(self, model: Any) -> dict[str, Any] | None:
+        return self.solution.source.checkpoint.config if isinstance(model, Mapping) else None
+
+    # --- writing it -------------------------------------------------------------------------------------------------
+    def save(
+        self,
+        out: str | Path,
+        *,
+        shard_size: int | str = "5GB",
+        out_dtype: str | None = None,
+        force: bool = False,
+        anchor_out: str | Path | None = None,
+        verify: bool = True,
+    ) -> Written:
+        """Write the moved source, in the anchor's gauge; with `anchor_out` the anchor too, where its gauge had to change."""
+        source, anchor = self.solution.source.checkpoint, self.solution.anchor.checkpoint
+        inputs = [c.folder for c in (source, anchor) if c.folder]
+        targets = [Path(p) for p in (out, anchor_out) if p is not None]
+        for target in targets:
+            refuse_overwrite(target, inputs)
+        if len(targets) == 2 and targets[0].resolve() == targets[1].resolve():
+            raise RequestError(f"Writing the alignment: OUT and --anchor-out are both {out}. Name two folders.")
+        written = self._write(self.move(), Path(out), shard_size, out_dtype, force, measure=True)
+        if anchor_out is not None:
+            self._write(self.anchor_move(), Path(anchor_out), shard_size, out_dtype, force, measure=False)
+        if verify:
+            self._difference = self._compare_outputs(source, Path(out))
+        return written
+
+    def _write(
+        self, move: Move, out: Path, shard_size: int | str, out_dtype: str | None, force: bool, *, measure: bool
+    ) -> Written:
+        plan = move.plan(parse_dtype(out_dtype) if out_dtype else None)
+        total = sum(info.nbytes for info in plan.values())
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            if self.progress:
+                self.progress(done, total, f"writing {out.name}")
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            for file, tensor in move.produce(plan, self._lost.__setitem__ if measure else lambda *_: None):
+                yield file, tensor
+
+        changes = dict(move.model.architecture.untied_config)
+        if out_dtype:
+            key = "dtype" if "dtype" in move.model.checkpoint.config else "torch_dtype"
+            changes[key] = str(parse_dtype(out_dtype)).removeprefix("torch.")
+        return write_checkpoint(
+            out, plan, tensors(), config=changes, donor=move.model.checkpoint, shard_size=shard_size, force=force,
+            progress=advance,
+        )  # fmt: skip
+
+    def _compare_outputs(self, source: Checkpoint, out: Path) -> tuple[float | None, str]:
+        from isomerge.evaluate.probe import largest_difference, load_stock
+
+        if source.folder is None:
+            return None, "the source is in memory only; save it to compare outputs"
+        need = 4 * sum(torch.Size(i.shape).numel() for i in source.tensors.values())
+        if self.max_memory is not None and need > self.max_memory:
+            return None, f"the model needs {need / 1e9:.1f} GB in float32, more than --max-memory allows"
+        if "config.json" not in {p.name for p in source.folder.iterdir()}:
+            return None, f"{source.name} has no config.json, so no stock class can load it"
+        folder = source.folder
+        config = dict(source.config)
+        return largest_difference(lambda: load_stock(folder, config), lambda: load_stock(out, config))
+
+    # --- saying it --------------------------------------------------------------------------------------------------
+    def distances(self) -> dict[str, tuple[float, float, float]]:
+        """Per tensor: ‖source − anchor‖², ‖moved − anchor‖², ‖anchor‖², on the files as they stand."""
+        if not self._distances:
+            source, anchor, move = self.solution.source, self.solution.anchor, self.move()
+            target = anchor.raw if move.gauge is not None else move_target(self.anchor_move())
+            for name in sorted(set(source.layouts) & set(anchor.layouts)):
+                a, b, c = common(anchor.raw(name), source.raw(name))[0], *common(source.raw(name), anchor.raw(name))
+                moved, goal = common(move.tensor(name), target(name))
+                before = float((b - c).square().sum())
+                self._distances[name] = before, float((moved - goal).square().sum()), float(a.square().sum())
+        return self._distances
+
+    def report(self) -> dict[str, Any]:
+        """The record of the alignment: distances, what moved and why the rest stays, exactness, time."""
+        distances = self.distances()
+        difference, reason = self._difference
+        before, after = (relative(distances.values(), k) for k in (0, 1))
+        return {
+            "source": self.solution.source.name,
+            "anchor": self.solution.anchor.name,
+            "family": self.solution.source.architecture.family,
+            "level": self.solution.scope.level,
+            "verdict": self._verdict(),
+            "distance": {"before": before, "after": after},
+            "spaces": self._spaces(distances),
+            "objective": self.solution.objective,
+            "max_output_difference": difference,
+            "max_output_difference_reason": reason or None,
+            "gauge": "canonical" if self.fragile else "anchor",
+            "untied": self.untied,
+            "notes": self._notes(),
+            "seconds": self.seconds,
+        }
+
+    def _verdict(self) -> str:
+        if self.siblings:
+            return "siblings: nothing needs to move; the output is the source, bit for bit"
+        return f"aligned: {len(self.transform.elements)} of {len(self.solution.source.architecture.spaces)} spaces moved"
+
+    def _spaces(self, distances: Mapping[str, tuple[float, float, float]]) -> list[dict[str, Any]]:
+        rows = []
+        model = self.solution.source
+        for space, group in sorted(model.architecture.spaces.items()):
+            touched = [distances[n] for n in model.touching(space) if n in distances]
+            before, after = (sum(t[k] for t in touched) for k in (0, 1))
+            element = self.transform.elements.get(space)
+            order = None if element is None else group.order(element)
+            home = torch.arange(group.size)
+            moved: bool | float = element is not None
+            if order is not None:
+                moved = float((order.cpu() != home).double().mean())
+            rows.append({
+                "name": space, "group": group.name, "moved": moved,
+                "gain": (before - after) / before if before > 0 else 0.0,
+                "reason": None if element is not None else self.solution.stays.get(space, "held at the identity"),
+            })  # fmt: skip
+        return rows
+
+    def _notes(self) -> list[str]:
+        notes = list(self.solution.notes)
+        if self.untied:
+            notes.append(
+                "input and output table were tied and are now separate (tie_word_embeddings: false), since the stream was "
+                "rotated; write the anchor the same way with --anchor-out to average the two"
+            )
+        if self.fragile:
+            notes.append(
+                f"{len(self.fragile)} norm(s) of the anchor have gains near zero ({self.fragile[0]} …), so OUT is in "
+                "canonical form: average it with the folder of --anchor-out, not with the anchor itself"
+            )
+        for file, lost in self._lost.items():
+            if not lost.lossless:
+                notes.append(
+                    f"{file}: {lost.overflow} values overflowed and {lost.underflow} became zero in the written dtype; "
+                    "--out-dtype float32 keeps them"
+                )
+        return notes
+
+
+def common(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors cut to the size they share along each axis."""
+    if first.shape == second.shape:
+        return first, second
+    if first.ndim != second.ndim:
+        raise AlignmentError(f"Comparing tensors of shapes {tuple(first.shape)} and {tuple(second.shape)}: ranks differ.")
+    shared = tuple(slice(0, min(a, b)) for a, b in zip(first.shape, second.shape, strict=True))
+    return first[shared], second[shared]
+
+
+def move_target(move: Move) -> Callable[[str], Tensor]:
+    return move.tensor
+
+
+def relative(rows: Any, column: int) -> float:
+    rows = list(rows)
+    size = sum(r[2] for r in rows)
+    return (sum(r[column] for r in rows) / size) ** 0.5 if size > 0 else 0.0
+
+
+def _new_module(model: nn.Module, tensors: Mapping[str, Tensor], changes: Mapping[str, Any]) -> nn.Module:
+    """A fresh module of the same class with other weights (and an untied head where that was needed)."""
+    import copy
+
+    from isomerge.checkpoint import load_into_module
+
+    fresh: Any = copy.deepcopy(model)
+    if changes and hasattr(fresh, "config"):
+        config = copy.deepcopy(fresh.config)
+        for key, value in changes.items():
+            setattr(config, key, value)
+        fresh = type(model)(config)
+        fresh.train(model.training)
+    load_into_module(fresh, tensors)
+    return fresh
+
+
+def timed() -> Callable[[], float]:
+    start = time.perf_counter()
+    return lambda: time.perf_counter() - start
+
+
+__all__ = ["Alignment", "Move", "Scope"]

@@ -1,0 +1,56 @@
+"""Can these two be aligned at all? Everything knowable from headers, all problems at once."""
+
+from __future__ import annotations
+
+from isomerge.checkpoint.base import Checkpoint
+from isomerge.errors import RequestError
+from isomerge.symmetry.binding import BoundModel
+
+DEPTH_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+WIDTH_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
+
+
+def problems_between(source: Checkpoint, anchor: Checkpoint) -> list[str]:
+    """Reasons from config.json why two checkpoints cannot be aligned (or averaged)."""
+    found = []
+    kinds = [c.config.get("model_type") for c in (source, anchor)]
+    if kinds[0] != kinds[1]:
+        found.append(f"different architectures: '{kinds[0]}' and '{kinds[1]}'")
+        return found
+    for what, keys in (("depth", DEPTH_KEYS), ("width", WIDTH_KEYS)):
+        for key in keys:
+            values = [c.config.get(key) for c in (source, anchor)]
+            if None not in values and values[0] != values[1]:
+                found.append(f"different {what}: {key} is {values[0]} and {values[1]}")
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim"):
+        values = [c.config.get(key) for c in (source, anchor)]
+        if None not in values and values[0] != values[1]:
+            found.append(f"{key} is {values[0]} and {values[1]}")
+    return found
+
+
+def require_compatible(source: Checkpoint, anchor: Checkpoint) -> None:
+    """Raise with every reason why the two do not fit together."""
+    if found := problems_between(source, anchor):
+        raise RequestError(
+            f"Aligning {source.name} to {anchor.name}: {'; '.join(found)}. Only two checkpoints of one architecture and "
+            "size have a symmetry in common; pick models that share them (fine-tunes, or other seeds)."
+        )
+
+
+def require_same_spaces(source: BoundModel, anchor: BoundModel) -> None:
+    """The weights themselves must agree too: spaces of the same size, tensors that mean the same."""
+    found = []
+    for name in sorted(set(source.layouts) & set(anchor.layouts)):
+        a, b = source.layouts[name], anchor.layouts[name]
+        if a.pattern != b.pattern:
+            found.append(f"{name} plays different roles (is one model tied, or of another head class?)")
+    for name, group in source.architecture.spaces.items():
+        other = anchor.architecture.spaces.get(name)
+        if other is None or other.size != group.size:
+            found.append(f"space {name} has {group.size} units and {other.size if other else 'none'}")
+    if found:
+        shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+        raise RequestError(
+            f"Aligning {source.name} to {anchor.name}: {shown}. Align checkpoints of the same architecture and head class."
+        )

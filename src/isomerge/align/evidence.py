@@ -1,0 +1,103 @@
+"""Evidence: cross-covariances between two models for one space, with everything around it already moved.
+
+A block is the product of source and anchor along one segment: its atoms say which spaces it speaks about, its tensor
+is (pairs, *source sizes, *anchor sizes). Blocks with the same signature add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isomerge.symmetry.architecture import Architecture
+from isomerge.symmetry.patterns import Layout, Segment
+from isomerge.symmetry.transform import Transform
+
+Provider = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Cross-covariance over `spaces`: value of shape (pairs, *sizes of the source, *sizes of the anchor)."""
+
+    spaces: tuple[str, ...]
+    unsigned: bool
+    value: Tensor
+
+    @property
+    def depth(self) -> int:
+        return len(self.spaces)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models to compare: the source (already canonical) and the anchor, by tensor name."""
+
+    source: Provider
+    anchor: Provider
+    layouts: dict[str, Layout]
+    architecture: Architecture
+    device: str = "cpu"
+
+    def tensors(self, name: str) -> tuple[Tensor, Tensor]:
+        """Both tensors, cut to their common size along axes without a space (position tables may differ in length)."""
+        source, anchor = self.source(name).to(self.device), self.anchor(name).to(self.device)
+        if source.shape != anchor.shape:
+            common = tuple(slice(0, min(a, b)) for a, b in zip(source.shape, anchor.shape, strict=True))
+            source, anchor = source[common], anchor[common]
+        return source, anchor
+
+    def touching(self, spaces: Iterable[str]) -> list[str]:
+        wanted = set(spaces)
+        return [name for name, layout in self.layouts.items() if wanted & layout.spaces()]
+
+
+def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal: bool) -> list[Block]:
+    """Blocks of a unit (a root space and all spaces nested in it). `diagonal` keeps only root unit h with root unit h."""
+    found: dict[tuple[tuple[str, ...], bool], Tensor] = {}
+    for name in pair.touching(unit):
+        source, anchor = pair.tensors(name)
+        layout = pair.layouts[name]
+        source = around.act(source, layout, skip=unit)
+        for axis, segments in enumerate(layout.axes):
+            for segment in segments:
+                if not any(a.space in unit for a in segment.atoms):
+                    continue
+                key = (tuple(a.space for a in segment.atoms), any(a.unsigned for a in segment.atoms))
+                value = cross(segment, source, anchor, axis, diagonal=diagonal)
+                found[key] = value if key not in found else found[key].add_(value)
+    return [Block(spaces, unsigned, value) for (spaces, unsigned), value in found.items()]
+
+
+def cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int, *, diagonal: bool = False) -> Tensor:
+    """Source × anchor along a segment: (1, *sizes, *sizes), or (root, *inner, *inner) when only the diagonal counts."""
+    left, right = segment.take(source, axis), segment.take(anchor, axis)
+    if diagonal and len(segment.sizes) > 1:
+        root, inner = segment.sizes[0], segment.sizes[1:]
+        n = math.prod(inner)
+        product = torch.bmm(left.reshape(root, n, -1), right.reshape(root, n, -1).mT)
+        return product.reshape(root, *inner, *inner)
+    n = math.prod(segment.sizes)
+    left, right = left.reshape(n, -1), right.reshape(n, -1)
+    if diagonal:
+        return (left * right).sum(-1)  # (root,)
+    return (left @ right.mT).reshape(1, *segment.sizes, *segment.sizes)
+
+
+def stream_cross(pair: Pair, name: str, around: Transform, space: str) -> tuple[Tensor, bool] | None:
+    """Source × anchor along the residual axis of one tensor, and whether that axis is unsigned.
+
+    None for a tensor with the space on both axes: it is quadratic in the element and stays out of the objective.
+    """
+    layout = pair.layouts[name]
+    places = [(n, s) for n, axis in enumerate(layout.axes) for s in axis if any(a.space == space for a in s.atoms)]
+    if len(places) != 1:
+        return None
+    source, anchor = pair.tensors(name)
+    source = around.act(source, layout, skip={space})
+    axis, segment = places[0]
+    return cross(segment, source, anchor, axis)[0], segment.atoms[0].unsigned

@@ -1,0 +1,109 @@
+"""How much symmetry to use: the level, the layers and the parts a user asked for, as smaller groups.
+
+| level | what moves |
+|---|---|
+| permutation | feed-forward units, heads, units inside a head, residual units: permutations only |
+| rotation | the founding paper: one rotation per head for QK and VO, permutations of feed-forward units |
+| full | everything the architecture allows |
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from isomerge.errors import RequestError, did_you_mean
+from isomerge.symmetry.architecture import RESIDUAL, Architecture, layer_of, part_of
+from isomerge.symmetry.groups import (
+    Group,
+    Invertible,
+    Permutation,
+    Rotary,
+    Rotation,
+    SignedPermutation,
+)
+
+LEVELS = ("permutation", "rotation", "full")
+PARTS = ("attention", "ffn", "residual")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the user asked to be moved. `scale=None` is the level's default (only `full` rescales)."""
+
+    level: str = "full"
+    scale: bool | None = None
+    layers: str | None = None
+    only: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise RequestError(f"Aligning: '{self.level}' is not a level. {did_you_mean(self.level, LEVELS)}")
+        if self.only is not None and self.only not in PARTS:
+            raise RequestError(f"Aligning: '{self.only}' is not a part of a model. {did_you_mean(self.only, PARTS)}")
+        if self.level == "permutation" and self.scale:
+            raise RequestError("Aligning at level 'permutation': nothing can be rescaled there. Drop --scale.")
+
+    @property
+    def rescales(self) -> bool:
+        return self.level == "full" if self.scale is None else self.scale
+
+    @property
+    def gauges(self) -> bool:
+        """Only `full` brings both models to canonical form first; the other levels are defined on the raw weights."""
+        return self.level == "full"
+
+    def restrict(self, architecture: Architecture) -> Architecture:
+        """The groups this scope leaves."""
+        depth = 1 + max((n for s in architecture.spaces if (n := layer_of(s)) is not None), default=-1)
+        wanted = None if self.layers is None else parse_layers(self.layers, depth)
+
+        def rule(space: str, group: Group) -> Group:
+            part = part_of(architecture.root(space))
+            layer = layer_of(architecture.root(space))
+            if self.only is not None and part != self.only:
+                return group.restricted(None)
+            if wanted is not None and layer not in wanted and (layer is not None or part == RESIDUAL):
+                return group.restricted(None)
+            return at_level(self, part, group)
+
+        note = ""
+        if wanted is not None and self.only != RESIDUAL and self.level != "rotation":
+            note = "the residual stream runs through all layers, so it stays where --layers names some of them"
+        return architecture.restricted(rule, note)
+
+
+def at_level(scope: Scope, part: str, group: Group) -> Group:
+    """The group a level leaves of a declared one."""
+    if scope.level == "full":
+        return group
+    if scope.level == "permutation":
+        movable = isinstance(group, Permutation | SignedPermutation | Invertible)
+        return group.restricted(Permutation if movable else None)
+    if part == "attention" and isinstance(group, Rotary):
+        return replace(group, scale=scope.rescales) if group.phase == "any" else group.restricted(None)
+    if part == "attention" and isinstance(group, Invertible):
+        return group.restricted(Invertible if scope.rescales else Rotation)
+    if part == "ffn" and isinstance(group, Permutation):
+        return group
+    return group.restricted(None)
+
+
+def parse_layers(text: str, depth: int) -> set[int]:
+    """Layers by number, range, or `first n` / `last n`.
+
+    >>> sorted(parse_layers("0-2,5", 8)), sorted(parse_layers("last 2", 8))
+    ([0, 1, 2, 5], [6, 7])
+    """
+    found: set[int] = set()
+    for piece in filter(None, (p.strip() for p in text.split(","))):
+        if match := re.fullmatch(r"(first|last)[ :]?(\d+)", piece):
+            count = min(int(match[2]), depth)
+            found |= set(range(count)) if match[1] == "first" else set(range(depth - count, depth))
+        elif match := re.fullmatch(r"(\d+)(?:-(\d+))?", piece):
+            found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+        else:
+            raise RequestError(f"Reading --layers '{text}': '{piece}' is not a layer. Write 3, 0-4, 'first 3', 'last 2'.")
+    if not found or max(found) >= depth:
+        raise RequestError(f"Reading --layers '{text}': the model has layers 0 to {depth - 1}. Name some of them.")
+    return found

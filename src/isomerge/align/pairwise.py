@@ -1,0 +1,174 @@
+"""Align one model to another: describe, prepare, sweep, decide what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from isomerge.align.compatible import require_compatible, require_same_spaces
+from isomerge.align.evidence import Pair
+from isomerge.align.levels import Scope
+from isomerge.align.parallel import Run
+from isomerge.align.prepared import Prepared
+from isomerge.align.rescale import rescaled
+from isomerge.align.sweep import Sweeper
+from isomerge.architectures import describe
+from isomerge.checkpoint.base import Checkpoint
+from isomerge.symmetry.architecture import RESIDUAL
+from isomerge.symmetry.binding import BoundModel
+from isomerge.symmetry.canonical import Canonical
+from isomerge.symmetry.groups import Permutation, Rotary, SignedPermutation, SignedScale, Trivial
+from isomerge.symmetry.transform import Transform, dimension
+
+IDENTICAL = 1e-24  # squared relative distance below which two tensors are the same up to float64 rounding
+
+
+@dataclass
+class Solution:
+    """What was found: the transform in canonical, unbalanced coordinates, and what was left alone and why."""
+
+    source: BoundModel
+    anchor: BoundModel
+    scope: Scope
+    transform: Transform
+    stays: dict[str, str] = field(default_factory=dict)
+    objective: list[float] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def solve_pair(
+    source: Checkpoint,
+    anchor: Checkpoint,
+    scope: Scope,
+    *,
+    run: Run,
+    sweeps: int = 15,
+    budget: int = 8 << 30,
+    device: str = "cpu",
+    tick: Callable[[int], None] = lambda n: None,
+    untie: bool | None = None,
+) -> Solution:
+    """The transform that brings `source` next to `anchor`. `budget` bounds what may be kept between sweeps (bytes)."""
+    require_compatible(source, anchor)
+    if untie is None:  # a rotation of the stream needs input and output table apart; it is undone if nothing rotates
+        untie = scope.level == "full" and scope.layers is None and scope.only in (None, RESIDUAL)
+    models = [describe(c, untie=untie) for c in (source, anchor)]
+    require_same_spaces(*models)
+    models = [replace(m, architecture=scope.restrict(m.architecture)) for m in models]
+    held = {s for m in models for s, g in m.architecture.spaces.items() if isinstance(g, Trivial)}
+    models = [replace(m, architecture=m.architecture.frozen(held)) for m in models]
+    solution = _solve(models[0], models[1], scope, run, sweeps, budget, device, tick)
+    if models[0].architecture.untied_config and RESIDUAL not in solution.transform.elements:
+        return solve_pair(
+            source, anchor, scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick, untie=False
+        )
+    return solution
+
+
+def _solve(
+    source: BoundModel, anchor: BoundModel, scope: Scope, run: Run, sweeps: int, budget: int, device: str,
+    tick: Callable[[int], None],
+) -> Solution:  # fmt: skip
+    spaces = source.architecture.spaces
+    moving = source.architecture.movable()
+    sides = [Prepared(m, moving, gauges=scope.gauges) for m in (source, anchor)]
+    many_passes = not isinstance(spaces.get(RESIDUAL, Trivial(0)), Trivial)
+    if many_passes and sum(side.bytes() for side in sides) <= budget:
+        sides = [Prepared(m, moving, gauges=scope.gauges, keep=True) for m in (source, anchor)]
+    if scope.gauges and scope.rescales:
+        for side in sides:
+            side.balance_spaces(moving, run)
+    common = {n: layout for n, layout in source.layouts.items() if n in anchor.layouts}
+    pair = Pair(sides[0].tensor, sides[1].tensor, common, source.architecture, device)
+    folded = set(sides[0].canonical.norm_weight) | set(sides[0].canonical.stream_bias)
+    sweeper = Sweeper(pair, run, tick, skip_names=folded)
+    found = sweeper.solve(sweeps)
+    if scope.level == "rotation" and scope.rescales:
+        wanted = [s for s in found.elements if not isinstance(spaces[s], Permutation)]
+        scaled = run(lambda s: rescaled(pair, s, found.elements[s]), wanted)
+        found = Transform(spaces, {**found.elements, **dict(zip(wanted, scaled, strict=True))})
+    total = sides[0].balance.then(found).then(sides[1].balance.inverse()) if sides[0].balance.elements else found
+    stays: dict[str, str] = {}
+    if scope.level == "full":
+        stays = _left_alone(sides, total, found, run)
+        total = Transform(spaces, {s: e for s, e in total.elements.items() if s not in stays})
+    total = total.without_identities()
+    stays |= {s: "already in its best place" for s in moving if s not in total.elements and s not in stays}
+    solution = Solution(source, anchor, scope, total, stays, sweeper.objective)
+    solution.notes = _notes(source, anchor, sides)
+    return solution
+
+
+def _left_alone(sides: list[Prepared], total: Transform, found: Transform, run: Run) -> dict[str, str]:
+    """Spaces that need nothing: no unit of theirs moves, and the rest gains no more than noise would let it.
+
+    Noise alone lets a group of dimension k gain about k/n of the squared distance of n parameters.
+    """
+    spaces = total.spaces
+    source, anchor = (side.canonical for side in sides)
+    architecture = source.model.architecture
+    moved_roots = {
+        architecture.root(s) for s, e in found.elements.items() if _is_discrete_move(spaces[s], e)
+    }
+    stream = total.only([RESIDUAL])
+
+    def stays(space: str) -> bool:
+        if space == RESIDUAL or architecture.root(space) in moved_roots:
+            return False
+        own = total.only([space])
+        before = after = size = 0.0
+        parameters = 0
+        for name in source.model.touching(space):
+            if name not in anchor.model.layouts:
+                continue
+            layout = source.model.layouts[name]
+            start, target = stream.act(source.tensor(name), layout), anchor.tensor(name)
+            before += float((start - target).square().sum())
+            after += float((own.act(start, layout) - target).square().sum())
+            size += float(target.square().sum())
+            parameters += target.numel()
+        if before <= IDENTICAL * size:
+            return True
+        return (before - after) / before <= 2 * dimension(spaces, space) / parameters
+
+    names = sorted(total.elements)
+    kept = [s for s, stay in zip(names, run(stays, names), strict=True) if stay]
+    return {s: "moving it gains no more than noise would" for s in kept}
+
+
+def _is_discrete_move(group: object, element: Tensor) -> bool:
+    if isinstance(group, Permutation | SignedPermutation):
+        return not group.is_identity(element)
+    if isinstance(group, SignedScale):
+        return bool((element < 0).any())
+    if isinstance(group, Rotary) and group.phase == "sign":
+        return bool((element.real < 0).any())
+    return False
+
+
+def _notes(source: BoundModel, anchor: BoundModel, sides: list[Prepared]) -> list[str]:
+    notes = [*source.architecture.notes, *source.notes, *(n for n in anchor.notes if n not in source.notes)]
+    for side in sides:
+        for space, count in side.skipped.items():
+            notes.append(f"{side.model.name}: {count} part(s) of {space} are too badly conditioned to balance")
+    different = [
+        n for n, layout in source.layouts.items() if n in anchor.layouts and layout.shape != anchor.layouts[n].shape
+    ]
+    notes += [f"{n}: {source.layouts[n].shape} and {anchor.layouts[n].shape}; the common part is compared" for n in different]
+    return list(dict.fromkeys(notes))
+
+
+class AnchorGauge(dict[str, Tensor]):
+    """The anchor's gauge, entry by entry on demand; tensors only the source has keep the source's own."""
+
+    def __init__(self, anchor: Canonical, source: Canonical) -> None:
+        super().__init__()
+        self.anchor, self.source = anchor, source
+
+    def __missing__(self, key: str) -> Tensor:
+        kind, name = key.split(":", 1)
+        owner = self.anchor if name in self.anchor.model.layouts else self.source
+        return owner._own(kind, name)
+

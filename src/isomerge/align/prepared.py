@@ -1,0 +1,51 @@
+"""A model made ready to be compared: canonical and balanced, tensor by tensor on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor
+
+from isomerge.align.balancing import balancing_element, is_balanced_by_scale
+from isomerge.symmetry.binding import BoundModel
+from isomerge.symmetry.canonical import Canonical
+from isomerge.symmetry.transform import Transform
+
+
+class Prepared:
+    """`tensor(name)` is the canonical, balanced tensor in float64. With `keep`, tensors stay in memory between sweeps."""
+
+    def __init__(self, model: BoundModel, moving: Collection[str], *, gauges: bool, keep: bool = False) -> None:
+        self.model = model
+        self.canonical = Canonical(model, moving, gauges=gauges)
+        self.balance = Transform(model.architecture.spaces)
+        self.skipped: dict[str, int] = {}
+        self._kept: dict[str, Tensor] | None = {} if keep else None
+
+    def balance_spaces(self, spaces: Collection[str], run: Callable[..., list[object]]) -> None:
+        """Balance every space that has a size to choose; `run` maps a function over a list, perhaps in parallel."""
+        groups = self.model.architecture.spaces
+        wanted = sorted(s for s in spaces if is_balanced_by_scale(groups[s]))
+
+        def one(space: str) -> tuple[Tensor, int]:
+            return balancing_element(space, groups[space], self.canonical.tensor, self.model.layouts)
+
+        elements = {}
+        for space, (element, skipped) in zip(wanted, run(one, wanted), strict=True):  # type: ignore[misc]
+            elements[space] = element
+            if skipped:
+                self.skipped[space] = skipped
+        self.balance = Transform(groups, elements)
+
+    def tensor(self, name: str) -> Tensor:
+        if self._kept is not None and name in self._kept:
+            return self._kept[name]
+        tensor = self.balance.act(self.canonical.tensor(name), self.model.layouts[name])
+        if self._kept is not None:
+            self._kept[name] = tensor
+        return tensor
+
+    def bytes(self) -> int:
+        """What keeping every tensor in float64 would take."""
+        return 8 * sum(torch.Size(layout.shape).numel() for layout in self.model.layouts.values())

@@ -1,0 +1,199 @@
+"""The sweep: residual stream, then every unit, and again until the objective stops rising.
+
+The objective is Σ w ⟨g·B, A⟩ over all tensors, with one weight per unit (1/Σ‖A‖‖B‖ of its tensors): each unit counts the
+same for the residual stream, and inside a unit the plain Euclidean distance is minimised, so both steps climb the same
+hill. Embeddings and heads start it, since they are the only tensors that meet the residual stream alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from isomerge.align import leaf, solvers
+from isomerge.align.evidence import Pair, stream_cross, unit_blocks
+from isomerge.align.nested import Elements, Unit
+from isomerge.symmetry.architecture import RESIDUAL
+from isomerge.symmetry.groups import Permutation, Rotation, RotationFixingOnes, SignedPermutation, Trivial
+from isomerge.symmetry.transform import Transform, dimension
+
+STOP_RISING = 1e-6  # relative rise of the objective below which a sweep was the last
+T = TypeVar("T")
+Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+
+
+@dataclass
+class Sweeper:
+    """Solves all spaces of a pair. `run` maps over units (in parallel); `tick` is told about finished units."""
+
+    pair: Pair
+    run: Run
+    tick: Callable[[int], None] = lambda n: None
+    skip_names: Collection[str] = ()  # folded norms carry no evidence
+    objective: list[float] = field(default_factory=list)
+    stream_gain: float | None = None
+
+    def __post_init__(self) -> None:
+        spaces = self.pair.architecture.spaces
+        roots = [s for s, g in spaces.items() if not g.per and s != RESIDUAL]
+        units = [Unit(root, spaces) for root in roots]
+        self.units = [u for u in units if any(not isinstance(g, Trivial) for g in u.spaces.values())]
+        self.stream = spaces.get(RESIDUAL, Trivial(0))
+        self.names = [n for n in self.pair.layouts if n not in self.skip_names]
+        self._weights: dict[str, float] | None = None
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+    def solve(self, sweeps: int) -> Transform:
+        """The best transform found, identities left out."""
+        spaces = self.pair.architecture.spaces
+        if isinstance(self.stream, Trivial) or self._stream_stays():
+            return Transform(spaces, self._solve_units(Transform(spaces))[0])
+        residual = self._first_guess()
+        elements: Elements = {}
+        for sweep in range(max(1, sweeps)):
+            elements, earned = self._solve_units(Transform(spaces, {RESIDUAL: residual}))
+            moved = Transform(spaces, elements)
+            C, unsigned = self._stream_evidence(self._stream_names(), moved)
+            if sweep:  # the first guess may be a partial isometry: nothing to compare with yet
+                self.objective.append(earned)
+                if len(self.objective) > 1 and earned - self.objective[-2] <= STOP_RISING * abs(earned):
+                    break
+            residual = leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
+        elements, earned = self._solve_units(Transform(spaces, {RESIDUAL: residual}))
+        self.objective.append(earned)
+        return Transform(spaces, {RESIDUAL: residual, **elements})
+
+    def _solve_units(self, around: Transform) -> tuple[Elements, float]:
+        weights = self._unit_weights()
+        elements: Elements = {}
+        earned = 0.0
+        for unit, (found, score) in zip(self.units, self.run(lambda u: self._solve_unit(u, around), self.units), strict=True):
+            elements |= {s: e for s, e in found.items() if not isinstance(unit.spaces[s], Trivial)}
+            earned += weights[unit.root] * float(score)
+        if not isinstance(self.stream, Trivial) and RESIDUAL in around.elements:
+            alone = [n for n in self._stream_names() if self._own_root(n) is None]
+            C, unsigned = self._stream_evidence(alone, Transform(around.spaces))
+            element = around.elements[RESIDUAL]
+            earned += float((self.stream.act(element, C)).diagonal().sum())
+            if unsigned is not None:
+                earned += float(self.stream.act(element, unsigned, unsigned=True).diagonal().sum())
+        return elements, earned
+
+    def _solve_unit(self, unit: Unit, around: Transform) -> tuple[Elements, Tensor]:
+        if self._keeps_its_order(unit, around):
+            self.tick(1)
+            return {unit.root: unit.spaces[unit.root].identity()}, torch.zeros((), dtype=torch.float64)
+        found, score = unit.solve(unit_blocks(self.pair, unit.members, around, diagonal=unit.diagonal))
+        self.tick(1)
+        return {s: e.cpu() for s, e in found.items()}, score.cpu()
+
+    def _keeps_its_order(self, unit: Unit, around: Transform) -> bool:
+        """The exit that needs no cost matrix: near-identical units are already in the best order."""
+        inner = [g for s, g in unit.spaces.items() if s != unit.root]
+        if not isinstance(unit.spaces[unit.root], Permutation) or any(not isinstance(g, Trivial) for g in inner):
+            return False
+        if around.elements:
+            return False
+        rows: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for name in self.pair.touching([unit.root]):
+            for side, tensor in zip(rows, self.pair.tensors(name), strict=True):
+                for axis, segments in enumerate(self.pair.layouts[name].axes):
+                    for s in segments:
+                        if s.atoms[0].space == unit.root:
+                            side.append(s.take(tensor, axis).reshape(s.sizes[0], -1))
+        return solvers.identity_is_optimal(*rows)
+
+    # --- the residual stream ----------------------------------------------------------------------------------------
+    def _stream_names(self) -> list[str]:
+        return [n for n in self.names if RESIDUAL in self.pair.layouts[n].spaces()]
+
+    def _stream_evidence(self, names: Iterable[str], moved: Transform) -> tuple[Tensor, Tensor | None]:
+        """Σ w · source × anchor over the stream's axis, added up in a fixed order."""
+        weights = self._tensor_weights()
+        names = [n for n in names if weights.get(n, 0.0) > 0]
+        total = torch.zeros(self.stream.size, self.stream.size, dtype=torch.float64)
+        unsigned: Tensor | None = None
+        window = 8  # bounds the number of d × d products alive at once
+        for start in range(0, len(names), window):
+            chunk = names[start : start + window]
+            found = self.run(lambda n: stream_cross(self.pair, n, moved, RESIDUAL), chunk)
+            for name, result in zip(chunk, found, strict=True):
+                if result is None:
+                    continue
+                value, is_unsigned = result
+                if not is_unsigned:
+                    total.add_(value.cpu(), alpha=weights[name])
+                elif isinstance(self.stream, Permutation | SignedPermutation):
+                    term = value.cpu() * weights[name]
+                    unsigned = term if unsigned is None else unsigned + term
+        if unsigned is not None and isinstance(self.stream, Permutation):
+            return total + unsigned, None
+        return total, unsigned
+
+    def _first_guess(self) -> Tensor:
+        """From embeddings and heads alone; a partial isometry, since they rarely span the stream."""
+        names = [n for n in self._stream_names() if self._is_outer(n)]
+        C, unsigned = self._stream_evidence(names, Transform(self.pair.architecture.spaces))
+        if isinstance(self.stream, RotationFixingOnes):
+            return solvers.partial_isometry_fixing_ones(C)
+        if isinstance(self.stream, Rotation):
+            return solvers.partial_isometry(C)
+        return leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
+
+    def _stream_stays(self) -> bool:
+        """Siblings: nothing discrete moves and the best rotation gains no more than noise would let it."""
+        spaces = self.pair.architecture.spaces
+        names = self._stream_names()
+        C, unsigned = self._stream_evidence(names, Transform(spaces))
+        element, score = leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])
+        if isinstance(self.stream, Permutation | SignedPermutation):
+            return self.stream.is_identity(element[0])
+        weights = self._tensor_weights()
+        before = sum(weights.get(n, 0.0) * float((a - b).square().sum()) for n in names for a, b in [self.pair.tensors(n)])
+        parameters = sum(torch.Size(self.pair.layouts[n].shape).numel() for n in names)
+        self.stream_gain = 2 * float(score[0] - C.diagonal().sum()) / before if before > 0 else 0.0
+        return self.stream_gain <= 2 * dimension(spaces, RESIDUAL) / parameters
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+    def _root_of(self, name: str) -> str | None:
+        """The unit a tensor belongs to; a bias without a unit of its own counts with its weight."""
+        found = self._own_root(name)
+        if found is None and name.endswith(".bias"):
+            weight = name.removesuffix("bias") + "weight"
+            found = self._own_root(weight) if weight in self.pair.layouts else None
+        return found
+
+    def _own_root(self, name: str) -> str | None:
+        spaces = self.pair.layouts[name].spaces() - {RESIDUAL}
+        return self.pair.architecture.root(min(spaces)) if spaces else None
+
+    def _is_outer(self, name: str) -> bool:
+        """Embeddings and heads: the stream on one axis, rows without a space on another."""
+        layout = self.pair.layouts[name]
+        return self._own_root(name) is None and len(layout.shape) > 1
+
+    def _tensor_weights(self) -> dict[str, float]:
+        if self._weights is None:
+            sizes = dict(zip(self.names, self.run(self._size, self.names), strict=True))
+            blocks: dict[str, float] = {}
+            for name in self.names:
+                key = self._root_of(name) or name
+                blocks[key] = blocks.get(key, 0.0) + sizes[name]
+            self._weights = {
+                n: 1 / blocks[self._root_of(n) or n] if blocks[self._root_of(n) or n] > 0 else 0.0 for n in self.names
+            }
+        return self._weights
+
+    def _unit_weights(self) -> dict[str, float]:
+        if isinstance(self.stream, Trivial):
+            return {u.root: 1.0 for u in self.units}
+        weights = self._tensor_weights()
+        return {u.root: next(weights[n] for n in self.names if self._own_root(n) == u.root) for u in self.units}
+
+    def _size(self, name: str) -> float:
+        source, anchor = self.pair.tensors(name)
+        return float(source.norm() * anchor.norm())

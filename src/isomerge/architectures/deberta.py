@@ -1,0 +1,202 @@
+"""DeBERTa-v2 and v3: a BERT whose attention also scores relative positions, with many variants.
+
+Where the positions share the content's projections (`share_att_key`), the relative table lives in the residual space
+and nothing can be folded into query and key. Where they have their own, the table has a space of its own.
+"""
+
+from collections.abc import Sequence
+
+from isomerge.architectures import architecture
+from isomerge.architectures.distilbert import post_norm_chain
+from isomerge.symmetry.architecture import Architecture, Facts, Gauge, KeyBias, Shift, StreamNorm, ValueBias
+from isomerge.symmetry.groups import Group, Invertible, Permutation, Scale, SignedPermutation, Trivial
+
+EMBEDDINGS = "deberta.embeddings."
+ENCODER = "deberta.encoder."
+LAYER = ENCODER + "layer.{i}."
+SELF = LAYER + "attention.self."
+OUTPUT = LAYER + "attention.output."
+TABLES = tuple(EMBEDDINGS + f"{x}_embeddings.weight" for x in ("word", "position", "token_type"))
+QKV = tuple(SELF + f"{x}_proj.weight" for x in ("query", "key", "value"))
+
+
+@architecture(
+    "deberta-v2", summary="post-LayerNorm encoder, relative positions", tied_by_default=True, can_untie=False
+)
+def deberta(facts: Facts) -> Architecture:
+    variant = Variant(facts)
+    ffn = "(ffn.{i} unit.{i})" if variant.relu else "ffn.{i}"
+    heads, head_readers = task_heads(facts, variant)
+    return Architecture(
+        prefix="deberta.",
+        repeat={"i": facts["num_hidden_layers"]},
+        spaces=spaces(facts, variant),
+        tensors={
+            TABLES[0]: f"_vocab {variant.embedding}",
+            TABLES[1] + "?": f"_positions {variant.embedding}",
+            TABLES[2] + "?": f"_types {variant.embedding}",
+            EMBEDDINGS + "embed_proj.weight?": "residual embedding'",
+            EMBEDDINGS + "LayerNorm.weight": "|residual|",
+            EMBEDDINGS + "LayerNorm.bias": "residual",
+            ENCODER + "rel_embeddings.weight?": f"_buckets {variant.relative}",
+            ENCODER + "LayerNorm.weight?": f"|{variant.relative}|",
+            ENCODER + "LayerNorm.bias?": variant.relative,
+            ENCODER + "conv.conv.weight?": "residual residual' _kernel" if variant.groups == 1 else "_out _in _kernel",
+            ENCODER + "conv.conv.bias?": "residual",
+            ENCODER + "conv.LayerNorm.weight?": "|residual|",
+            ENCODER + "conv.LayerNorm.bias?": "residual",
+            SELF + "query_proj.weight": "(head.{i} qk.{i}) residual'",
+            SELF + "query_proj.bias": "(head.{i} qk.{i})",
+            SELF + "key_proj.weight": "(head.{i} qk.{i}') residual'",
+            SELF + "key_proj.bias": "(head.{i} qk.{i}')",
+            SELF + "pos_query_proj.weight?": f"(head.{{i}} qk.{{i}}) {variant.relative}'",
+            SELF + "pos_query_proj.bias?": "(head.{i} qk.{i})",
+            SELF + "pos_key_proj.weight?": f"(head.{{i}} qk.{{i}}') {variant.relative}'",
+            SELF + "pos_key_proj.bias?": "(head.{i} qk.{i}')",
+            SELF + "value_proj.weight": "(head.{i} vo.{i}) residual'",
+            SELF + "value_proj.bias": "(head.{i} vo.{i})",
+            OUTPUT + "dense.weight": "residual (head.{i} vo.{i}')",
+            OUTPUT + "dense.bias": "residual",
+            OUTPUT + "LayerNorm.weight": "|residual|",
+            OUTPUT + "LayerNorm.bias": "residual",
+            LAYER + "intermediate.dense.weight": f"{ffn} residual'",
+            LAYER + "intermediate.dense.bias": ffn,
+            LAYER + "output.dense.weight": "residual " + ffn.replace("unit.{i}", "unit.{i}'"),
+            LAYER + "output.dense.bias": "residual",
+            LAYER + "output.LayerNorm.weight": "|residual|",
+            LAYER + "output.LayerNorm.bias": "residual",
+            **heads,
+            **UNREAD,
+        },
+        norms=stream_norms(facts, variant, head_readers),
+        gauges=gauges(variant),
+        writers=[
+            *writers_below(facts, variant),
+            OUTPUT + "dense.weight", OUTPUT + "dense.bias", LAYER + "output.dense.weight", LAYER + "output.dense.bias",
+        ],
+        tied={"cls.predictions.decoder.weight": (TABLES[0], 1.0)} if facts.tied else {},
+        notes=[] if variant.groups == 1 else ["a grouped convolution reads the residual stream, which therefore stays"],
+    )  # fmt: skip
+
+
+class Variant:
+    """The choices of config.json, read once."""
+
+    def __init__(self, facts: Facts) -> None:
+        kinds = facts.get("pos_att_type", [])
+        kinds = kinds.lower().split("|") if isinstance(kinds, str) else kinds
+        relative = facts.get("relative_attention", False)
+        self.kinds = {x.strip() for x in kinds} if relative else set()
+        self.shared = relative and facts.get("share_att_key", False)
+        self.norm = "layer_norm" in facts.get("norm_rel_ebd", "none").lower()
+        self.conv = facts.get("conv_kernel_size", 0) > 0
+        self.groups = facts.get("conv_groups", 1) if self.conv else 1
+        self.relu = facts.get("hidden_act", "gelu") == "relu"
+        self.narrow = facts.get("embedding_size", facts["hidden_size"]) != facts["hidden_size"]
+        self.embedding = "embedding" if self.narrow else "residual"  # the space of the input tables
+        self.relative = "residual" if self.shared else "relative"  # … of the relative table
+        # The newer masked-LM head always reads the word table, whatever config.json says about ties.
+        self.tied = facts.tied or (facts.head == "lm" and not facts.get("legacy", True))
+
+
+def spaces(facts: Facts, variant: Variant) -> dict[str, Group]:
+    width, heads = facts["hidden_size"], facts["num_attention_heads"]
+    inner = facts.get("attention_head_size", width // heads)
+    narrow = facts.get("embedding_size", width)
+    found: dict[str, Group] = {
+        "residual": Permutation(width) if variant.groups == 1 else Trivial(width),
+        "head.{i}": Permutation(heads),
+        "qk.{i}": Invertible(inner, per=("head.{i}",)),
+        "vo.{i}": Invertible(inner, per=("head.{i}",)),
+        "ffn.{i}": Permutation(facts["intermediate_size"]),
+        # Nothing but projections reads the relative table, unless a norm stands in between.
+        "relative": Permutation(width) if variant.norm else Invertible(width),
+        # Tables, then a projection; a tied masked-LM head comes back to it through a norm.
+        "embedding": Permutation(narrow) if variant.tied else Invertible(narrow),
+        "transform": Permutation(narrow),
+        "pooler": SignedPermutation(width) if facts.get("pooler_hidden_act", "gelu") == "tanh" else Permutation(width),
+    }
+    if facts.get("pooler_hidden_act", "gelu") == "relu":
+        found["pooler_unit"] = Scale(1, per=("pooler",))
+    if variant.relu:
+        found["unit.{i}"] = Scale(1, per=("ffn.{i}",))
+    return found
+
+
+def task_heads(facts: Facts, variant: Variant) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Tensors of every head class, and which of their weights read the last hidden state."""
+    inner = variant.embedding if variant.tied else "transform"
+    pooler = "(pooler pooler_unit)" if facts.get("pooler_hidden_act", "gelu") == "relu" else "pooler"
+    sequence = facts.head == "sequence"
+    tensors = {
+        "pooler.dense.weight?": f"{pooler} residual'",
+        "pooler.dense.bias?": pooler,
+        "classifier.weight?": "_labels " + (pooler.replace("_unit", "_unit'") if sequence else "residual'"),
+        "classifier.bias?": "_labels",
+        "qa_outputs.weight?": "_labels residual'",
+        "qa_outputs.bias?": "_labels",
+        "cls.predictions.bias?": "_vocab",
+        "cls.predictions.decoder.bias?": "_vocab",
+        **({} if variant.tied else {"cls.predictions.decoder.weight?": "_vocab transform'"}),
+        "lm_predictions.lm_head.bias?": "_vocab",
+    }
+    readers = ["pooler.dense.weight", "qa_outputs.weight", *([] if sequence else ["classifier.weight"])]
+    for head in ("cls.predictions.transform.", "lm_predictions.lm_head."):
+        tensors |= {
+            head + "dense.weight?": f"{inner} residual'",
+            head + "dense.bias?": inner,
+            head + "LayerNorm.weight?": f"|{inner}|",
+            head + "LayerNorm.bias?": inner,
+        }
+        readers.append(head + "dense.weight")
+    return tensors, tuple(readers)
+
+
+def stream_norms(facts: Facts, variant: Variant, head_readers: Sequence[str]) -> list[StreamNorm]:
+    """The norms whose bias can move on.
+
+    It cannot where query and key also project the relative table, where the convolution reads it (with zeros beyond
+    the ends, which have no bias), and where it is added to the convolution's output instead of a bias.
+    """
+    chain = post_norm_chain(
+        embeddings=EMBEDDINGS + "LayerNorm",
+        depth=facts["num_hidden_layers"],
+        attention=(QKV, OUTPUT + "dense.bias", OUTPUT + "LayerNorm"),
+        ffn=((LAYER + "intermediate.dense.weight",), LAYER + "output.dense.bias", LAYER + "output.LayerNorm"),
+        end=head_readers,
+    )
+    if variant.conv:  # the convolution's norm takes the place of the first layer's
+        after_first = chain[2]
+        moved = StreamNorm(ENCODER + "conv.LayerNorm", after_first.readers, after_first.writer)
+        chain = [chain[1], moved, *chain[3:]]
+    if variant.shared:
+        chain = [norm for norm in chain if not any("query_proj" in reader for reader in norm.readers)]
+    return chain
+
+
+def gauges(variant: Variant) -> list[Gauge]:
+    """With position-to-content attention the key bias meets position queries, so softmax does not drop it."""
+    found: list[Gauge] = [
+        ValueBias(SELF + "value_proj.bias", "vo.{i}", OUTPUT + "dense.weight"),
+        KeyBias(SELF + "pos_key_proj.bias", "qk.{i}"),
+        Shift((TABLES[1], TABLES[0])),
+        Shift((TABLES[2], TABLES[0])),
+    ]
+    return found if "p2c" in variant.kinds else [KeyBias(SELF + "key_proj.bias", "qk.{i}"), *found]
+
+
+def writers_below(facts: Facts, variant: Variant) -> list[str]:
+    """What writes the stream under the first norm: the tables, or the projection of narrower tables."""
+    if variant.narrow:
+        return [EMBEDDINGS + "embed_proj.weight"]
+    return list(TABLES[1:] if variant.tied else TABLES)
+
+
+# Left over from pre-training in published files; no class of the library reads them.
+UNREAD = {
+    f"mask_predictions.{name}?": pattern
+    for name, pattern in {
+        "dense.weight": "_ _", "dense.bias": "_", "LayerNorm.weight": "_", "LayerNorm.bias": "_",
+        "classifier.weight": "_ _", "classifier.bias": "_",
+    }.items()
+}  # fmt: skip

@@ -1,0 +1,96 @@
+"""What every checkpoint offers, wherever its tensors live."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from isomerge.errors import CheckpointError, did_you_mean
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a header says about one tensor.
+
+    >>> TensorInfo((2, 3), torch.bfloat16).nbytes
+    12
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorInfo:
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+
+class Checkpoint(ABC):
+    """Names, shapes and dtypes from headers; one tensor's values at a time when asked."""
+
+    name: str
+    """How to call it in messages."""
+    config: dict[str, Any]
+    """The parsed config.json, {} when there is none."""
+    folder: Path | None
+    """Where the side files lie, None for checkpoints in memory."""
+    revision: str | None
+    """The commit of a hub checkpoint."""
+    tensors: Mapping[str, TensorInfo]
+    """Sorted by name, from headers only."""
+
+    @abstractmethod
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor on the CPU in its stored dtype, in memory of its own. Safe to call from several threads."""
+
+    @abstractmethod
+    def side_files(self) -> list[Path]:
+        """Every file beside the weights that a copy of this model needs, except config.json."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {len(self.tensors)} tensors)"
+
+    def unknown_tensor(self, name: str) -> NoReturn:
+        raise CheckpointError(
+            f"While reading tensor '{name}' of {self.name}: there is no such tensor among its "
+            f"{len(self.tensors)}. {near_miss(name, self.tensors)}".rstrip()
+        )
+
+
+class WeightFile(ABC):
+    """One file of a checkpoint: the tensors its header names, and a way to read each."""
+
+    label: str
+    tensors: Mapping[str, TensorInfo]
+
+    @abstractmethod
+    def read(self, name: str) -> torch.Tensor: ...
+
+
+def near_miss(given: str, known: Mapping[str, Any] | list[str]) -> str:
+    """`did_you_mean` without the full list, which for tensor names would be hundreds long."""
+    hint = did_you_mean(given, known)
+    return hint if hint.startswith("Did you mean") else ""
+
+
+def failure(act: str, problems: list[str], next_step: str) -> CheckpointError:
+    """One error for all the problems found, so that nobody repairs them one run at a time."""
+    if len(problems) == 1:
+        return CheckpointError(f"While {act}: {problems[0]}. {next_step}")
+    numbered = "; ".join(f"({i}) {problem}" for i, problem in enumerate(problems, start=1))
+    return CheckpointError(f"While {act}, {len(problems)} problems: {numbered}. {next_step}")
+
+
+def name_some(names: list[str], most: int = 5) -> str:
+    """'a', 'b' and 7 more."""
+    shown = ", ".join(f"'{name}'" for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,44 @@
+"""Rounding to the written dtype, with a count of what did not survive it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from isomerge.errors import RequestError
+
+
+@dataclass(frozen=True)
+class CastReport:
+    """How many values became infinite (`overflow`) or zero (`underflow`) in a cast; reports of tensors add up."""
+
+    values: int = 0
+    overflow: int = 0
+    underflow: int = 0
+
+    def __add__(self, other: CastReport) -> CastReport:
+        return CastReport(self.values + other.values, self.overflow + other.overflow, self.underflow + other.underflow)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether nothing overflowed or vanished (rounding is another matter)."""
+        return not (self.overflow or self.underflow)
+
+
+def cast(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, CastReport]:
+    """The tensor in another floating-point dtype, and what was lost on the way.
+
+    >>> cast(torch.tensor([1.0, 1e6, 1e-12], dtype=torch.float64), torch.float16)[1]
+    CastReport(values=3, overflow=1, underflow=1)
+    """
+    if not dtype.is_floating_point or not tensor.is_floating_point():
+        raise RequestError(
+            f"While casting from {tensor.dtype} to {dtype}: both must be floating-point. Keep integers as they are."
+        )
+    result = tensor.to(dtype)
+    if dtype == tensor.dtype or torch.finfo(dtype).bits > torch.finfo(tensor.dtype).bits:
+        return result, CastReport(tensor.numel())  # a wider type loses nothing, so there is nothing to count
+    overflow = int((tensor.isfinite() & ~result.isfinite()).sum())
+    underflow = int(((tensor != 0) & (result == 0)).sum())
+    return result, CastReport(tensor.numel(), overflow, underflow)

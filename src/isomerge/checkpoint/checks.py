@@ -1,0 +1,57 @@
+"""What arithmetic on weights needs: floating-point numbers, and finite ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import torch
+
+from isomerge.checkpoint.base import Checkpoint, failure, name_some
+from isomerge.errors import CheckpointError
+
+FLOATING = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+BUFFERS = re.compile(
+    r"(^|\.)(position_ids|token_type_ids|num_batches_tracked|(attn|attention)\.(masked_)?bias|relative_position_index)$"
+)
+
+
+def is_harmless_buffer(name: str) -> bool:
+    """Integer tensors that old checkpoints carry along and no loader needs merged.
+
+    >>> is_harmless_buffer("h.0.attn.bias"), is_harmless_buffer("h.0.attn.c_attn.qweight")
+    (True, False)
+    """
+    return BUFFERS.search(name) is not None
+
+
+def require_floating(checkpoint: Checkpoint, *, allowed: Callable[[str], bool] = is_harmless_buffer) -> None:
+    """Raise unless every weight is an unquantised float. Masks (bool) and integers that `allowed` accepts pass."""
+    problems: list[str] = []
+    quantization = checkpoint.config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        problems.append(f"config.json has a quantization_config{f' ({method})' if method else ''}")
+    by_dtype: dict[torch.dtype, list[str]] = {}
+    for name, info in checkpoint.tensors.items():
+        if info.dtype not in FLOATING and info.dtype != torch.bool and not allowed(name):
+            by_dtype.setdefault(info.dtype, []).append(name)
+    for dtype, names in by_dtype.items():
+        problems.append(f"stored as {str(dtype).removeprefix('torch.')}: {name_some(names)}")
+    if problems:
+        raise failure(
+            f"checking that the weights of {checkpoint.name} can be merged",
+            problems,
+            "Quantised weights cannot be added: use the unquantised model, or dequantise this one and save it first.",
+        )
+
+
+def require_finite(name: str, tensor: torch.Tensor, checkpoint: Checkpoint) -> None:
+    """Raise when a tensor holds NaN or infinity, with how many."""
+    if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+        return
+    nan, infinite = int(tensor.isnan().sum()), int(tensor.isinf().sum())
+    raise CheckpointError(
+        f"While reading tensor '{name}' of {checkpoint.name}: {nan} of its {tensor.numel()} values are NaN and "
+        f"{infinite} are infinite, which would spread through every merge. Use an intact copy of this model."
+    )

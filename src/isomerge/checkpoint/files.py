@@ -1,0 +1,91 @@
+"""The weight files on disk: safetensors, and pickles through torch's restricted loader."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from isomerge.checkpoint.base import TensorInfo, WeightFile
+from isomerge.checkpoint.header import HeaderError, read_header
+from isomerge.errors import CheckpointError
+
+
+class SafetensorsFile(WeightFile):
+    """Each read opens the file anew and fetches exactly one tensor's bytes: no shared state, no growing memory map."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.label = path.name
+        self._entries = read_header(path)
+        self.tensors: Mapping[str, TensorInfo] = {name: entry.info for name, entry in self._entries.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        entry = self._entries[name]
+        buffer = torch.empty(entry.info.nbytes, dtype=torch.uint8)
+        try:
+            with self.path.open("rb") as file:
+                file.seek(entry.start)
+                got = file.readinto(buffer.numpy())  # type: ignore[arg-type]
+        except OSError as error:
+            raise CheckpointError(
+                f"While reading tensor '{name}' from {self.path}: {error.strerror or error}. "
+                "Check that the disk is still there and the file readable, then run again."
+            ) from error
+        if got != entry.info.nbytes:
+            raise CheckpointError(
+                f"While reading tensor '{name}' from {self.path}: the file ended after {got:,} of its "
+                f"{entry.info.nbytes:,} bytes, so it changed since it was opened. Restore the file and run again."
+            )
+        return buffer.view(entry.info.dtype).reshape(entry.info.shape)
+
+
+class PickledFile(WeightFile):
+    """A .bin file. Only plain tensors are unpickled, and their data stays on disk, mapped, until it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.label = path.name
+        self._state = self._load(path)
+        self.tensors: Mapping[str, TensorInfo] = {name: TensorInfo.of(t) for name, t in self._state.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._state[name].detach().clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def _load(path: Path) -> dict[str, torch.Tensor]:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            raise HeaderError(
+                "it is a pickle with more in it than tensors, which could run code when loaded, so it was refused: "
+                "convert it to safetensors where you trust its origin"
+            ) from error
+        except (RuntimeError, OSError, EOFError, ValueError) as error:
+            if "mmap can only be used" in str(error):
+                raise HeaderError(
+                    "it is in PyTorch's format of before 1.6: load it once and save it as safetensors"
+                ) from error
+            raise HeaderError(
+                f"PyTorch cannot read it, so it is truncated or corrupt ({_first_line(error)})"
+            ) from error
+        if not isinstance(state, dict):
+            raise HeaderError(f"it holds a {type(state).__name__} and not a state_dict")
+        odd = sorted(str(name) for name, value in state.items() if not isinstance(value, torch.Tensor))
+        if odd:
+            raise HeaderError(f"it is not a flat state_dict: '{odd[0]}' is no tensor. Save the inner state_dict alone")
+        return state
+
+
+def open_weight_file(path: Path) -> WeightFile:
+    """Open by suffix; raises HeaderError with what is wrong."""
+    try:
+        return SafetensorsFile(path) if path.suffix == ".safetensors" else PickledFile(path)
+    except OSError as error:
+        raise HeaderError(f"it cannot be read ({error.strerror or error})") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

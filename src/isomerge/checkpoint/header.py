@@ -1,0 +1,157 @@
+"""The safetensors header: the one place that knows the format's bytes.
+
+A file is an 8-byte little-endian length, that many bytes of JSON (padded with spaces), then the tensors without gaps:
+https://huggingface.co/docs/safetensors/index#format. Everything here works from the header and the file's size alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from isomerge.checkpoint.base import TensorInfo
+from isomerge.errors import CheckpointError
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+# The reference implementation refuses longer headers too: a random first 8 bytes must not make us allocate.
+LONGEST = 100_000_000
+
+
+class HeaderError(ValueError):
+    """What is wrong with one file, to be put in a list with what is wrong with the others."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file; `start` counts from the beginning of the file."""
+
+    info: TensorInfo
+    start: int
+
+
+def parse_header(text: bytes) -> dict[str, Entry]:
+    """The tensors that a header's JSON names, checked: known dtypes, sizes that fit shapes, no gap, no overlap."""
+    try:
+        entries = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
+    except ValueError as error:
+        raise HeaderError(f"its header is not valid JSON ({error})") from error
+    if not isinstance(entries, dict):
+        raise HeaderError("its header is not a JSON object")
+    entries.pop("__metadata__", None)
+    data = 8 + len(text)
+    spans = sorted(
+        ((*_offsets(name, entry), name, _info(name, entry)) for name, entry in entries.items()), key=lambda s: s[:3]
+    )
+    result: dict[str, Entry] = {}
+    end_of_last = 0
+    for begin, end, name, info in spans:
+        if end - begin != info.nbytes:
+            raise HeaderError(
+                f"tensor '{name}' should take {info.nbytes:,} bytes but its header gives it {end - begin:,}"
+            )
+        if begin != end_of_last:
+            raise HeaderError(f"tensor '{name}' begins at byte {begin:,} where {end_of_last:,} was expected")
+        result[name] = Entry(info, data + begin)
+        end_of_last = end
+    return result
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """The tensors of a file on disk; its size must be what the header announces, its data is not read."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length_bytes = file.read(8)
+        if length_bytes == b"version " and b"git-lfs" in file.read(64):
+            raise HeaderError(
+                "it is a git-lfs pointer and not the weights themselves: run `git lfs pull` in its folder"
+            )
+        if len(length_bytes) < 8:
+            raise HeaderError(f"it is {size} bytes long, too short for a safetensors header")
+        length = int.from_bytes(length_bytes, "little")
+        if length > LONGEST:
+            raise HeaderError(f"its header claims {length:,} bytes, so this is not a safetensors file or it is corrupt")
+        if 8 + length > size:
+            raise HeaderError(f"it is truncated inside the header ({size:,} bytes of at least {8 + length:,})")
+        file.seek(8)
+        entries = parse_header(file.read(length))
+    expected = max((e.start + e.info.nbytes for e in entries.values()), default=8 + length)
+    if size < expected:
+        raise HeaderError(f"it is truncated: {size:,} bytes of the {expected:,} that its header announces")
+    if size > expected:
+        raise HeaderError(f"it has {size - expected:,} bytes more than its header announces")
+    return entries
+
+
+def build_header(plan: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+    """The first bytes of a file with these tensors, and where each tensor's data starts in it.
+
+    Wide dtypes come first: the format allows no gaps, and a loader that maps the file needs every tensor aligned.
+    """
+    order = sorted(plan, key=lambda name: -plan[name].dtype.itemsize)  # stable: the plan's order within one width
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **dict(sorted(metadata.items()))}}
+    offset = 0
+    starts: dict[str, int] = {}
+    for name in order:
+        info = plan[name]
+        if info.dtype not in NAMES:
+            raise CheckpointError(
+                f"While laying out tensor '{name}': safetensors has no place for {info.dtype}. "
+                "Ask for float32, bfloat16 or float16 instead."
+            )
+        header[name] = {
+            "dtype": NAMES[info.dtype],
+            "shape": list(info.shape),
+            "data_offsets": [offset, offset + info.nbytes],
+        }
+        starts[name] = offset
+        offset += info.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, {name: 8 + len(text) + start for name, start in starts.items()}
+
+
+def _info(name: str, entry: Any) -> TensorInfo:
+    shape, dtype = entry.get("shape"), entry.get("dtype")
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise HeaderError(f"tensor '{name}' has the shape {shape!r} in its header")
+    if dtype not in DTYPES:
+        raise HeaderError(f"tensor '{name}' is stored as {dtype}, which isomerge cannot read")
+    return TensorInfo(tuple(shape), DTYPES[dtype])
+
+
+def _offsets(name: str, entry: Any) -> tuple[int, int]:
+    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
+        raise HeaderError(f"tensor '{name}' has no usable data_offsets in its header")
+    return offsets[0], offsets[1]
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return result

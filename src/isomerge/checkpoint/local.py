@@ -1,0 +1,212 @@
+"""Checkpoints on disk: a folder, or a single file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import torch
+
+from isomerge.checkpoint.base import Checkpoint, TensorInfo, WeightFile, failure, name_some
+from isomerge.checkpoint.files import open_weight_file
+from isomerge.checkpoint.header import HeaderError
+from isomerge.checkpoint.side_files import is_weight, side_files_of
+from isomerge.checkpoint.staging import was_interrupted
+from isomerge.errors import CheckpointError
+
+# In the order in which transformers itself looks for them.
+SINGLE_OR_INDEX = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+AGAIN = "Download or copy the named files again, then run again."
+
+
+class FileCheckpoint(Checkpoint):
+    """A checkpoint made of weight files, already here or fetched on the first read."""
+
+    def __init__(
+        self,
+        name: str,
+        files: Mapping[str, WeightFile],
+        *,
+        config: dict[str, Any],
+        folder: Path,
+        revision: str | None = None,
+        side_files: Callable[[], list[Path]],
+    ) -> None:
+        """`files` says for every tensor which file holds it."""
+        self.name, self.config, self.folder, self.revision = name, config, folder, revision
+        self._files = files
+        self._side_files = side_files
+        self.tensors: Mapping[str, TensorInfo] = {tensor: files[tensor].tensors[tensor] for tensor in sorted(files)}
+
+    def read(self, name: str) -> torch.Tensor:
+        if name not in self._files:
+            self.unknown_tensor(name)
+        return self._files[name].read(name)
+
+    def side_files(self) -> list[Path]:
+        return self._side_files()
+
+
+def open_folder(
+    folder: Path, *, name: str | None = None, revision: str | None = None, next_step: str = AGAIN
+) -> Checkpoint:
+    """Open every header of a folder; whatever is wrong is told at once."""
+    name = name or str(folder)
+    act = f"opening checkpoint {name}"
+    if was_interrupted(folder):
+        raise CheckpointError(
+            f"While {act}: the write that was to fill this folder was interrupted, so it is incomplete. "
+            "Run the command that writes it again; it needs no --force."
+        )
+    problems: list[str] = []
+    config = read_config(folder / "config.json", problems)
+    shards, weight_map = find_shards(folder, act, problems)
+    opened: dict[str, WeightFile] = {}
+    for shard in shards:
+        try:
+            opened[shard] = open_weight_file(folder / shard)
+        except HeaderError as error:
+            problems.append(f"{shard}: {error}")
+    files = assign_tensors(opened, weight_map, problems)
+    if problems:
+        raise failure(act, problems, next_step)
+    return FileCheckpoint(
+        name, files, config=config, folder=folder, revision=revision, side_files=lambda: side_files_of(folder)
+    )
+
+
+def open_file(path: Path) -> Checkpoint:
+    """A single weight file; the folder around it counts as its model folder only when a config.json is there."""
+    problems: list[str] = []
+    config_file = path.parent / "config.json"
+    config = read_config(config_file, problems)
+    files: dict[str, WeightFile] = {}
+    try:
+        file = open_weight_file(path)
+        files = {tensor: file for tensor in file.tensors}
+    except HeaderError as error:
+        problems.append(f"{path.name}: {error}")
+    if problems:
+        raise failure(f"opening checkpoint {path}", problems, AGAIN)
+    folder = path.parent
+    return FileCheckpoint(
+        str(path),
+        files,
+        config=config,
+        folder=folder,
+        side_files=lambda: side_files_of(folder) if config_file.is_file() else [],
+    )
+
+
+def find_shards(folder: Path, act: str, problems: list[str]) -> tuple[list[str], dict[str, str] | None]:
+    """The weight files to open, and the index's weight_map when there is an index."""
+    present = sorted(path.name for path in folder.iterdir() if path.is_file())
+    for name in SINGLE_OR_INDEX:
+        if name not in present:
+            continue
+        if not name.endswith(".index.json"):
+            return [name], None
+        weight_map = read_index((folder / name), problems)
+        shards = sorted(set(weight_map.values()))
+        missing = [shard for shard in shards if not (folder / shard).is_file()]
+        problems.extend(f"{shard}: named by {name} but not in the folder" for shard in missing)
+        return [shard for shard in shards if shard not in missing], weight_map
+    # One other safetensors file (an adapter, a diffusion part) is unambiguous; several are not.
+    others = [name for name in present if name.endswith(".safetensors")]
+    if len(others) == 1:
+        return others, None
+    raise CheckpointError(f"While {act}: {_nothing_to_open(present, others)}")
+
+
+def read_index(path: Path, problems: list[str]) -> dict[str, str]:
+    """The weight_map of an index; names that would leave the folder are refused before anything is opened."""
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problems.append(f"{path.name}: it is not an index with a weight_map ({error})")
+        return {}
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        problems.append(f"{path.name}: its weight_map is not a table from tensor names to file names")
+        return {}
+    # By text and not by resolving links: the hub's cache is made of links that leave the folder.
+    outside = sorted(shard for shard in set(weight_map.values()) if not stays_inside(shard))
+    if outside:
+        problems.append(f"{path.name}: it points outside the folder or at no weight file ({name_some(outside)})")
+    return {tensor: shard for tensor, shard in weight_map.items() if shard not in outside}
+
+
+def stays_inside(shard: str) -> bool:
+    """Whether a file name from an index stays in its folder on every system, and is a weight file.
+
+    >>> stays_inside("model-00001-of-00002.safetensors"), stays_inside("../secret.safetensors")
+    (True, False)
+    """
+    windows = PureWindowsPath(shard)
+    anchored = PurePosixPath(shard).is_absolute() or bool(windows.anchor)
+    return not anchored and ".." not in windows.parts and windows.suffix in {".safetensors", ".bin"}
+
+
+def assign_tensors(
+    opened: Mapping[str, WeightFile], weight_map: Mapping[str, str] | None, problems: list[str]
+) -> dict[str, WeightFile]:
+    """Which file to read each tensor from. The index decides; tensors it forgot are taken where they lie, as
+    transformers takes them, unless two files have them."""
+    files: dict[str, WeightFile] = {}
+    absent: dict[str, list[str]] = {}
+    for tensor, shard in sorted((weight_map or {}).items()):
+        if shard not in opened:
+            continue  # a missing or corrupt shard has been reported already
+        if tensor in opened[shard].tensors:
+            files[tensor] = opened[shard]
+        else:
+            absent.setdefault(shard, []).append(tensor)
+    problems.extend(
+        f"{shard}: the index puts {name_some(names)} in it, but it has none" for shard, names in absent.items()
+    )
+    for shard, file in sorted(opened.items()):
+        for tensor in file.tensors:
+            owner = files.setdefault(tensor, file)
+            if owner is not file and tensor not in (weight_map or {}):
+                problems.append(f"{shard}: tensor '{tensor}' is also in {owner.label} and the index names neither")
+    return files
+
+
+def read_config(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        problems.append(f"{path.name}: it is not valid JSON ({error})")
+        return {}
+    if not isinstance(config, dict):
+        problems.append(f"{path.name}: it holds a {type(config).__name__} and not an object")
+        return {}
+    return config
+
+
+def _nothing_to_open(present: list[str], others: list[str]) -> str:
+    if others:
+        return (
+            f"there is no model.safetensors and no model.safetensors.index.json, but several other files "
+            f"({name_some(others)}). Name one of them, or restore the index."
+        )
+    weights = [name for name in present if is_weight(name)]
+    if weights:
+        return (
+            f"the only weights are {name_some(weights)}, in a format isomerge does not read. "
+            "Convert the model to safetensors, for instance with transformers' save_pretrained, then run again."
+        )
+    if not present:
+        return "the folder is empty. Name a folder that holds model.safetensors, or a hub id like org/name."
+    return (
+        f"the folder holds no weights (it has {name_some(present)}). "
+        "Name a folder that holds model.safetensors, or a hub id like org/name."
+    )

@@ -1,0 +1,92 @@
+"""`open_checkpoint`: one door for paths, hub ids, state_dicts and modules."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from isomerge.checkpoint.base import Checkpoint, near_miss
+from isomerge.checkpoint.hub import looks_like_hub_id, open_hub
+from isomerge.checkpoint.local import open_file, open_folder
+from isomerge.checkpoint.memory import MemoryCheckpoint
+from isomerge.checkpoint.module import open_module
+from isomerge.errors import CheckpointError, RequestError
+
+Source = str | os.PathLike[str] | Mapping[str, torch.Tensor] | nn.Module | Checkpoint
+
+FILE_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+
+
+def open_checkpoint(
+    source: Source, *, revision: str | None = None, config: Mapping[str, Any] | None = None, name: str | None = None
+) -> Checkpoint:
+    """Open a checkpoint, reading headers only.
+
+    `source` is a folder, a single weight file, a hub id `org/name`, a state_dict or an nn.Module. `config` and `name`
+    replace what the source says about itself, and give a state_dict what it cannot say.
+
+    >>> open_checkpoint({"weight": torch.zeros(2, 3)}).tensors["weight"].shape
+    (2, 3)
+    """
+    checkpoint = _open(source, revision)
+    if config is None and name is None:
+        return checkpoint
+    checkpoint = copy.copy(checkpoint)  # the source may itself be a Checkpoint, which keeps its own config and name
+    if config is not None:
+        checkpoint.config = dict(config)
+    if name is not None:
+        checkpoint.name = name
+    return checkpoint
+
+
+def _open(source: Source, revision: str | None) -> Checkpoint:
+    if isinstance(source, Checkpoint):
+        return source
+    if isinstance(source, nn.Module):
+        return open_module(source)
+    if isinstance(source, Mapping):
+        return MemoryCheckpoint("the state_dict in memory", source, {})
+    if not isinstance(source, (str, os.PathLike)):
+        raise RequestError(
+            f"While opening a checkpoint: a {type(source).__name__} is neither a path, a hub id, a state_dict nor an "
+            "nn.Module. Pass one of these."
+        )
+    text = os.fspath(source)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return open_folder(path)
+    if path.is_file():
+        return _open_file(path)
+    if isinstance(source, str) and looks_like_hub_id(text) and not text.endswith(FILE_SUFFIXES):
+        return open_hub(text, revision, hint=_sibling_hint(path))
+    raise CheckpointError(
+        f"While opening checkpoint {text}: there is no such file or folder, and it does not look like a hub id "
+        f"(org/name). {_sibling_hint(path)}Check the path."
+    )
+
+
+def _open_file(path: Path) -> Checkpoint:
+    if path.suffix in FILE_SUFFIXES:
+        return open_file(path)
+    if path.name.endswith(".index.json"):
+        return open_folder(path.parent)
+    raise CheckpointError(
+        f"While opening checkpoint {path}: isomerge reads .safetensors and .bin files, and this is "
+        f"'{path.suffix or path.name}'. Name a safetensors file or the folder that holds the model."
+    )
+
+
+def _sibling_hint(path: Path) -> str:
+    """A sentence that names the nearest folder or weight file beside a path that does not exist, or nothing."""
+    try:
+        siblings = sorted(p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix in FILE_SUFFIXES)
+    except OSError:
+        return ""
+    hint = near_miss(path.name, siblings)
+    return f"{hint} " if hint else ""

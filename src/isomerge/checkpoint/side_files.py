@@ -1,0 +1,58 @@
+"""Which files of a model folder are neither weights nor config.json and belong with every copy of the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+WEIGHT_SUFFIXES = {
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack"),
+    *(".onnx", ".onnx_data", ".ot", ".tflite", ".mlmodel", ".nemo", ".npz"),
+}
+# An adapter's description beside a merged model would make transformers look for the adapter.
+NOT_COPIED = {"config.json", "adapter_config.json"}
+
+
+def is_weight(name: str) -> bool:
+    """Weights in any format, and the index files that go with them."""
+    return PurePosixPath(name).suffix in WEIGHT_SUFFIXES or name.endswith(
+        (".safetensors.index.json", ".bin.index.json")
+    )
+
+
+def choose_side_files(names: Iterable[str], modules: Iterable[str] = ()) -> list[str]:
+    """The side files among all the files of a folder or repository (relative, with forward slashes), sorted.
+
+    A subfolder that holds weights is the same model in another format or of another step (`onnx/`, `checkpoint-500/`)
+    and would be stale beside a merged model; those that sentence-transformers lists in modules.json are parts of it.
+
+    >>> choose_side_files(["config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json"])
+    ['1_Pooling/config.json', 'tokenizer.json']
+    """
+    paths = [PurePosixPath(name) for name in names]
+    parts = {module for module in modules if module}
+    stale = {p.parts[0] for p in paths if len(p.parts) > 1 and is_weight(p.name)} - parts
+    chosen = []
+    for path in paths:
+        top = path.parts[0]
+        hidden = any(part.startswith(".") for part in path.parts)
+        skip = is_weight(path.name) or str(path) in NOT_COPIED if len(path.parts) == 1 else top in stale
+        if not hidden and not skip:
+            chosen.append(str(path))
+    return sorted(chosen)
+
+
+def side_files_of(folder: Path) -> list[Path]:
+    """The side files of a folder on disk."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return [folder / name for name in choose_side_files(names, module_folders(folder / "modules.json"))]
+
+
+def module_folders(modules_json: Path) -> list[str]:
+    """The subfolders that sentence-transformers' modules.json names; none when there is no such file."""
+    try:
+        modules = json.loads(modules_json.read_text(encoding="utf-8"))
+        return [str(module.get("path", "")) for module in modules]
+    except (OSError, ValueError, AttributeError, TypeError):
+        return []  # not a sentence-transformers folder, or one whose list says nothing: the general rule holds

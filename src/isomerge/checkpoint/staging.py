@@ -1,0 +1,152 @@
+"""Fill a folder so that it is complete or does not look it.
+
+Everything is written into a hidden folder inside the output and renamed at the end, config.json last. As long as that
+hidden folder holds files and there is no config.json, the output counts as interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from isomerge.errors import CheckpointError, RequestError
+
+STAGING = ".isomerge-partial"
+STALE = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+
+
+def was_interrupted(folder: Path) -> bool:
+    """Whether a write into this folder stopped midway. A forced write that stopped before it replaced anything leaves
+    the older model, with its config.json, complete."""
+    return _holds_files(folder / STAGING) and not (folder / "config.json").exists()
+
+
+class Staging:
+    """`with Staging(out, force=False) as staging:` stage files, then commit. Any exception undoes it all."""
+
+    def __init__(self, out: Path, *, force: bool) -> None:
+        self.out = out
+        self._folder = out / STAGING
+        self._staged: list[str] = []
+        self._placed: list[Path] = []
+        self._created: list[Path] = []
+        self._lock: int | None = None
+        _refuse_occupied(out, force)
+
+    def __enter__(self) -> Staging:
+        try:
+            self._make_folders()
+            self._lock = _lock_folder(self._folder)
+            for leftover in self._folder.iterdir():  # of a write that was killed
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        except BaseException:
+            self._undo()
+            raise
+        return self
+
+    def create(self, name: str) -> IO[bytes]:
+        """Open a file of the output for writing (and reading back), under its temporary name."""
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._staged.append(name)
+        return path.open("w+b")
+
+    def commit(self, last: str) -> None:
+        """Rename everything to its place in the order it was staged, `last` at the very end."""
+        _fsync_folder(self._folder)
+        (self.out / "config.json").unlink(missing_ok=True)  # from here on the older model no longer looks finished
+        for name in [name for name in self._staged if name != last]:
+            self._place(name)
+        for path in self.out.iterdir():
+            if STALE.fullmatch(path.name) and path.name not in self._staged:
+                path.unlink()
+        _fsync_folder(self.out)
+        self._place(last)
+        _fsync_folder(self.out)
+
+    def _place(self, name: str) -> None:
+        target = self.out / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(self._folder / name, target)
+        self._placed.append(target)
+
+    def _make_folders(self) -> None:
+        missing = [folder for folder in (self._folder, *self._folder.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            self._created.append(folder)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._undo()
+        elif self._lock is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            _unlock(self._lock)
+
+    def _undo(self) -> None:
+        if self._lock is not None:  # without the lock, the files there belong to another writer
+            for path in reversed(self._placed):
+                path.unlink(missing_ok=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if self.out in self._created:
+                shutil.rmtree(self.out, ignore_errors=True)
+            _unlock(self._lock)
+        for folder in reversed(self._created):
+            with contextlib.suppress(OSError):  # gone already, or somebody else has put something in it
+                folder.rmdir()
+
+
+def _refuse_occupied(out: Path, force: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise RequestError(f"While preparing to write {out}: it is a file and not a folder. Name a new folder.")
+    if force or not out.exists() or was_interrupted(out):
+        return
+    if any(path.name != STAGING for path in out.iterdir()):
+        raise RequestError(
+            f"While preparing to write {out}: the folder is not empty, and nothing is overwritten unasked. "
+            "Name a new folder, or pass --force (force=True) to replace the model in it."
+        )
+
+
+def _holds_files(folder: Path) -> bool:
+    return folder.is_dir() and any(path.is_file() for path in folder.rglob("*"))
+
+
+def _lock_folder(folder: Path) -> int:
+    """Two writers in one folder would mix their files; the lock goes away with the process, however it ends."""
+    descriptor = os.open(folder, os.O_RDONLY) if os.name == "posix" else os.open(os.devnull, os.O_RDONLY)
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise CheckpointError(
+                f"While preparing to write {folder.parent}: another process is writing into this folder. "
+                "Wait until it has finished, or name another folder."
+            ) from error
+        except OSError:
+            pass  # a file system without locks: write all the same
+    return descriptor
+
+
+def _unlock(descriptor: int) -> None:
+    os.close(descriptor)
+
+
+def _fsync_folder(folder: Path) -> None:
+    """Make renames survive a power cut; systems that cannot open a folder have their own way of doing that."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

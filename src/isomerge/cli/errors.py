@@ -1,0 +1,103 @@
+"""From an exception to one paragraph, an exit code and, with `--json`, one object."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+import traceback
+from pathlib import Path
+
+from isomerge.errors import IsomergeError, did_you_mean
+
+FAILED, WRONG_REQUEST, INTERRUPTED = 1, 2, 130
+
+# Which extra of isomerge brings a package that is only imported where it is used.
+_EXTRAS = {
+    "transformers": "hf",
+    "PIL": "hf",
+    "sklearn": "demo",
+    "ot": "ot",
+    "peft": "lora",
+    "matplotlib": "report",
+    "jinja2": "report",
+    "ray": "ray",
+    "flwr": "flower",
+}
+
+_outputs: list[Path] = []
+
+
+def announce_output(path: Path) -> None:
+    """Remember where this run writes, so that an interruption can say what it left there."""
+    _outputs.append(path)
+
+
+def forget_outputs() -> None:
+    """Start a run with no announced output."""
+    _outputs.clear()
+
+
+def tell(error: Exception, *, as_json: bool, debug: bool) -> int:
+    """Say what went wrong on stderr (and on stdout as JSON), and return the exit code."""
+    message, code = _describe(error)
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    print(f"isomerge: {message}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": message, "kind": type(error).__name__, "exit_code": code}))
+    return code
+
+
+def tell_interruption(*, as_json: bool) -> None:
+    """Say that the work was interrupted and what is left of it on disk."""
+    left = [str(path) for path in _outputs if path.exists()]
+    rest = f"What was there or already written stays: {', '.join(left)}." if left else "Nothing was left behind."
+    message = f"Interrupted. {rest} The inputs were not changed; the same command starts again."
+    print(f"isomerge: {message}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": message, "kind": "KeyboardInterrupt", "exit_code": INTERRUPTED}))
+
+
+def _describe(error: Exception) -> tuple[str, int]:
+    if isinstance(error, IsomergeError):
+        return " ".join(str(error).split()), error.exit_code
+    # Typer carries its own copy of click in new versions and imports click in old ones, so a wrong option is
+    # recognised by what such an error can do and not by its class.
+    if hasattr(error, "format_message"):
+        return _usage(error), int(getattr(error, "exit_code", WRONG_REQUEST))
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        place = f" while writing {error.filename}" if error.filename else ""
+        return (
+            f"The disk is full{place}. No folder that looks finished was left behind and the inputs were not changed; "
+            "free some space, or name another disk with -o, and run the same command again.",
+            FAILED,
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] in _EXTRAS:
+        package = error.name.split(".")[0]
+        return (
+            f"This needs the package '{package}', which is not installed. "
+            f'Install it with: pip install "isomerge[{_EXTRAS[package]}]".',
+            FAILED,
+        )
+    if isinstance(error, OSError):
+        return f"A file could not be used: {error}. Check the path and its permissions.", FAILED
+    if isinstance(error, MemoryError):
+        return "Memory ran out. Set --max-memory (for example 8GB), or close other programs.", FAILED
+    return (
+        f"Unexpected {type(error).__name__}: {error}. This is a defect of isomerge: "
+        "run again with --debug and report the traceback.",
+        FAILED,
+    )
+
+
+def _usage(error: Exception) -> str:
+    """Typer's own words, suggestion included, and where to read on."""
+    message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+    if getattr(error, "possibilities", None):
+        option = getattr(error, "option_name", "")
+        message = f"No such option: {option}. {did_you_mean(option, error.possibilities)}"  # type: ignore[attr-defined]
+    if message and message[-1] not in ".?!)":
+        message += "."
+    context = getattr(error, "ctx", None)
+    return f"{message} See: {context.command_path if context else 'isomerge'} --help."

@@ -1,0 +1,37 @@
+"""The progress bar on stderr: what is being done, how far it is, the time left."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """What long work calls now and then: how much of the total is done, and a word on what it is."""
+
+    def __call__(self, done: int, total: int, what: str) -> None: ...
+
+
+@contextlib.contextmanager
+def bar(unit: str = "bytes") -> Iterator[Progress]:
+    """A bar that shows one stage at a time; `unit` is "bytes" or "steps"."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("", total=None)
+        stage = ""
+
+        def update(done: int, total: int, what: str) -> None:
+            nonlocal stage
+            if what != stage:
+                # A new stage has its own speed: without a reset the time left would mix the two.
+                stage = what
+                shown.reset(task, total=total, description=what)
+            shown.update(task, completed=done, total=total)
+
+        yield update

@@ -1,0 +1,107 @@
+"""Random inputs through stock `transformers` models: do two checkpoints compute the same?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isomerge.errors import CheckpointError
+
+LENGTH = 12  # tokens: long enough for every position-dependent part, short enough for any position table
+
+
+def stock_class(config: Mapping[str, Any]) -> Any:
+    """The `transformers` class a checkpoint names. Never remote code."""
+    import transformers
+
+    names = config.get("architectures") or []
+    found = getattr(transformers, names[0], None) if names else None
+    if found is None:
+        kind = config.get("model_type")
+        raise CheckpointError(
+            f"Loading a '{kind}' model to run it: transformers {transformers.__version__} has no class "
+            f"'{names[0] if names else '?'}'. Name the class in config.json under 'architectures'."
+        )
+    return found
+
+
+def load_stock(folder: str | Path, config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> Any:
+    """The model in its stock class, on the CPU, ready to run; missing or unexpected tensors are an error."""
+    import transformers
+
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        model, info = stock_class(config).from_pretrained(
+            str(folder), dtype=dtype, output_loading_info=True, trust_remote_code=False, local_files_only=True
+        )
+    finally:
+        transformers.logging.set_verbosity(before)
+    wrong = [f"{kind}: {sorted(map(str, info[kind]))[:4]}" for kind in ("missing_keys", "mismatched_keys") if info[kind]]
+    if wrong:
+        raise CheckpointError(
+            f"Loading {folder} in its stock class: {'; '.join(wrong)}. The checkpoint does not hold what its "
+            "config.json promises."
+        )
+    return model.eval()
+
+
+def random_inputs(model: Any, seed: int = 0, batch: int = 2) -> dict[str, Tensor]:
+    """Inputs of the right kind for a model, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    config = model.config
+    if model.main_input_name == "pixel_values":
+        size = config.image_size
+        height, width = (size, size) if isinstance(size, int) else tuple(size)
+        dtype = next(model.parameters()).dtype
+        return {"pixel_values": torch.randn(batch, config.num_channels, height, width, generator=generator).to(dtype)}
+    table = model.get_input_embeddings().weight.shape[0]
+    length = min(LENGTH, int(getattr(config, "max_position_embeddings", 0) or LENGTH) - 3)
+    # Any token but the padding one, which some models mask or skip a position for.
+    padding = getattr(config, "pad_token_id", None)
+    ids = torch.randint(0, table, (batch, max(1, length)), generator=generator)
+    if padding is not None and table > 1:
+        ids = torch.where(ids == padding, (ids + 1) % table, ids)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if getattr(config, "is_encoder_decoder", False):
+        eos = getattr(config, "eos_token_id", None)
+        if isinstance(eos, int):  # sequence classification reads the state at the end-of-sequence token
+            inputs["input_ids"] = torch.where(ids == eos, (ids + 2) % table, ids)
+            inputs["input_ids"][:, -1] = eos
+        inputs["decoder_input_ids"] = inputs["input_ids"].roll(1, dims=1)
+    return inputs
+
+
+def outputs(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """All floating-point outputs of a model as one vector, logits first."""
+    with torch.no_grad():
+        result = model(**inputs)
+    logits = [result[k] for k in ("logits", "start_logits", "end_logits", "prediction_logits") if result.get(k) is not None]
+    if not logits:
+        logits = [v for v in result.values() if isinstance(v, Tensor) and v.is_floating_point()]
+    return torch.cat([t.double().flatten() for t in logits])
+
+
+def largest_difference(
+    first: Callable[[], Any], second: Callable[[], Any], *, seed: int = 0
+) -> tuple[float | None, str]:
+    """max |f(x) − g(x)| over random inputs, relative to max |f(x)|; or None with the reason it could not be had."""
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        return None, "transformers is not installed; install isomerge[hf] to compare outputs"
+    try:
+        model = first()
+        inputs = random_inputs(model, seed)
+        expected = outputs(model, inputs)
+        del model
+        got = outputs(second(), inputs)
+    except CheckpointError as error:
+        return None, str(error)
+    scale = float(expected.abs().max()) or 1.0
+    return float((got - expected).abs().max()) / scale, ""

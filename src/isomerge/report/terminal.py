@@ -1,0 +1,205 @@
+"""Plain dictionaries, as the Python API returns them, to short tables for a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Record = Mapping[str, Any]
+
+
+def align_table(record: Record) -> RenderableType:
+    """Distance before and after, what moved, how exact it is, what was written, and the notes."""
+    facts: dict[str, Any] = {"verdict": record.get("verdict")}
+    distance = record.get("distance")
+    if distance:
+        facts["distance to the anchor"] = f"{number(distance['before'])} → {number(distance['after'])}"
+    facts["largest output difference"] = _difference(record)
+    facts |= _written(record)
+    return _page(_facts(facts), _spaces_table(record.get("spaces") or []), _notes(record.get("notes")))
+
+
+def check_table(record: Record) -> RenderableType:
+    """Verdict and suggestion, the reasons, and the distance per kind of space."""
+    facts: dict[str, Any] = {"verdict": record.get("verdict")}
+    if record.get("distance") is not None:
+        facts["distance"] = number(record["distance"])
+    facts["suggestion"] = record.get("suggestion")
+    facts |= _seconds(record)
+    return _page(_facts(facts), _spaces_table(record.get("spaces") or []), _notes(record.get("reasons")))
+
+
+def selftest_table(record: Record) -> RenderableType:
+    """Did the scrambled model compute the same, and was it found back?"""
+    facts = {
+        "function after scrambling": "unchanged" if record["unchanged"] else "CHANGED",
+        "largest output difference": _difference(record),
+        "distance after scrambling": number(record.get("scrambled_distance")),
+        "distance after alignment": number(record.get("recovered_distance")),
+    }
+    return _page(_facts(facts | _seconds(record)), _notes(record.get("notes")))
+
+
+def merge_table(record: Record) -> RenderableType:
+    """What was merged, how, and what was written."""
+    facts: dict[str, Any] = {"method": record.get("method")}
+    if record.get("weights"):
+        facts["weights"] = ", ".join(number(weight) for weight in record["weights"])
+    if record.get("aligned") is not None:
+        facts["aligned"] = record["aligned"]
+    if record.get("peak_memory_bytes"):
+        facts["peak memory"] = size(record["peak_memory_bytes"])
+    return _page(_facts(facts | _written(record)), _notes(record.get("notes")))
+
+
+def demo_table(record: Record) -> RenderableType:
+    """One row per pair of models, one column per number; a last row with the means."""
+    pairs: list[Record] = record["pairs"]
+    table = Table(title=record.get("title", "accuracy"), title_justify="left")
+    columns = [key for key in pairs[0] if key != "seed"]
+    table.add_column("seed", justify="right")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for pair in pairs:
+        table.add_row(str(pair.get("seed", "")), *(percent(pair[column]) for column in columns))
+    if len(pairs) > 1:
+        table.add_section()
+        table.add_row("mean", *(percent(_mean(pair[column] for pair in pairs)) for column in columns))
+    facts = _facts({"models": record.get("out")} | _seconds(record))
+    return _page(table, facts, _notes(record.get("notes")))
+
+
+def catalogue_table(record: Record) -> RenderableType:
+    """One line per method, architecture or solver; further keys of the rows are further columns."""
+    rows: list[Record] = next(iter(record.values()))
+    table = Table(box=None, show_header=bool(rows), pad_edge=False)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    for column in columns:
+        table.add_column(column, style="bold" if column == "name" else None)
+    for row in rows:
+        table.add_row(*(Text(_say(row.get(column))) for column in columns))
+    return table if rows else Text("Nothing yet.")
+
+
+def number(value: float | None) -> str:
+    """Four significant digits, or a dash.
+
+    >>> number(0.123456), number(None)
+    ('0.1235', '–')
+    """
+    return "–" if value is None else f"{value:.4g}"
+
+
+def percent(value: Any) -> str:
+    """A fraction, or several, as percentages.
+
+    >>> percent(0.9725), percent([0.5, 1.0])
+    ('97.2 %', '50.0 / 100.0 %')
+    """
+    if value is None:
+        return "–"
+    if isinstance(value, (list, tuple)):
+        return " / ".join(f"{100 * item:.1f}" for item in value) + " %"
+    return f"{100 * value:.1f} %"
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit that keeps the number above one.
+
+    >>> size(5_300_000_000)
+    '5.3 GB'
+    """
+    scaled = float(count)
+    for unit in ("B", "kB", "MB"):
+        if scaled < 1000:
+            return f"{scaled:.3g} {unit}"
+        scaled /= 1000
+    return f"{scaled:.3g} GB"
+
+
+def _spaces_table(spaces: list[Record]) -> RenderableType | None:
+    """One row per kind of space: the layers of a model are counted, not listed."""
+    if not spaces:
+        return None
+    families: dict[tuple[str, str], list[Record]] = {}
+    for space in spaces:
+        kind = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", space["name"])
+        families.setdefault((kind, str(space.get("group", ""))), []).append(space)
+    columns = [key for key in ("moved", "gain", "distance") if any(key in space for space in spaces)]
+    table = Table(title="spaces", title_justify="left")
+    for name in ("space", "group", "count", *columns):
+        table.add_column(name, justify="left" if name in ("space", "group") else "right")
+    for (kind, group), members in families.items():
+        cells = (_SUMMARIES[column]([member.get(column) for member in members]) for column in columns)
+        table.add_row(Text(kind), Text(group), str(len(members)), *cells)
+    return table
+
+
+def _moved(values: list[Any]) -> str:
+    """A truth per space becomes a count; a fraction of units per space becomes their mean."""
+    if all(isinstance(value, bool) for value in values):
+        return f"{sum(values)} of {len(values)}"
+    return percent(_mean(values))
+
+
+def _mean(values: Iterable[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    if isinstance(known[0], (list, tuple)):
+        return [_mean(column) for column in zip(*known, strict=True)]
+    return sum(known) / len(known)
+
+
+_SUMMARIES = {
+    "moved": _moved,
+    "gain": lambda values: percent(_mean(values)),
+    "distance": lambda values: number(_mean(values)),
+}
+
+
+def _difference(record: Record) -> str:
+    if record.get("max_output_difference") is not None:
+        return number(record["max_output_difference"])
+    return f"not measured: {record.get('max_output_difference_reason') or 'no reason given'}"
+
+
+def _written(record: Record) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if record.get("out"):
+        facts["written"] = f"{record['out']} ({record['tensors']} tensors, {size(record['bytes'])})"
+    return facts | _seconds(record)
+
+
+def _seconds(record: Record) -> dict[str, Any]:
+    return {} if record.get("seconds") is None else {"time": f"{record['seconds']:.1f} s"}
+
+
+def _facts(facts: Mapping[str, Any]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        if value is not None:
+            grid.add_row(Text(name, style="dim"), Text(_say(value)))
+    return grid
+
+
+def _say(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_say(item) for item in value)
+    return "" if value is None else str(value)
+
+
+def _notes(notes: Iterable[Any] | None) -> RenderableType | None:
+    lines = [Text(f"• {note}") for note in notes or []]
+    return Group(*lines) if lines else None
+
+
+def _page(*parts: RenderableType | None) -> RenderableType:
+    return Group(*(part for part in parts if part is not None))

@@ -1,0 +1,52 @@
+"""Native: a moved checkpoint loads in the stock class it came from, and every tensor has its pattern."""
+
+import json
+
+import pytest
+import torch
+
+from architectures.helpers import build, cases, difference, model_class, moved, moving, outputs, write
+from isomerge.symmetry.groups import Trivial
+from isomerge.symmetry.transform import random_transform
+
+every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.id)
+
+
+@every_case
+def test_a_moved_folder_loads_in_the_stock_class_with_no_key_left_over(case, tmp_path):
+    model = case.bound()
+    form = moving(model)
+    provider = moved(form, random_transform(model.architecture.spaces, 3))
+    folder = write(case, model, lambda name: form.in_gauge(name, provider), tmp_path / "out")
+    loaded, info = model_class(case.row).from_pretrained(folder, dtype=torch.float64, output_loading_info=True)
+    assert not any(info.values()), info
+    assert difference(outputs(build(case.row.id), case.row), outputs(loaded.eval(), case.row)) <= 1e-5
+
+
+@every_case
+def test_only_untying_changes_the_config(case, tmp_path):
+    model = case.bound()
+    folder = write(case, model, moving(model).tensor, tmp_path / "out")
+    config = json.loads((folder / "config.json").read_text())
+    changed = {key for key in config if config[key] != model.checkpoint.config.get(key)}
+    assert changed == ({"tie_word_embeddings"} if case.untie else set())
+
+
+@every_case
+def test_every_tensor_on_disk_has_a_pattern_and_every_space_a_tensor(case):
+    model = case.bound()
+    assert model.extra == model.stale == ()
+    assert {file for files in model.files.values() for file in files} == set(model.checkpoint.tensors)
+    touched = {space for layout in model.layouts.values() for space in layout.spaces()}
+    unused = {s for s, g in model.architecture.spaces.items() if s not in touched and not isinstance(g, Trivial)}
+    assert {s for s in unused if s.rstrip(".0123456789") not in OPTIONAL} == set()
+
+
+OPTIONAL = {"pooler", "dense", "transform"}  # parts of heads that only some classes have
+
+
+@every_case
+def test_a_bare_encoder_keeps_its_stream_and_a_head_lets_it_move(case):
+    held = isinstance(case.bound().architecture.spaces["residual"], Trivial)
+    bare = case.row.model.endswith("Model") and not case.row.model.endswith("LMHeadModel")
+    assert held == (bare or case.row.kind == "choice")

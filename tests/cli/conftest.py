@@ -1,0 +1,91 @@
+"""A stand-in for the Python API: the command line is tested for what it asks of it and how it tells the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import isomerge
+
+
+@dataclass
+class Written:
+    out: Path
+    files: tuple[str, ...] = ("model.safetensors",)
+    tensors: int = 3
+    bytes: int = 1_200_000
+    sha256: str = "ab" * 32
+
+
+@dataclass
+class Api:
+    """Records every call; what it returns can be changed by a test."""
+
+    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    failure: BaseException | None = None
+    record: dict[str, Any] = field(default_factory=dict)
+
+    def called(self, name: str, *args: Any, **kwargs: Any) -> None:
+        print("a library that prints")  # must never reach stdout
+        self.calls[name] = (args, kwargs)
+        if self.failure:
+            raise self.failure
+
+    def report(self) -> dict[str, Any]:
+        return self.record
+
+    def align(self, *args: Any, **kwargs: Any) -> Api:
+        self.called("align", *args, **kwargs)
+        return self
+
+    def merge(self, *args: Any, **kwargs: Any) -> Api:
+        self.called("merge", *args, **kwargs)
+        return self
+
+    def save(self, out: Path, **kwargs: Any) -> Written:
+        self.called("save", out, **kwargs)
+        return Written(out)
+
+    def save_transform(self, path: Path) -> None:
+        self.called("save_transform", path)
+
+    def check(self, *models: str) -> dict[str, Any]:
+        self.called("check", *models)
+        return self.record
+
+    def selftest(self, model: str, **kwargs: Any) -> dict[str, Any]:
+        self.called("selftest", model, **kwargs)
+        return self.record
+
+    def demo(self, out: Path, **kwargs: Any) -> dict[str, Any]:
+        self.called("demo", out, **kwargs)
+        return self.record
+
+    def catalogue(self, kind: str) -> list[dict[str, Any]]:
+        self.called("catalogue", kind)
+        return [{"name": "linear", "summary": "weighted mean"}, {"name": "slerp", "summary": "along the sphere"}]
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Api:
+    fake = Api()
+    for name in ("align", "merge", "check", "selftest", "demo", "catalogue"):
+        monkeypatch.setattr(isomerge, name, getattr(fake, name), raising=False)
+    return fake
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Run a command line inside an empty folder."""
+    from isomerge.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(line: str) -> Result:
+        return CliRunner().invoke(app, line.split())
+
+    return invoke

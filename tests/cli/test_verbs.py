@@ -1,0 +1,156 @@
+"""Each verb asks the API for what its flags say and shows the record that comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ALIGNED = {
+    "verdict": "aligned",
+    "distance": {"before": 1.41, "after": 0.52},
+    "spaces": [
+        {"name": "residual", "group": "Rotation", "moved": True, "gain": 0.25},
+        {"name": "ffn.0", "group": "Permutation", "moved": 0.5, "gain": 0.1},
+        {"name": "ffn.1", "group": "Permutation", "moved": 1.0, "gain": 0.3},
+    ],
+    "max_output_difference": 2.5e-7,
+    "seconds": 3.25,
+    "notes": ["head untied because [residual] rotated"],
+}
+
+
+def test_align_passes_its_defaults_to_the_api(run: Any, api: Any) -> None:
+    api.record = ALIGNED
+    assert run("align b a -o out").exit_code == 0
+    args, options = api.calls["align"]
+    assert args == ("b", "a")
+    assert options["level"] == "full" and options["scale"] is None and options["many"] == "anchor"
+    assert options["sweeps"] == 15 and options["device"] == "cpu" and list(options["others"]) == []
+    assert api.calls["save"] == (
+        (Path("out"),),
+        {"shard_size": "5GB", "out_dtype": None, "force": False, "anchor_out": None},
+    )
+
+
+def test_align_passes_every_flag_to_the_api(run: Any, api: Any) -> None:
+    api.record = ALIGNED
+    line = "align b a c -o out --level rotation --no-scale --layers 0-4,7 --only ffn --sweeps 3 --many universe"
+    line += " --save-transform t.safetensors --anchor-out anchor --shard-size 500MB --out-dtype bf16 --device cuda"
+    line += " --threads 2 --max-memory 8GB --seed 7 --force"
+    result = run(line)
+    assert result.exit_code == 0, result.output
+    args, options = api.calls["align"]
+    assert args == ("b", "a")
+    expected = {
+        "others": ["c"],
+        "level": "rotation",
+        "scale": False,
+        "layers": "0-4,7",
+        "only": "ffn",
+        "sweeps": 3,
+        "many": "universe",
+        "transform": None,
+        "device": "cuda",
+        "threads": 2,
+        "max_memory": "8GB",
+        "seed": 7,
+    }
+    assert {key: options[key] for key in expected} == expected
+    saved = {"shard_size": "500MB", "out_dtype": "bf16", "force": True, "anchor_out": Path("anchor")}
+    assert api.calls["save"][1] == saved
+    assert api.calls["save_transform"][0] == (Path("t.safetensors"),)
+
+
+def test_align_table_says_distance_moves_difference_and_notes(run: Any, api: Any) -> None:
+    api.record = ALIGNED
+    shown = run("align b a -o out").stdout
+    for part in ("1.41 → 0.52", "2.5e-07", "ffn.*", "75.0 %", "20.0 %", "1 of 1", "3 tensors, 1.2 MB", "3.2 s"):
+        assert part in shown, shown
+    assert "• head untied because [residual] rotated" in shown  # brackets are not markup
+
+
+def test_align_table_says_why_the_difference_was_not_measured(run: Any, api: Any) -> None:
+    reason = "transformers is not installed"
+    api.record = {**ALIGNED, "max_output_difference": None, "max_output_difference_reason": reason}
+    assert f"not measured: {reason}" in run("align b a -o out").stdout
+
+
+def test_nearest_leaves_the_choice_of_anchor_to_the_api(run: Any, api: Any) -> None:
+    api.record = ALIGNED
+    assert run("align b a c -o out --nearest").exit_code == 0
+    assert api.calls["align"][0] == ("b", None)
+    assert api.calls["align"][1]["others"] == ["a", "c"]
+
+
+def test_a_stored_transform_needs_no_anchor(run: Any, api: Any, tmp_path: Path) -> None:
+    api.record = ALIGNED
+    (tmp_path / "t.safetensors").touch()
+    assert run("align b -o out --transform t.safetensors").exit_code == 0
+    assert api.calls["align"][0] == ("b", None)
+    assert api.calls["align"][1]["transform"] == Path("t.safetensors")
+
+
+def test_check_shows_verdict_reasons_and_suggestion(run: Any, api: Any) -> None:
+    api.record = {"verdict": "strangers", "reasons": ["no common ancestor"], "suggestion": "merge --align"}
+    shown = run("check a b c").stdout
+    assert api.calls["check"][0] == ("a", "b", "c")
+    assert all(part in shown for part in ("strangers", "• no common ancestor", "merge --align"))
+
+
+@pytest.mark.parametrize(("unchanged", "code", "word"), [(True, 0, "unchanged"), (False, 1, "CHANGED")])
+def test_selftest_fails_when_the_function_changed(run: Any, api: Any, unchanged: bool, code: int, word: str) -> None:
+    api.record = {"unchanged": unchanged, "max_output_difference": 1e-7, "recovered_distance": 3e-8}
+    result = run("selftest a --seed 3 --level rotation")
+    assert result.exit_code == code and word in result.stdout
+    assert api.calls["selftest"] == (("a",), {"seed": 3, "level": "rotation"})
+
+
+def test_merge_passes_weights_as_numbers(run: Any, api: Any) -> None:
+    api.record = {"method": "linear", "weights": [0.25, 0.75], "aligned": True, "seconds": 1.0}
+    result = run("merge a b --method linear --weights 0.25,0.75 --align --level rotation --base x -o out")
+    assert result.exit_code == 0, result.output
+    args, options = api.calls["merge"]
+    assert args == (["a", "b"],)
+    assert options["weights"] == [0.25, 0.75] and options["align"] is True
+    assert options["base"] == "x" and options["level"] == "rotation"
+    assert "0.25, 0.75" in result.stdout
+
+
+def test_list_prints_one_line_per_entry(run: Any, api: Any) -> None:
+    shown = run("list methods").stdout
+    assert "linear" in shown and "weighted mean" in shown
+    assert json.loads(run("list methods --json").stdout)["methods"][1]["name"] == "slerp"
+
+
+def test_demo_prints_pairs_and_their_mean(run: Any, api: Any) -> None:
+    pairs = [
+        {"seed": 0, "parents": [0.9, 1.0], "none": 0.2, "full": 0.9},
+        {"seed": 1, "parents": [0.8, 0.9], "none": 0.4, "full": 0.7},
+    ]
+    api.record = {"pairs": pairs, "out": "demo-out", "seconds": 9.0}
+    shown = run("demo --seeds 2").stdout
+    assert api.calls["demo"][0] == (Path("demo-out"),) and api.calls["demo"][1]["seeds"] == 2
+    assert all(part in shown for part in ("90.0 / 100.0 %", "85.0 / 95.0 %", "30.0 %", "80.0 %"))
+
+
+@pytest.mark.parametrize("verb", ["align", "check", "selftest", "list", "merge", "demo"])
+def test_every_help_has_an_example_and_the_shared_flags(run: Any, verb: str) -> None:
+    result = run(f"{verb} --help")
+    assert result.exit_code == 0
+    assert f"Example: isomerge {verb}" in result.stdout
+    assert all(flag in result.stdout for flag in ("--json", "--quiet", "--debug"))
+
+
+def test_flags_of_later_versions_are_refused(run: Any, api: Any) -> None:
+    for flag in ("--data", "--evidence", "--learn"):
+        result = run(f"align b a -o out {flag} x")
+        assert result.exit_code == 2 and f"No such option: {flag}" in result.stderr
+    assert "align" not in api.calls
+
+
+def test_no_arguments_prints_the_help(run: Any) -> None:
+    result = run("")
+    assert result.exit_code == 0 and "Commands:" in result.stdout
