@@ -94,6 +94,8 @@ def inputs(row: Row, seed: int = 0, batch: int = 3, length: int = 9) -> dict[str
     tokens = torch.randint(3, VOCABULARY, shape, generator=generator)
     mask = torch.ones_like(tokens)
     tokens[-1, ..., -2:], mask[-1, ..., -2:] = 0, 0
+    if config.is_encoder_decoder:  # its sequence classifiers read the state at the one end-of-sequence token
+        tokens[..., length // 2] = config.eos_token_id
     found = {"input_ids": tokens, "attention_mask": mask}
     if row.kind == "seq2seq":
         found["decoder_input_ids"] = torch.randint(3, VOCABULARY, (batch, length - 2), generator=generator)
@@ -208,8 +210,7 @@ def state(model: BoundModel, provider: Provider) -> dict[str, Tensor]:
 def load(case: Case, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Any:
     """The stock class with these tensors; every one of them must have been asked for."""
     config = make_config(case.row)
-    for key, value in case.bound().architecture.untied_config.items():
-        setattr(config, key, value)
+    config = type(config).from_dict({**config.to_dict(), **case.bound().architecture.untied_config})
     loaded, info = model_class(case.row).from_pretrained(
         None, config=config, state_dict=dict(tensors), dtype=dtype, output_loading_info=True, **implementations(case.row)
     )

@@ -142,3 +142,78 @@ row("opt-350m-sequence", "OPTForSequenceClassification", **OPT_350M, **LABELS)
 row("opt-350m-question", "OPTForQuestionAnswering", **OPT_350M)
 row("opt-350m-bare", "OPTModel", **OPT_350M)
 row("opt-post-norm-lm", "OPTForCausalLM", **OPT, do_layer_norm_before=False)
+
+# DistilBERT
+DISTILBERT = {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 11, "vocab_size": VOCABULARY, "pad_token_id": 0,
+              "max_position_embeddings": 23}  # fmt: skip
+row("distilbert-lm", "DistilBertForMaskedLM", **DISTILBERT)
+row("distilbert-lm-relu", "DistilBertForMaskedLM", **DISTILBERT, activation="relu")
+row("distilbert-lm-untied", "DistilBertForMaskedLM", **DISTILBERT, tie_word_embeddings=False)
+row("distilbert-sequence", "DistilBertForSequenceClassification", **DISTILBERT, **LABELS)
+row("distilbert-token-sinusoidal", "DistilBertForTokenClassification", **DISTILBERT, **LABELS, sinusoidal_pos_embds=True)
+row("distilbert-question", "DistilBertForQuestionAnswering", **DISTILBERT)
+row("distilbert-choice", "DistilBertForMultipleChoice", "choice", **DISTILBERT)
+row("distilbert-bare", "DistilBertModel", **DISTILBERT)
+
+# DeBERTa-v2 and v3
+RELATIVE = {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+DEBERTA_V3 = {**RELATIVE, "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 4,
+              "position_biased_input": False, "type_vocab_size": 0}  # fmt: skip
+NARROW = {**DEBERTA_V3, "embedding_size": 13, "position_biased_input": True, "type_vocab_size": 2}
+row("deberta-v3-lm", "DebertaV2ForMaskedLM", **DEBERTA_V3)
+row("deberta-v3-lm-new-head", "DebertaV2ForMaskedLM", **DEBERTA_V3, legacy=False)
+row("deberta-v3-lm-untied", "DebertaV2ForMaskedLM", **DEBERTA_V3, tie_word_embeddings=False)
+row("deberta-v3-sequence", "DebertaV2ForSequenceClassification", **DEBERTA_V3, **LABELS)
+row("deberta-v3-token-relu", "DebertaV2ForTokenClassification", **DEBERTA_V3, **LABELS, hidden_act="relu")
+row("deberta-v3-question", "DebertaV2ForQuestionAnswering", **DEBERTA_V3)
+row("deberta-v3-bare", "DebertaV2Model", **DEBERTA_V3)
+row("deberta-convolution-lm", "DebertaV2ForMaskedLM", **DEBERTA_V3, conv_kernel_size=3, conv_act="gelu")
+row("deberta-convolution-token", "DebertaV2ForTokenClassification", **RELATIVE, **LABELS, conv_kernel_size=3)
+row("deberta-narrow-lm", "DebertaV2ForMaskedLM", **NARROW)
+row("deberta-narrow-lm-untied", "DebertaV2ForMaskedLM", **NARROW, tie_word_embeddings=False)
+row("deberta-narrow-token", "DebertaV2ForTokenClassification", **NARROW, **LABELS)
+row("deberta-absolute-token", "DebertaV2ForTokenClassification", **TEXT, **LABELS, type_vocab_size=3)
+row("deberta-own-sequence", "DebertaV2ForSequenceClassification", **RELATIVE, **LABELS, pooler_hidden_act="tanh")
+row("deberta-own-norm-token", "DebertaV2ForTokenClassification", **RELATIVE, **LABELS, norm_rel_ebd="layer_norm")
+row("deberta-own-c2p-token", "DebertaV2ForTokenClassification", **{**RELATIVE, "pos_att_type": ["c2p"]}, **LABELS)
+row("deberta-own-p2c-token", "DebertaV2ForTokenClassification", **{**RELATIVE, "pos_att_type": "p2c"}, **LABELS)
+row("deberta-shared-c2p-token", "DebertaV2ForTokenClassification", **{**DEBERTA_V3, "pos_att_type": ["c2p"]}, **LABELS)
+
+# T5 and mT5; T5 1.1 is told by its gated feed-forward and an output that is not scaled
+T5 = {"d_model": 16, "d_kv": 6, "d_ff": 11, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4, "pad_token_id": 0,
+      "eos_token_id": 1, "vocab_size": VOCABULARY, "decoder_start_token_id": 0, "relative_attention_num_buckets": 8,
+      "relative_attention_max_distance": 12}  # fmt: skip
+row("t5-lm", "T5ForConditionalGeneration", "seq2seq", **T5)
+row("t5-1.1-lm", "T5ForConditionalGeneration", "seq2seq", **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+row("t5-sequence", "T5ForSequenceClassification", **T5, **LABELS)
+row("t5-token", "T5ForTokenClassification", **T5, **LABELS)
+row("t5-question", "T5ForQuestionAnswering", "seq2seq", **T5)
+row("t5-bare", "T5Model", "seq2seq", **T5)
+row("t5-encoder", "T5EncoderModel", **T5)
+row("mt5-lm", "MT5ForConditionalGeneration", "seq2seq", **T5)
+row("mt5-sequence", "MT5ForSequenceClassification", **T5, **LABELS)
+
+# Mixtral
+MIXTRAL = {**LLAMA, "num_local_experts": 3}
+row("mixtral-lm", "MixtralForCausalLM", **MIXTRAL)
+row("mixtral-lm-tied", "MixtralForCausalLM", **{**MIXTRAL, "tie_word_embeddings": True})
+row("mixtral-sequence", "MixtralForSequenceClassification", **MIXTRAL, **LABELS)
+row("mixtral-token", "MixtralForTokenClassification", **MIXTRAL, **LABELS)
+row("mixtral-question", "MixtralForQuestionAnswering", **MIXTRAL)
+row("mixtral-bare", "MixtralModel", **MIXTRAL)
+
+# Gemma and Gemma-2
+GEMMA = {**LLAMA, "tie_word_embeddings": True, "head_dim": 6}
+row("gemma-lm", "GemmaForCausalLM", **GEMMA)
+row("gemma-sequence", "GemmaForSequenceClassification", **GEMMA, **LABELS)
+row("gemma2-lm", "Gemma2ForCausalLM", **GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, sliding_window=4)
+row("gemma2-lm-untied-biases", "Gemma2ForCausalLM", **{**GEMMA, "tie_word_embeddings": False}, attention_bias=True)
+row("gemma2-sequence", "Gemma2ForSequenceClassification", **GEMMA, **LABELS)
+row("gemma2-token", "Gemma2ForTokenClassification", **GEMMA, **LABELS)
+row("gemma2-bare", "Gemma2Model", **GEMMA)
+
+# OLMo-2
+row("olmo2-lm", "Olmo2ForCausalLM", **LLAMA)
+row("olmo2-lm-tied-biases", "Olmo2ForCausalLM", **{**LLAMA, "tie_word_embeddings": True}, attention_bias=True)
+row("olmo2-sequence", "Olmo2ForSequenceClassification", **LLAMA, **LABELS)
+row("olmo2-bare", "Olmo2Model", **LLAMA)

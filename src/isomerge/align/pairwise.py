@@ -82,8 +82,7 @@ def _solve(
             side.balance_spaces(moving, run)
     common = {n: layout for n, layout in source.layouts.items() if n in anchor.layouts}
     pair = Pair(sides[0].tensor, sides[1].tensor, common, source.architecture, device)
-    folded = set(sides[0].canonical.norm_weight) | set(sides[0].canonical.stream_bias)
-    sweeper = Sweeper(pair, run, tick, skip_names=folded)
+    sweeper = Sweeper(pair, run, tick, skip_names=set(sides[0].canonical.norm_weight))
     found = sweeper.solve(sweeps)
     if scope.level == "rotation" and scope.rescales:
         wanted = [s for s in found.elements if not isinstance(spaces[s], Permutation)]

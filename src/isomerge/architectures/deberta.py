@@ -155,8 +155,8 @@ def task_heads(facts: Facts, variant: Variant) -> tuple[dict[str, str], tuple[st
 def stream_norms(facts: Facts, variant: Variant, head_readers: Sequence[str]) -> list[StreamNorm]:
     """The norms whose bias can move on.
 
-    It cannot where query and key also project the relative table, where the convolution reads it (with zeros beyond
-    the ends, which have no bias), and where it is added to the convolution's output instead of a bias.
+    It cannot where padding is set to zero after the norm (the embeddings' and the convolution's), where query and key
+    also project the relative table, and where the convolution's activation, not a bias, is added to it.
     """
     chain = post_norm_chain(
         embeddings=EMBEDDINGS + "LayerNorm",
@@ -165,13 +165,9 @@ def stream_norms(facts: Facts, variant: Variant, head_readers: Sequence[str]) ->
         ffn=((LAYER + "intermediate.dense.weight",), LAYER + "output.dense.bias", LAYER + "output.LayerNorm"),
         end=head_readers,
     )
-    if variant.conv:  # the convolution's norm takes the place of the first layer's
-        after_first = chain[2]
-        moved = StreamNorm(ENCODER + "conv.LayerNorm", after_first.readers, after_first.writer)
-        chain = [chain[1], moved, *chain[3:]]
-    if variant.shared:
-        chain = [norm for norm in chain if not any("query_proj" in reader for reader in norm.readers)]
-    return chain
+    kept = [chain[1], *chain[3:]] if variant.conv else chain[1:]
+    before_attention = {norm.name for norm in chain[::2][:-1]}
+    return [norm for norm in kept if not (variant.shared and norm.name in before_attention)]
 
 
 def gauges(variant: Variant) -> list[Gauge]:

@@ -5,6 +5,10 @@ biases that softmax drops or attention passes through are moved out of the way. 
 space is a group element, so it belongs to the alignment.) Each step is undone by `in_gauge`, which writes a canonical
 model *in the gauge of another one*, so that the plain mean of the two files is the mean of the two canonical forms.
 
+The bias of a norm *on* the stream (post-norm models) is a gauge too, and stays where it is: folded into its readers it
+becomes a bias far larger than theirs, which then drowns the weights. On two real RoBERTa models the mean after folding
+it had a masked-LM loss of 3.44, without folding 3.21 (plain mean 3.41).
+
 Everything works tensor by tensor on demand: a canonical tensor is a function of a few raw ones, so memory stays at one
 unit however large the model.
 """
@@ -17,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isomerge.symmetry.architecture import RESIDUAL, KeyBias, Norm, StreamNorm, ValueBias
+from isomerge.symmetry.architecture import RESIDUAL, KeyBias, Norm, ValueBias
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.groups import Trivial
 from isomerge.symmetry.patterns import Segment
@@ -57,11 +61,9 @@ class Canonical:
         stream = RESIDUAL in self.moving
         norms = model.architecture.norms if stream else ()
         self.folds = [f for n in norms if isinstance(n, Norm) and (f := self._fold(n))]
-        self.streams = [n for n in norms if isinstance(n, StreamNorm) and self._movable(n)]
         self.reader_fold = {reader: fold for fold in self.folds for reader in fold.readers}
         self.norm_weight = {f.norm.name + ".weight": f for f in self.folds}
         self.norm_bias = {f.norm.name + ".bias": f for f in self.folds}
-        self.stream_bias = {n.name + ".bias": n for n in self.streams}
         self.centred = {w for w in model.architecture.writers if w in model.layouts} if stream else set()
         self.centred_readers = {r for f in self.folds if f.norm.kind == "layer" and f.bias_too for r in f.readers}
         present = [g for g in model.architecture.gauges if getattr(g, "bias", None) in model.layouts]
@@ -83,11 +85,6 @@ class Canonical:
     def _only_reader_of_itself(self, readers: tuple[str, ...]) -> bool:
         """A tied output table is also the input table: nothing can be folded into it."""
         return all(self.model.layouts[r].axis_of(RESIDUAL, dual=True) is not None for r in readers)
-
-    def _movable(self, norm: StreamNorm) -> bool:
-        layouts, readers = self.model.layouts, [r for r in norm.readers if r in self.model.layouts]
-        ends = norm.writer in layouts if norm.writer else bool(readers)  # a tied table may read the last one
-        return norm.name + ".bias" in layouts and ends and all(self.model.bias_of(r) for r in readers)
 
     # --- the record of this model's own gauge -----------------------------------------------------------------------
     def gain(self, norm: Norm) -> Tensor:
@@ -111,7 +108,7 @@ class Canonical:
     def record(self) -> dict[str, Tensor]:
         """Everything `in_gauge` needs of this model, to be stored beside a transform."""
         norms = [name for f in self.folds for name in (f.norm.name + ".weight", f.norm.name + ".bias")]
-        values = [n for n in norms if n in self.model.layouts] + list(self.stream_bias)
+        values = [n for n in norms if n in self.model.layouts]
         biases = {g.bias for g in (*self.keys, *self.values)}
         wanted = [("value", n) for n in values] + [("bias", n) for n in biases]
         wanted += [("mean", n) for n in self.centred | self.centred_readers]
@@ -135,8 +132,6 @@ class Canonical:
             fold = self.norm_bias[name]
             bias = self.model.raw(name)
             return torch.zeros_like(bias) if fold.bias_too else bias / self.gain(fold.norm)
-        if name in self.stream_bias:
-            return torch.zeros_like(self.model.raw(name))
         tensor = self._uncentred(name)
         for segment in self._dropped_segments(name):
             tensor = _filled(tensor, segment, torch.zeros(()))
@@ -150,9 +145,6 @@ class Canonical:
             tensor = _scaled(tensor, self._axis(name, dual=True), self.gain(self.reader_fold[name].norm))
         for weight, shift in self._shifts_into(name):
             tensor = tensor + self._read_by(weight, self.model.raw(weight), shift)
-        for norm in self.streams:
-            if norm.writer == name:
-                tensor = tensor + self.model.raw(norm.name + ".bias")
         for gauge in self._value_biases_into(name):
             tensor = tensor + self._passed_on(gauge, self._uncentred(gauge.bias), self.model.raw(gauge.output))
         return tensor
@@ -160,7 +152,7 @@ class Canonical:
     # --- inverse: canonical -> the gauge of this model --------------------------------------------------------------
     def in_gauge(self, name: str, canonical: Provider) -> Tensor:
         """A canonical model's tensor, written in the gauge of *this* model: its norms, means and biases."""
-        if name in self.norm_weight or name in self.stream_bias:
+        if name in self.norm_weight:
             return self._own("value", name)
         if name in self.norm_bias:
             fold = self.norm_bias[name]
@@ -175,9 +167,6 @@ class Canonical:
         for gauge in self._value_biases_into(name):
             weight = self.in_gauge(gauge.output, canonical)
             tensor = tensor - self._passed_on(gauge, self._own("bias", gauge.bias), weight)
-        for norm in self.streams:
-            if norm.writer == name:
-                tensor = tensor - self._own("value", norm.name + ".bias")
         for weight_name, shift in self._shifts_into(name):
             tensor = tensor - self._read_by(weight_name, self.in_gauge(weight_name, canonical), shift)
         return tensor
@@ -196,12 +185,9 @@ class Canonical:
         weight = bias.removesuffix("bias") + "weight"
         if not bias.endswith(".bias") or weight not in self.model.layouts:
             return []
-        found = []
         fold = self.reader_fold.get(weight)
-        if fold and fold.bias_too and (shift := self.shift(fold.norm.name)) is not None:
-            found.append((weight, shift))
-        found += [(weight, self._own("value", n.name + ".bias")) for n in self.streams if weight in n.readers]
-        return found
+        shift = self.shift(fold.norm.name) if fold and fold.bias_too else None
+        return [] if shift is None else [(weight, shift)]
 
     def _read_by(self, weight: str, values: Tensor, shift: Tensor) -> Tensor:
         return torch.tensordot(values, shift, dims=([self._axis(weight, dual=True)], [0]))

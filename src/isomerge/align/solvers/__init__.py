@@ -5,8 +5,9 @@ A returned element acts on the source: matrices `B ← g B`, permutations `B ←
 
 from __future__ import annotations
 
-from isomerge.align.solvers.assignment import assign, assign_batch, identity_is_optimal
+from isomerge.align.solvers.assignment import assign, assign_batch
 from isomerge.align.solvers.balance import balance, balance_scale
+from isomerge.align.solvers.identity import identity_is_optimal
 from isomerge.align.solvers.polar import polar
 from isomerge.align.solvers.procrustes import (
     nuclear_norm,

@@ -32,7 +32,7 @@ def polar(C: Tensor, *, method: str = "auto") -> Tensor:
 
     C: (..., e, e); R comes back in float64. `method` is "svd", "qdwh" (matmul and Cholesky only; every result is
     checked, members that fail — singular or with a condition number above about 1e4 — are solved by SVD) or "auto":
-    qdwh on accelerators and for small matrices on a CPU, where it takes about 2/3 of the time; SVD otherwise.
+    qdwh on accelerators and for small matrices on a CPU, where it takes about 3/4 of the time; SVD otherwise.
     Where C is singular R is one of many: see `partial_isometry` for the unique part.
 
     >>> polar(torch.tensor([[0.0, 2.0], [-3.0, 0.0]])).round().tolist()

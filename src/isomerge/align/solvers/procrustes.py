@@ -62,7 +62,7 @@ def partial_isometry(C: Tensor, rtol: float = 1e-10) -> Tensor:
     [[1.0, 0.0], [0.0, 0.0]]
     """
     U, S, Vh = torch.linalg.svd(finite(C))
-    keep = (S > rtol * S[..., :1]).to(U.dtype)  # Not >=, or a matrix of all zeros would keep everything.
+    keep = S.gt(rtol * S[..., :1]).to(U.dtype)  # Not ge, or a matrix of all zeros would keep everything.
     return torch.matmul(Vh.mT, keep[..., :, None] * U.mT)
 
 

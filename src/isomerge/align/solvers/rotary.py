@@ -52,7 +52,7 @@ def rotary_scaled(a: Tensor, b: Tensor, q_norm2: Tensor, k_norm2: Tensor) -> Ten
     # s, t: ra + b/r = (MN)^¼ · (s e^{x/2} + t e^{−x/2}) at r = base · e^{x/2}, with f measured in units of (MN)^½
     unit = (M * N) ** 0.5
     s, t = a * base / unit, b / (base * unit)
-    limit = 2 * torch.log1p(s.abs() + t.abs()) + 1e-3
+    limit = 2.05 * torch.log1p(s.abs() + t.abs()) + 1e-3  # past the bound by some cells: every minimum has neighbours
     x = limit[..., None] * torch.linspace(-1, 1, _GRID, dtype=torch.float64, device=a.device)
     s, t = s[..., None], t[..., None]
 
@@ -80,7 +80,9 @@ def _newton(x: Tensor, s: Tensor, t: Tensor) -> Tensor:
     for _ in range(2):
         p, m = s.abs().square() * torch.exp(x), t.abs().square() * torch.exp(-x)
         h = p + m + 2 * (s * t.conj()).real
-        root = h.clamp_min(1e-300).sqrt()
+        root = torch.where(
+            h > 0, h, 1.0
+        ).sqrt()  # h = 0 only where nothing pulls (p = m), or at a kink, never a minimum
         slope = 2 * torch.sinh(x) - (p - m) / root
         curve = 2 * torch.cosh(x) - (p + m) / root + (p - m).square() / (2 * root**3)
         step = slope / curve

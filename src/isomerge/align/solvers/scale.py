@@ -28,13 +28,12 @@ def head_scale(q_norm2: Tensor, qq: Tensor, kk: Tensor, k_norm2: Tensor, *, sign
     companion[..., [1, 2, 3], [0, 1, 2]] = 1.0
     # Real parts of all four: the best real root is among them, and no other value can cost less than it does.
     x = torch.linalg.eigvals(companion).real
-    p, q = p[..., None], q[..., None]
     allowed = (x != 0) if signed else (x > 0)
     x = torch.where(allowed, x, 1.0)
+    cost = x**2 - 2 * p[..., None] * x + 1 / x**2 - 2 * q[..., None] / x
+    x = x.gather(-1, torch.where(allowed, cost, torch.inf).argmin(-1, keepdim=True)).squeeze(-1)
     for _ in range(3):
         slope = 4 * x**3 - 3 * p * x**2 + q
         step = (x**4 - p * x**3 + q * x - 1) / torch.where(slope == 0, 1.0, slope)
         x = torch.where(step.abs() < 0.1 * x.abs(), x - step, x)  # a polish, never a jump to another root or sign
-    cost = x**2 - 2 * p * x + 1 / x**2 - 2 * q / x
-    best = x.gather(-1, cost.argmin(-1, keepdim=True)).squeeze(-1)
-    return torch.where(free, base * best, 1.0)
+    return torch.where(free, base * x, 1.0)

@@ -1,0 +1,154 @@
+"""The sound test is sharp: specifications with one plausible mistake each fail it, clearly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from architectures.helpers import Case, build, difference, float64_throughout, load, moved, moving, outputs, saved, state
+from architectures.models import ROWS
+from isomerge.architectures import FAMILIES, describe
+from isomerge.checkpoint import open_checkpoint
+from isomerge.symmetry.architecture import KeyBias, Norm
+from isomerge.symmetry.groups import Permutation, Rotation, SignedPermutation
+from isomerge.symmetry.transform import random_transform
+
+CLEAR = 1e-3
+
+
+def spaces(spec, **changed):
+    """The specification with other groups: `qk=…` for the space qk.{i}."""
+    return replace(spec, spaces={k: changed.get(k.removesuffix(".{i}"), g) for k, g in spec.spaces.items()})
+
+
+def patterns(spec, ending, change):
+    """The specification with other patterns for the tensors of some ending."""
+    found = [name for name in spec.tensors if name.removesuffix("?").endswith(ending)]
+    assert found, ending
+    return replace(spec, tensors=spec.tensors | {name: change(spec.tensors[name]) for name in found})
+
+
+def nothing(spec):
+    return spec
+
+
+def forgotten_dual(spec):
+    spec = patterns(spec, "key.weight", lambda p: p.replace("qk.{i}'", "qk.{i}"))
+    return patterns(spec, "key.bias", lambda p: p.replace("qk.{i}'", "qk.{i}"))
+
+
+def rotation_across_rope(spec):
+    return spaces(spec, qk=Rotation(spec.spaces["qk.{i}"].size, spec.spaces["qk.{i}"].per))
+
+
+def rotation_across_partial_rope(spec):
+    return spaces(spec, rotary=Rotation(spec.spaces["rotary.{i}"].size, spec.spaces["rotary.{i}"].per))
+
+
+def rotation_of_ffn_units(spec):
+    return spaces(spec, ffn=Rotation(spec.spaces["ffn.{i}"].size))
+
+
+def scaled_gate(spec):
+    return patterns(spec, "gate_proj.weight", lambda p: p.replace("ffn.{i}", "(ffn.{i} up.{i})"))
+
+
+def swapped_group_order(spec):
+    spec = spaces(spec, query=Permutation(spec.spaces["query.{i}"].size))
+    for ending in ("q_proj.weight", "o_proj.weight"):
+        spec = patterns(spec, ending, lambda p: p.replace("kv.{i} query.{i}", "query.{i} kv.{i}"))
+    return spec
+
+
+def qkv_in_the_other_order(spec):
+    def part(space):
+        return "head.{i} " + space
+
+    order = "[" + " | ".join(map(part, ("rotary.{i}", "qk.{i}", "rotary.{i}'", "qk.{i}'", "vo.{i}"))) + "]"
+    spec = patterns(spec, "query_key_value.weight", lambda p: order + " residual'")
+    return patterns(spec, "query_key_value.bias", lambda p: order)
+
+
+def signed_permutation(spec):
+    return spaces(spec, residual=SignedPermutation(spec.spaces["residual"].size))
+
+
+def rotation_that_moves_ones(spec):
+    return spaces(spec, residual=Rotation(spec.spaces["residual"].size))
+
+
+def forgotten_norm_reader(spec):
+    norms = [replace(n, readers=n.readers[:1]) if isinstance(n, Norm) and len(n.readers) > 1 else n for n in spec.norms]
+    return replace(spec, norms=norms)
+
+
+def centred_tied_table(spec):
+    return replace(spec, writers=["transformer.wte.weight", *spec.writers])
+
+
+def rotary_key_bias_dropped(spec):
+    return replace(spec, gauges=[*spec.gauges, KeyBias("gpt_neox.layers.{i}.attention.query_key_value.bias", "rotary.{i}")])
+
+
+def forgotten_router(spec):
+    return patterns(spec, "block_sparse_moe.gate.weight", lambda p: "_experts residual'")
+
+
+def forgotten_writer(spec):
+    spec = replace(spec, writers=[w for w in spec.writers if not w.endswith("mlp.c_proj.bias")])
+    return patterns(spec, "mlp.c_proj.bias", lambda p: "_stay")
+
+
+FALSE = [
+    (forgotten_dual, "vit-image"),
+    (forgotten_dual, "bert-token"),
+    (rotation_across_rope, "llama-lm"),
+    (rotation_across_partial_rope, "neox-lm"),
+    (rotation_of_ffn_units, "gpt2-lm-untied"),
+    (rotation_of_ffn_units, "vit-image"),
+    (scaled_gate, "llama-lm"),
+    (swapped_group_order, "llama-lm"),
+    (qkv_in_the_other_order, "neox-lm"),
+    (signed_permutation, "gpt2-lm"),
+    (signed_permutation, "opt-lm"),
+    (signed_permutation, "bert-token"),
+    (rotation_that_moves_ones, "gpt2-lm-untied"),
+    (forgotten_norm_reader, "vit-image"),
+    (forgotten_norm_reader, "llama-lm"),
+    (centred_tied_table, "gpt2-lm"),
+    (rotary_key_bias_dropped, "neox-lm"),
+    (forgotten_writer, "gpt2-lm-untied"),
+    (forgotten_router, "mixtral-lm"),
+]
+
+
+def error_of(change, row_id, monkeypatch) -> float:
+    """How far a random element of the changed specification moves the outputs."""
+    if row_id not in ROWS or build(row_id).config.model_type not in FAMILIES:
+        pytest.skip(f"there is no {row_id} yet")
+    model_type = build(row_id).config.model_type
+    family = FAMILIES[model_type]
+    monkeypatch.setitem(FAMILIES, model_type, replace(family, function=lambda facts: change(family.function(facts))))
+    model = describe(open_checkpoint(saved(row_id)))
+    form = moving(model)
+    case = Case(ROWS[row_id])
+    with float64_throughout():
+        # Several elements: one of few (two groups, say) may be the identity.
+        return max(
+            difference(
+                outputs(build(row_id), case.row),
+                outputs(load(case, state(model, moved(form, random_transform(model.architecture.spaces, seed)))), case.row),
+            )
+            for seed in range(3)
+        )
+
+
+@pytest.mark.parametrize(("change", "row_id"), FALSE, ids=[f"{f.__name__}-{r}" for f, r in FALSE])
+def test_a_false_specification_changes_the_outputs(change, row_id, monkeypatch):
+    assert error_of(change, row_id, monkeypatch) > CLEAR
+
+
+@pytest.mark.parametrize("row_id", sorted({r for _, r in FALSE}))
+def test_the_true_specification_does_not(row_id, monkeypatch):
+    assert error_of(nothing, row_id, monkeypatch) <= 1e-10
