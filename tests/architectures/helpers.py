@@ -210,9 +210,19 @@ def state(model: BoundModel, provider: Provider) -> dict[str, Tensor]:
 def load(case: Case, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Any:
     """The stock class with these tensors; every one of them must have been asked for."""
     config = make_config(case.row)
-    config = type(config).from_dict({**config.to_dict(), **case.bound().architecture.untied_config})
+    if case.untie:
+        config = type(config).from_dict({**config.to_dict(), **case.bound().architecture.untied_config})
     loaded, info = model_class(case.row).from_pretrained(
         None, config=config, state_dict=dict(tensors), dtype=dtype, output_loading_info=True, **implementations(case.row)
+    )
+    assert not any(info.values()), info
+    return loaded.eval()
+
+
+def load_folder(case: Case, folder: Path) -> Any:
+    """The stock class from a folder, as a user loads it; no key may be missing, unexpected or of another shape."""
+    loaded, info = model_class(case.row).from_pretrained(
+        folder, dtype=torch.float64, output_loading_info=True, **implementations(case.row)
     )
     assert not any(info.values()), info
     return loaded.eval()

@@ -150,7 +150,7 @@ row("distilbert-lm", "DistilBertForMaskedLM", **DISTILBERT)
 row("distilbert-lm-relu", "DistilBertForMaskedLM", **DISTILBERT, activation="relu")
 row("distilbert-lm-untied", "DistilBertForMaskedLM", **DISTILBERT, tie_word_embeddings=False)
 row("distilbert-sequence", "DistilBertForSequenceClassification", **DISTILBERT, **LABELS)
-row("distilbert-token-sinusoidal", "DistilBertForTokenClassification", **DISTILBERT, **LABELS, sinusoidal_pos_embds=True)
+row("distilbert-token", "DistilBertForTokenClassification", **DISTILBERT, **LABELS, sinusoidal_pos_embds=True)
 row("distilbert-question", "DistilBertForQuestionAnswering", **DISTILBERT)
 row("distilbert-choice", "DistilBertForMultipleChoice", "choice", **DISTILBERT)
 row("distilbert-bare", "DistilBertModel", **DISTILBERT)
@@ -184,7 +184,8 @@ T5 = {"d_model": 16, "d_kv": 6, "d_ff": 11, "num_layers": 2, "num_decoder_layers
       "eos_token_id": 1, "vocab_size": VOCABULARY, "decoder_start_token_id": 0, "relative_attention_num_buckets": 8,
       "relative_attention_max_distance": 12}  # fmt: skip
 row("t5-lm", "T5ForConditionalGeneration", "seq2seq", **T5)
-row("t5-1.1-lm", "T5ForConditionalGeneration", "seq2seq", **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+T5_1_1 = {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+row("t5-1.1-lm", "T5ForConditionalGeneration", "seq2seq", **T5_1_1)
 row("t5-sequence", "T5ForSequenceClassification", **T5, **LABELS)
 row("t5-token", "T5ForTokenClassification", **T5, **LABELS)
 row("t5-question", "T5ForQuestionAnswering", "seq2seq", **T5)
@@ -206,7 +207,8 @@ row("mixtral-bare", "MixtralModel", **MIXTRAL)
 GEMMA = {**LLAMA, "tie_word_embeddings": True, "head_dim": 6}
 row("gemma-lm", "GemmaForCausalLM", **GEMMA)
 row("gemma-sequence", "GemmaForSequenceClassification", **GEMMA, **LABELS)
-row("gemma2-lm", "Gemma2ForCausalLM", **GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, sliding_window=4)
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+row("gemma2-lm", "Gemma2ForCausalLM", **GEMMA, **CAPS, sliding_window=4)
 row("gemma2-lm-untied-biases", "Gemma2ForCausalLM", **{**GEMMA, "tie_word_embeddings": False}, attention_bias=True)
 row("gemma2-sequence", "Gemma2ForSequenceClassification", **GEMMA, **LABELS)
 row("gemma2-token", "Gemma2ForTokenClassification", **GEMMA, **LABELS)

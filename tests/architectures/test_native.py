@@ -3,19 +3,8 @@
 import json
 
 import pytest
-import torch
 
-from architectures.helpers import (
-    build,
-    cases,
-    difference,
-    implementations,
-    model_class,
-    moved,
-    moving,
-    outputs,
-    write,
-)
+from architectures.helpers import build, cases, difference, load_folder, moved, moving, outputs, write
 from isomerge.symmetry.groups import Trivial
 from isomerge.symmetry.transform import random_transform
 
@@ -28,11 +17,8 @@ def test_a_moved_folder_loads_in_the_stock_class_with_no_key_left_over(case, tmp
     form = moving(model)
     provider = moved(form, random_transform(model.architecture.spaces, 3))
     folder = write(case, model, lambda name: form.in_gauge(name, provider), tmp_path / "out")
-    loaded, info = model_class(case.row).from_pretrained(
-        folder, dtype=torch.float64, output_loading_info=True, **implementations(case.row)
-    )
-    assert not any(info.values()), info
-    assert difference(outputs(build(case.row.id), case.row), outputs(loaded.eval(), case.row)) <= 1e-5
+    loaded = load_folder(case, folder)
+    assert difference(outputs(build(case.row.id), case.row), outputs(loaded, case.row)) <= 1e-5
 
 
 @every_case

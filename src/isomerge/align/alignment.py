@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isomerge.align.levels import Scope
 from isomerge.align.pairwise import AnchorGauge, Solution
 from isomerge.architectures import describe
 from isomerge.checkpoint import (
@@ -20,6 +20,7 @@ from isomerge.checkpoint import (
     TensorInfo,
     Written,
     cast,
+    load_into_module,
     open_checkpoint,
     parse_dtype,
     refuse_overwrite,
@@ -77,13 +78,16 @@ class Move:
 
 @dataclass
 class Alignment:
-    """The result of `isomerge.align`. Nothing is written until `save`."""
+    """The result of `isomerge.align`. Nothing is written until `save`.
+
+    `gauge` is the anchor's gauge where it was stored with a transform; otherwise it is read from the anchor itself.
+    """
 
     solution: Solution
     seconds: float
-    threads: int | None = None
     max_memory: int | None = None
     progress: Progress | None = None
+    gauge: Mapping[str, Tensor] | None = None
     _distances: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     _lost: dict[str, CastReport] = field(default_factory=dict)
     _difference: tuple[float | None, str] = (None, "not measured: nothing has been written yet")
@@ -103,13 +107,16 @@ class Alignment:
         """The output table had to be separated from the input table."""
         return bool(self.solution.source.architecture.untied_config)
 
-    @property
+    @cached_property
     def fragile(self) -> list[str]:
         """Norms of the anchor whose gains are too small to write the source in the anchor's gauge."""
-        return self._canonical(self.solution.anchor).fragile_gains()
+        if self.gauge is not None:
+            return self._canonical(self.solution.source, self.gauge).fragile_gains()
+        anchor = self.solution.anchor
+        return self._canonical(anchor).fragile_gains() if anchor else []
 
-    def _canonical(self, model: BoundModel) -> Canonical:
-        return Canonical(model, self.transform.elements, gauges=self.solution.scope.gauges)
+    def _canonical(self, model: BoundModel, record: Mapping[str, Tensor] | None = None) -> Canonical:
+        return Canonical(model, self.transform.elements, gauges=self.solution.scope.gauges, record=record)
 
     def move(self, model: BoundModel | None = None) -> Move:
         """The source (or another model of its architecture), moved."""
@@ -117,15 +124,24 @@ class Alignment:
         own = self._canonical(model)
         if self.fragile:
             return Move(model, self.transform, own, None)
-        gauge = AnchorGauge(self._canonical(self.solution.anchor), own)
-        record = Canonical(model, self.transform.elements, gauges=self.solution.scope.gauges, record=gauge)
-        return Move(model, self.transform, own, record)
+        record = self.gauge
+        if record is None:
+            record = AnchorGauge(self._canonical(self._anchor()), own)
+        return Move(model, self.transform, own, self._canonical(model, record))
 
     def anchor_move(self) -> Move:
         """The anchor, untied or canonical as the source is written; its function does not change."""
-        anchor = self.solution.anchor
-        own = self._canonical(anchor)
-        return Move(anchor, Transform(self.transform.spaces), own, None if self.fragile else own)
+        own = self._canonical(self._anchor())
+        return Move(self._anchor(), Transform(self.transform.spaces), own, None if self.fragile else own)
+
+    def anchor_gauge(self) -> dict[str, Tensor]:
+        """Everything needed of the anchor to write other models in its gauge."""
+        return dict(self.gauge) if self.gauge is not None else self._canonical(self._anchor()).record()
+
+    def _anchor(self) -> BoundModel:
+        if self.solution.anchor is None:
+            raise RequestError("Using the anchor of a stored transform: the file holds only its gauge. Name the anchor too.")
+        return self.solution.anchor
 
     # --- using it ---------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Tensor]:
@@ -163,8 +179,8 @@ class Alignment:
         verify: bool = True,
     ) -> Written:
         """Write the moved source, in the anchor's gauge; with `anchor_out` the anchor too, where its gauge had to change."""
-        source, anchor = self.solution.source.checkpoint, self.solution.anchor.checkpoint
-        inputs = [c.folder for c in (source, anchor) if c.folder]
+        source = self.solution.source.checkpoint
+        inputs = [m.checkpoint for m in (self.solution.source, self.solution.anchor) if m is not None]
         targets = [Path(p) for p in (out, anchor_out) if p is not None]
         for target in targets:
             refuse_overwrite(target, inputs)
@@ -176,6 +192,12 @@ class Alignment:
         if verify:
             self._difference = self._compare_outputs(source, Path(out))
         return written
+
+    def save_transform(self, path: str | Path) -> None:
+        """Store the group elements and the anchor's gauge, to move other checkpoints of this architecture later."""
+        from isomerge.align.storage import save_transform
+
+        save_transform(self, Path(path))
 
     def _write(
         self, move: Move, out: Path, shard_size: int | str, out_dtype: str | None, force: bool, *, measure: bool
@@ -190,16 +212,16 @@ class Alignment:
             if self.progress:
                 self.progress(done, total, f"writing {out.name}")
 
-        def tensors() -> Iterator[tuple[str, Tensor]]:
-            for file, tensor in move.produce(plan, self._lost.__setitem__ if measure else lambda *_: None):
-                yield file, tensor
+        def record(file: str, lost: CastReport) -> None:
+            if measure:
+                self._lost[file] = lost
 
         changes = dict(move.model.architecture.untied_config)
         if out_dtype:
             key = "dtype" if "dtype" in move.model.checkpoint.config else "torch_dtype"
             changes[key] = str(parse_dtype(out_dtype)).removeprefix("torch.")
         return write_checkpoint(
-            out, plan, tensors(), config=changes, donor=move.model.checkpoint, shard_size=shard_size, force=force,
+            out, plan, move.produce(plan, record), config=changes, donor=move.model.checkpoint, shard_size=shard_size, force=force,
             progress=advance,
         )  # fmt: skip
 
@@ -222,12 +244,14 @@ class Alignment:
         """Per tensor: ‖source − anchor‖², ‖moved − anchor‖², ‖anchor‖², on the files as they stand."""
         if not self._distances:
             source, anchor, move = self.solution.source, self.solution.anchor, self.move()
-            target = anchor.raw if move.gauge is not None else move_target(self.anchor_move())
+            if anchor is None:
+                return {}
+            target = anchor.raw if move.gauge is not None else self.anchor_move().tensor
             for name in sorted(set(source.layouts) & set(anchor.layouts)):
-                a, b, c = common(anchor.raw(name), source.raw(name))[0], *common(source.raw(name), anchor.raw(name))
-                moved, goal = common(move.tensor(name), target(name))
-                before = float((b - c).square().sum())
-                self._distances[name] = before, float((moved - goal).square().sum()), float(a.square().sum())
+                start, goal = common(source.raw(name), anchor.raw(name))
+                moved, end = common(move.tensor(name), target(name))
+                squares = ((start - goal), (moved - end), goal)
+                self._distances[name] = tuple(float(t.square().sum()) for t in squares)  # type: ignore[assignment]
         return self._distances
 
     def report(self) -> dict[str, Any]:
@@ -237,7 +261,7 @@ class Alignment:
         before, after = (relative(distances.values(), k) for k in (0, 1))
         return {
             "source": self.solution.source.name,
-            "anchor": self.solution.anchor.name,
+            "anchor": self.solution.anchor.name if self.solution.anchor else None,
             "family": self.solution.source.architecture.family,
             "level": self.solution.scope.level,
             "verdict": self._verdict(),
@@ -248,7 +272,7 @@ class Alignment:
             "max_output_difference_reason": reason or None,
             "gauge": "canonical" if self.fragile else "anchor",
             "untied": self.untied,
-            "notes": self._notes(),
+            "notes": self.report_notes(),
             "seconds": self.seconds,
         }
 
@@ -276,7 +300,7 @@ class Alignment:
             })  # fmt: skip
         return rows
 
-    def _notes(self) -> list[str]:
+    def report_notes(self) -> list[str]:
         notes = list(self.solution.notes)
         if self.untied:
             notes.append(
@@ -307,22 +331,15 @@ def common(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return first[shared], second[shared]
 
 
-def move_target(move: Move) -> Callable[[str], Tensor]:
-    return move.tensor
-
-
-def relative(rows: Any, column: int) -> float:
+def relative(rows: Iterable[tuple[float, float, float]], column: int) -> float | None:
+    """√(Σ column / Σ size): a relative distance; None where there was nothing to compare with."""
     rows = list(rows)
     size = sum(r[2] for r in rows)
-    return (sum(r[column] for r in rows) / size) ** 0.5 if size > 0 else 0.0
+    return (sum(r[column] for r in rows) / size) ** 0.5 if size > 0 else None
 
 
 def _new_module(model: nn.Module, tensors: Mapping[str, Tensor], changes: Mapping[str, Any]) -> nn.Module:
     """A fresh module of the same class with other weights (and an untied head where that was needed)."""
-    import copy
-
-    from isomerge.checkpoint import load_into_module
-
     fresh: Any = copy.deepcopy(model)
     if changes and hasattr(fresh, "config"):
         config = copy.deepcopy(fresh.config)
@@ -333,10 +350,3 @@ def _new_module(model: nn.Module, tensors: Mapping[str, Tensor], changes: Mappin
     load_into_module(fresh, tensors)
     return fresh
 
-
-def timed() -> Callable[[], float]:
-    start = time.perf_counter()
-    return lambda: time.perf_counter() - start
-
-
-__all__ = ["Alignment", "Move", "Scope"]

@@ -1,4 +1,4 @@
-"""`isomerge.align`: open, solve, hand back an `Alignment`."""
+"""`isomerge.align`: open, solve, hand back an `Alignment` (or several)."""
 
 from __future__ import annotations
 
@@ -8,41 +8,102 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.align.alignment import Alignment, Progress
+from isomerge.align.family import AlignedFamily
 from isomerge.align.levels import Scope
+from isomerge.align.many import nearest_to_mean, solve_universe
 from isomerge.align.pairwise import solve_pair
 from isomerge.align.parallel import parallel
+from isomerge.align.storage import load_solution
 from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require_floating
+from isomerge.errors import RequestError, did_you_mean
 
-DEFAULT_BUDGET = 8 << 30
+KEPT_BETWEEN_SWEEPS = 8 << 30  # bytes, where --max-memory says nothing
+MANY = ("anchor", "universe")
 
 
 def align(
     source: Any,
     anchor: Any = None,
     *,
+    others: Sequence[Any] = (),
     level: str = "full",
     scale: bool | None = None,
     layers: str | None = None,
     only: str | None = None,
     sweeps: int = 15,
+    many: str = "anchor",
+    transform: str | Path | None = None,
     threads: int | None = None,
     device: str = "cpu",
     max_memory: int | str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Alignment:
+) -> Alignment | AlignedFamily:
+    """Move `source` next to `anchor` without changing what it computes.
+
+    Models are folders, files, hub ids, state_dicts or modules. With `others` (or without an anchor) all models are
+    aligned: to the anchor, by default the one nearest to their mean, or with `many="universe"` to a common mean.
+    `transform` applies a stored transform instead of solving. Everything is deterministic; `seed` is for later methods.
+
+    >>> alignment = isomerge.align("model-b", anchor="model-a")          # doctest: +SKIP
+    >>> alignment.save("model-b-next-to-a")                              # doctest: +SKIP
+    """
     scope = Scope(level, scale, layers, only)
+    if many not in MANY:
+        raise RequestError(f"Aligning: '{many}' is not a way to align many models. {did_you_mean(many, MANY)}")
+    if sweeps < 1:
+        raise RequestError(f"Aligning with {sweeps} sweeps: at least one is needed. Try --sweeps 15.")
     start = time.perf_counter()
-    checkpoints = [_open(m) for m in (source, anchor)]
-    budget = parse_size(max_memory) if max_memory is not None else None
+    memory = parse_size(max_memory) if max_memory is not None else None
+    if transform is not None:
+        return _stored(transform, source, anchor, others, memory, progress)
+    models = [_open(m) for m in (source, *([] if anchor is None else [anchor]), *others)]
+    if len(models) < 2:
+        raise RequestError(f"Aligning {models[0].name}: there is nothing to align it to. Name an anchor.")
+    budget = memory // 2 if memory is not None else KEPT_BETWEEN_SWEEPS
     with parallel(threads) as run:
-        solution = solve_pair(
-            *checkpoints, scope, run=run, sweeps=sweeps, device=device, budget=(budget or 2 * DEFAULT_BUDGET) // 2
-        )
-    return Alignment(solution, time.perf_counter() - start, threads, budget, progress)
+        kwargs: dict[str, Any] = {"run": run, "sweeps": sweeps, "budget": budget, "device": device}
+        kwargs["tick"] = _ticker(progress)
+        if len(models) == 2 and anchor is not None and many == "anchor":
+            solution = solve_pair(models[0], models[1], scope, **kwargs)
+            return Alignment(solution, time.perf_counter() - start, memory, progress)
+        if many == "universe":
+            chosen, solutions = solve_universe(models, scope, **kwargs)
+        else:
+            chosen = 1 if anchor is not None else nearest_to_mean(models)
+            target = models[chosen]
+            solutions = [solve_pair(m, target, scope, **kwargs) for k, m in enumerate(models) if k != chosen]
+    seconds = time.perf_counter() - start
+    members = [Alignment(s, seconds, memory, progress) for s in solutions]
+    return AlignedFamily(members, models[chosen], many, seconds)
 
 
 def _open(model: Any) -> Checkpoint:
     checkpoint = open_checkpoint(model)
     require_floating(checkpoint)
     return checkpoint
+
+
+def _stored(
+    path: str | Path, source: Any, anchor: Any, others: Sequence[Any], memory: int | None, progress: Progress | None
+) -> Alignment:
+    if others:
+        raise RequestError("Applying a stored transform: it moves one model at a time. Leave the others out.")
+    start = time.perf_counter()
+    opened = [None if m is None else _open(m) for m in (source, anchor)]
+    assert opened[0] is not None
+    solution, gauge = load_solution(Path(path), opened[0], opened[1])
+    return Alignment(solution, time.perf_counter() - start, memory, progress, gauge)
+
+
+def _ticker(progress: Progress | None) -> Any:
+    """Units solved so far; how many sweeps there will be is not known beforehand."""
+    done = 0
+
+    def tick(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, 0, "solving units")
+
+    return tick

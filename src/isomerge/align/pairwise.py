@@ -30,7 +30,7 @@ class Solution:
     """What was found: the transform in canonical, unbalanced coordinates, and what was left alone and why."""
 
     source: BoundModel
-    anchor: BoundModel
+    anchor: BoundModel | None  # None: known only by the gauge stored with a transform
     scope: Scope
     transform: Transform
     stays: dict[str, str] = field(default_factory=dict)
@@ -51,20 +51,48 @@ def solve_pair(
     untie: bool | None = None,
 ) -> Solution:
     """The transform that brings `source` next to `anchor`. `budget` bounds what may be kept between sweeps (bytes)."""
-    require_compatible(source, anchor)
-    if untie is None:  # a rotation of the stream needs input and output table apart; it is undone if nothing rotates
-        untie = scope.level == "full" and scope.layers is None and scope.only in (None, RESIDUAL)
-    models = [describe(c, untie=untie) for c in (source, anchor)]
-    require_same_spaces(*models)
-    models = [replace(m, architecture=scope.restrict(m.architecture)) for m in models]
-    held = {s for m in models for s, g in m.architecture.spaces.items() if isinstance(g, Trivial)}
-    models = [replace(m, architecture=m.architecture.frozen(held)) for m in models]
+    models = describe_all([source, anchor], scope, untie)
     solution = _solve(models[0], models[1], scope, run, sweeps, budget, device, tick)
-    if models[0].architecture.untied_config and RESIDUAL not in solution.transform.elements:
+    if models[0].architecture.untied_config and _needs_no_rotation(solution.transform.elements.get(RESIDUAL)):
         return solve_pair(
             source, anchor, scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick, untie=False
         )
     return solution
+
+
+def _needs_no_rotation(element: Tensor | None) -> bool:
+    """The stream stays, or only changes the order and signs of its units: a tied table can stay tied."""
+    if element is None:
+        return True
+    size = element.abs()
+    return bool(((size < 1e-6) | ((size - 1).abs() < 1e-6)).all())
+
+
+def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool | None = None) -> list[BoundModel]:
+    """Models bound to one architecture, with the groups the scope leaves; every misfit is an error."""
+    for checkpoint in checkpoints[:-1]:
+        require_compatible(checkpoint, checkpoints[-1])
+    if untie is None:  # a rotation of the stream needs input and output table apart; it is undone if nothing rotates
+        untie = scope.level == "full" and scope.layers is None and scope.only in (None, RESIDUAL)
+    models = [describe(c, untie=untie) for c in checkpoints]
+    for model in models[:-1]:
+        require_same_spaces(model, models[-1])
+    models = [replace(m, architecture=scope.restrict(m.architecture)) for m in models]
+    held = {s for m in models for s, g in m.architecture.spaces.items() if isinstance(g, Trivial)}
+    return [replace(m, architecture=m.architecture.frozen(held)) for m in models]
+
+
+def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -> list[Prepared]:
+    """Canonical and, where the level rescales, balanced; kept in memory between sweeps if that fits the budget."""
+    spaces = models[0].architecture.spaces
+    moving = models[0].architecture.movable()
+    many_passes = not isinstance(spaces.get(RESIDUAL, Trivial(0)), Trivial)
+    keep = many_passes and sum(8 * m.parameters() for m in models) <= budget
+    sides = [Prepared(m, moving, gauges=scope.gauges, keep=keep) for m in models]
+    if scope.gauges and scope.rescales:
+        for side in sides:
+            side.balance_spaces(moving, run)
+    return sides
 
 
 def _solve(
@@ -73,13 +101,7 @@ def _solve(
 ) -> Solution:  # fmt: skip
     spaces = source.architecture.spaces
     moving = source.architecture.movable()
-    sides = [Prepared(m, moving, gauges=scope.gauges) for m in (source, anchor)]
-    many_passes = not isinstance(spaces.get(RESIDUAL, Trivial(0)), Trivial)
-    if many_passes and sum(side.bytes() for side in sides) <= budget:
-        sides = [Prepared(m, moving, gauges=scope.gauges, keep=True) for m in (source, anchor)]
-    if scope.gauges and scope.rescales:
-        for side in sides:
-            side.balance_spaces(moving, run)
+    sides = prepare_all([source, anchor], scope, run, budget)
     common = {n: layout for n, layout in source.layouts.items() if n in anchor.layouts}
     pair = Pair(sides[0].tensor, sides[1].tensor, common, source.architecture, device)
     sweeper = Sweeper(pair, run, tick, skip_names=set(sides[0].canonical.norm_weight))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-import torch
 from torch import Tensor
 
 from isomerge.align.balancing import balancing_element, is_balanced_by_scale
@@ -45,7 +44,3 @@ class Prepared:
         if self._kept is not None:
             self._kept[name] = tensor
         return tensor
-
-    def bytes(self) -> int:
-        """What keeping every tensor in float64 would take."""
-        return 8 * sum(torch.Size(layout.shape).numel() for layout in self.model.layouts.values())

@@ -76,10 +76,10 @@ def own_output_table(checkpoint: Checkpoint, family: Family, head: str) -> str |
     """
     tied, untied = (family.function(Facts(checkpoint.config, head, tied)) for tied in (True, False))
     for name, (source, _) in tied.tied.items():
-        files = find(name, checkpoint, tied), find(source, checkpoint, tied)
-        if (name in untied.tensors or name + "?" in untied.tensors) and files[0] and files[1]:
-            if not torch.equal(checkpoint.read(files[0][0]), checkpoint.read(files[1][0])):
-                return name
+        own, shared = find(name, checkpoint, tied), find(source, checkpoint, tied)
+        read = name in untied.tensors or name + "?" in untied.tensors
+        if read and own and shared and not torch.equal(checkpoint.read(own[0]), checkpoint.read(shared[0])):
+            return name
     return None
 
 
@@ -99,7 +99,7 @@ def describe(checkpoint: Checkpoint, *, untie: bool = False) -> BoundModel:
     notes = [note] if note else []
     if tied and (table := own_output_table(checkpoint, family, head)):
         tied = False
-        notes.append(f"config.json ties {table} to the input table, but the file has its own, which transformers 5 reads")
+        notes.append(f"config.json ties {table} to the input table, but the file has its own, and that is what is read")
     untie = untie and tied and family.can_untie
     spec = family.function(Facts(checkpoint.config, head, tied and not untie))
     spec = replace(spec, family=checkpoint.config["model_type"], notes=[*spec.notes, *notes])

@@ -20,9 +20,7 @@ TABLES = tuple(EMBEDDINGS + f"{x}_embeddings.weight" for x in ("word", "position
 QKV = tuple(SELF + f"{x}_proj.weight" for x in ("query", "key", "value"))
 
 
-@architecture(
-    "deberta-v2", summary="post-LayerNorm encoder, relative positions", tied_by_default=True, can_untie=False
-)
+@architecture("deberta-v2", summary="post-LayerNorm encoder, relative positions", tied_by_default=True, can_untie=False)
 def deberta(facts: Facts) -> Architecture:
     variant = Variant(facts)
     ffn = "(ffn.{i} unit.{i})" if variant.relu else "ffn.{i}"

@@ -108,9 +108,7 @@ def task_heads(facts: Facts) -> tuple[dict[str, str], tuple[str, ...]]:
 Step = tuple[tuple[str, ...], str, str]  # who reads the stream, the bias they write back, the norm after it
 
 
-def post_norm_chain(
-    embeddings: str, depth: int, attention: Step, ffn: Step, end: Sequence[str]
-) -> list[StreamNorm]:
+def post_norm_chain(embeddings: str, depth: int, attention: Step, ffn: Step, end: Sequence[str]) -> list[StreamNorm]:
     """Post-norm models: the norms in order, each with the readers and the writer that come after it."""
     steps = [
         (tuple(r.format(i=i) for r in readers), bias.format(i=i), norm.format(i=i))

@@ -2,9 +2,18 @@
 
 from isomerge.architectures import architecture
 from isomerge.architectures.llama import (
-    ATTENTION, FINAL_READERS, LAYER, QKV, TIES, attention_spaces, attention_tensors, ends, gated_spaces, gated_tensors,
+    ATTENTION,
+    FINAL_READERS,
+    LAYER,
+    QKV,
+    TIES,
+    attention_spaces,
+    attention_tensors,
+    ends,
+    gated_spaces,
+    gated_tensors,
     sizes,
-)  # fmt: skip
+)
 from isomerge.symmetry.architecture import Architecture, Facts, Norm, ValueBias
 from isomerge.symmetry.groups import Rotation, SignedPermutation
 

@@ -2,8 +2,16 @@
 
 from isomerge.architectures import architecture
 from isomerge.architectures.llama import (
-    ATTENTION, FINAL_READERS, LAYER, QKV, TIES, attention_spaces, attention_tensors, ends, sizes,
-)  # fmt: skip
+    ATTENTION,
+    FINAL_READERS,
+    LAYER,
+    QKV,
+    TIES,
+    attention_spaces,
+    attention_tensors,
+    ends,
+    sizes,
+)
 from isomerge.symmetry.architecture import Architecture, Facts, Norm, RowShift, ValueBias
 from isomerge.symmetry.groups import Permutation, Rotation, SignedPermutation, SignedScale
 

@@ -2,8 +2,17 @@
 
 from isomerge.architectures import architecture
 from isomerge.architectures.llama import (
-    ATTENTION, FINAL_READERS, LAYER, TIES, attention_spaces, attention_tensors, ends, gated_spaces, gated_tensors, sizes,
-)  # fmt: skip
+    ATTENTION,
+    FINAL_READERS,
+    LAYER,
+    TIES,
+    attention_spaces,
+    attention_tensors,
+    ends,
+    gated_spaces,
+    gated_tensors,
+    sizes,
+)
 from isomerge.symmetry.architecture import Architecture, Facts, Norm, ValueBias
 from isomerge.symmetry.groups import Rotary, SignedPermutation
 

@@ -2,7 +2,7 @@
 
 from isomerge.architectures import architecture
 from isomerge.symmetry.architecture import Architecture, Facts, Gauge, KeyBias, Norm, Shift, StreamNorm, ValueBias
-from isomerge.symmetry.groups import Group, Invertible, Permutation, RotationFixingOnes, Scale
+from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotation, RotationFixingOnes, Scale
 
 MODEL = "model.decoder."
 LAYER = MODEL + "layers.{i}."
@@ -64,9 +64,13 @@ NORMS = (LAYER + "self_attn_layer_norm", LAYER + "final_layer_norm", FINAL_NORM)
 
 
 def table_spaces(facts: Facts) -> dict[str, Group]:
-    """Between a narrow table and its projections anything invertible may stand; untied, at either end by itself."""
-    group = Invertible(facts["word_embed_proj_dim"])
-    return {"embed": group} if facts.tied else {"embed": group, "output": group}
+    """Between a narrow table and its projections anything invertible may stand; untied, at either end by itself.
+
+    A few labels do not span the narrow space, so its two factors cannot be balanced: there we ask for a rotation only.
+    """
+    embed = Invertible(facts["word_embed_proj_dim"])
+    output = embed if facts.head == "lm" else Rotation(embed.size)
+    return {"embed": embed} if facts.tied else {"embed": embed, "output": output}
 
 
 def ends(facts: Facts, narrow: bool) -> dict[str, str]:

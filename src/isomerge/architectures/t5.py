@@ -141,9 +141,9 @@ def attention_tensors(name: str, head: str, qk: str, vo: str) -> dict[str, str]:
 def stack_norms(prefix: str, stack: str, letter: str) -> list[Norm]:
     block = f"{prefix}{stack}.block.{{{letter}}}."
     number = 1 if stack == "encoder" else 2
-    dense = block + f"layer.{number}.DenseReluDense."
+    attention, dense = block + "layer.0.SelfAttention.", block + f"layer.{number}.DenseReluDense."
+    inputs = ("wi", "wi_0", "wi_1")  # plain, or gated
     return [
-        Norm(block + "layer.0.layer_norm", tuple(block + f"layer.0.SelfAttention.{x}.weight" for x in "qkv"), kind="rms"),
-        Norm(block + f"layer.{number}.layer_norm", tuple(dense + f"{x}.weight" for x in ("wi", "wi_0", "wi_1")),
-             kind="rms"),
-    ]  # fmt: skip
+        Norm(block + "layer.0.layer_norm", tuple(attention + f"{x}.weight" for x in "qkv"), kind="rms"),
+        Norm(block + f"layer.{number}.layer_norm", tuple(dense + f"{x}.weight" for x in inputs), kind="rms"),
+    ]

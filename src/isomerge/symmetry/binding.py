@@ -169,7 +169,7 @@ def _shape_of(template: str) -> str:
 def _stacked(
     name: str, pattern: str, files: tuple[str, ...], checkpoint: Checkpoint, spec: Architecture
 ) -> tuple[int, tuple[int, ...]]:
-    """The axis along which the parts follow each other (it starts with the stack's space), and the shape of the whole."""
+    """The axis along which the parts follow each other (the one that starts with the stack's space), and the shape."""
     shapes = {checkpoint.tensors[file].shape for file in files}
     if len(shapes) > 1:
         raise SpecificationError(

@@ -82,20 +82,24 @@ def _entries(model: BoundModel, bias: str, space: str, *, dual: bool) -> int:
 
 
 def _norms(model: BoundModel) -> Iterator[tuple[str, int]]:
-    form = Canonical(model, model.architecture.movable())
-    folded, movable = {f.norm.name for f in form.folds}, {n.name for n in form.streams}
+    folded = {fold.norm.name for fold in Canonical(model, model.architecture.movable()).folds}
     for norm in model.architecture.norms:
         readers = [r for r in norm.readers if r in model.layouts]
         last = isinstance(norm, StreamNorm) and norm.writer is None and bool(readers)
         if norm.name in folded or last:
             yield f"gain of {norm.name}", _size(model, norm.name + ".weight")
-        if norm.name in folded | movable or last:
+        if norm.name in folded or last or (isinstance(norm, StreamNorm) and _can_pass_on(model, norm)):
             yield f"bias of {norm.name}", _size(model, norm.name + ".bias")
         if norm.kind == "layer" if isinstance(norm, Norm) else True:
             plain = norm.name + ".bias" not in model.layouts  # nothing constant comes out, so no bias has to take it
             for reader in readers:
                 if (plain or model.bias_of(reader)) and model.layouts[reader].axis_of(RESIDUAL, dual=True) is not None:
                     yield f"silent direction of {reader}", _size(model, reader) // _width(model)
+
+
+def _can_pass_on(model: BoundModel, norm: StreamNorm) -> bool:
+    """A bias on the stream goes on to its readers and to the next writer, if all of them have a bias to take it."""
+    return norm.writer in model.layouts and all(model.bias_of(r) for r in norm.readers if r in model.layouts)
 
 
 def _means(model: BoundModel) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,81 @@
+"""Several models aligned together: one `Alignment` each, one folder each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isomerge.align.alignment import Alignment
+from isomerge.checkpoint import Checkpoint, Written
+from isomerge.errors import RequestError
+
+
+@dataclass
+class AlignedFamily:
+    """The result of aligning more than two models. All outputs share the gauge of `anchor`, so any of them average."""
+
+    members: list[Alignment]
+    anchor: Checkpoint
+    many: str
+    seconds: float
+
+    @property
+    def siblings(self) -> bool:
+        return all(member.siblings for member in self.members)
+
+    def folders(self, out: Path) -> dict[str, Alignment]:
+        """A folder for each model, by its own name; equal names are numbered."""
+        names: dict[str, Alignment] = {}
+        for member in self.members:
+            stem = Path(member.solution.source.name).name or "model"
+            name, number = stem, 2
+            while str(out / name) in names:
+                name, number = f"{stem}-{number}", number + 1
+            names[str(out / name)] = member
+        return names
+
+    def save(self, out: str | Path, *, anchor_out: str | Path | None = None, **options: Any) -> Written:
+        """Write every moved model into its own folder below `out`."""
+        written = []
+        for number, (folder, member) in enumerate(self.folders(Path(out)).items()):
+            written.append(member.save(folder, anchor_out=anchor_out if number == 0 else None, **options))
+        files = tuple(f for w in written for f in w.files)
+        digest = written[0].sha256 if len(written) == 1 else _joined(w.sha256 for w in written)
+        return Written(Path(out), files, sum(w.tensors for w in written), sum(w.bytes for w in written), digest)
+
+    def save_transform(self, path: str | Path) -> None:
+        raise RequestError(
+            f"Writing the transform {path}: several models were aligned and each has its own. Align two at a time to "
+            "store one."
+        )
+
+    def report(self) -> dict[str, Any]:
+        """The JSON record: one report per model, and the means over them."""
+        reports = [member.report() for member in self.members]
+        before, after = (_mean([r["distance"][k] for r in reports]) for k in ("before", "after"))
+        differences = [r["max_output_difference"] for r in reports]
+        known = [d for d in differences if d is not None]
+        return {
+            "anchor": self.anchor.name,
+            "many": self.many,
+            "verdict": f"{len(reports)} models aligned to {self.anchor.name if self.many == 'anchor' else 'their mean'}",
+            "distance": {"before": before, "after": after},
+            "spaces": [{**row, "name": f"{Path(r['source']).name}:{row['name']}"} for r in reports for row in r["spaces"]],
+            "models": reports,
+            "max_output_difference": max(known) if len(known) == len(differences) else None,
+            "max_output_difference_reason": next((r["max_output_difference_reason"] for r in reports), None),
+            "notes": list(dict.fromkeys(note for r in reports for note in r["notes"])),
+            "seconds": self.seconds,
+        }
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _joined(digests: Any) -> str:
+    import hashlib
+
+    return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -1,0 +1,105 @@
+"""More than two models: all to an anchor, or all to a common mean that no model's place in the list can change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from isomerge.align.evidence import Pair
+from isomerge.align.levels import Scope
+from isomerge.align.pairwise import Solution, describe_all, prepare_all, solve_pair
+from isomerge.align.parallel import Run
+from isomerge.align.prepared import Prepared
+from isomerge.align.sweep import Sweeper
+from isomerge.checkpoint import Checkpoint
+from isomerge.symmetry.patterns import Layout
+from isomerge.symmetry.transform import Transform
+
+MOST_ROUNDS = 20
+STOPS_MOVING = 1e-7  # relative change of the mean below which it has arrived
+
+
+def nearest_to_mean(checkpoints: list[Checkpoint]) -> int:
+    """The model nearest to the mean of all: the founding paper's anchor. Ties go to the earlier one."""
+    distances = torch.zeros(len(checkpoints), dtype=torch.float64)
+    for name in checkpoints[0].tensors:
+        if any(name not in c.tensors or c.tensors[name].shape != checkpoints[0].tensors[name].shape for c in checkpoints):
+            continue
+        if not checkpoints[0].tensors[name].dtype.is_floating_point:
+            continue
+        tensors = [c.read(name).double() for c in checkpoints]
+        mean = torch.stack(tensors).mean(0)
+        distances += torch.stack([(t - mean).square().sum() for t in tensors])
+    return int(distances.argmin())
+
+
+def solve_universe(
+    checkpoints: list[Checkpoint], scope: Scope, *, run: Run, sweeps: int, budget: int, device: str,
+    tick: Callable[[int], None] = lambda n: None,
+) -> tuple[int, list[Solution]]:  # fmt: skip
+    """Every model to one common mean. Returns the model whose gauge they are written in, and a solution each.
+
+    Start from the medoid, align all models to the same current mean, update it from all at once, until it stops moving.
+    """
+    medoid = nearest_to_mean(checkpoints)
+    kwargs = {"run": run, "sweeps": sweeps, "budget": budget, "device": device, "tick": tick}
+    others = [solve_pair(c, checkpoints[medoid], scope, **kwargs) for k, c in enumerate(checkpoints) if k != medoid]  # type: ignore[arg-type]
+    if all(not s.transform.elements for s in others):  # siblings: the common mean is the plain one
+        own = Solution(others[0].anchor, others[0].anchor, scope, Transform(others[0].transform.spaces))  # type: ignore[arg-type]
+        return medoid, others[:medoid] + [own] + others[medoid:]
+    models = describe_all(checkpoints, scope)
+    sides = prepare_all(models, scope, run, budget)
+    names = {n: lay for n, lay in models[0].layouts.items() if all(n in m.layouts for m in models)}
+    found = _to_common_mean(sides, medoid, names, run, sweeps, device, tick)
+    solutions = []
+    for side, own in zip(sides, found, strict=True):
+        total = own
+        if side.balance.elements:
+            total = side.balance.then(own).then(sides[medoid].balance.inverse())
+        solution = Solution(side.model, models[medoid], scope, total.without_identities())
+        solution.notes = [*side.model.architecture.notes, *side.model.notes]
+        solutions.append(solution)
+    return medoid, solutions
+
+
+def _to_common_mean(
+    sides: list[Prepared], medoid: int, names: Mapping[str, Layout], run: Run, sweeps: int, device: str,
+    tick: Callable[[int], None],
+) -> list[Transform]:  # fmt: skip
+    # Sums in an order that depends on the models and not on the list make the result independent of it, to the bit.
+    order = sorted(range(len(sides)), key=lambda k: _fingerprint(sides[k], names))
+    mean = {name: sides[medoid].tensor(name) for name in names}
+    folded = set(sides[0].canonical.norm_weight)
+    best: tuple[float, list[Transform]] | None = None
+    for _ in range(MOST_ROUNDS):
+        found = []
+        for side in sides:
+            pair = Pair(side.tensor, mean.__getitem__, dict(names), side.model.architecture, device)
+            found.append(Sweeper(pair, run, tick, skip_names=folded).solve(sweeps))
+        mean, change, spread = _new_mean(sides, found, order, mean, names)
+        if best is None or spread < best[0]:
+            best = spread, found
+        if change <= STOPS_MOVING:
+            break
+    assert best is not None
+    return best[1]
+
+
+def _new_mean(
+    sides: list[Prepared], found: list[Transform], order: list[int], old: Mapping[str, Tensor], names: Mapping[str, Layout]
+) -> tuple[dict[str, Tensor], float, float]:
+    """The mean of all moved models, how far it moved, and how far the models are from it."""
+    mean, change, size, spread = {}, 0.0, 0.0, 0.0
+    for name in names:
+        moved = [found[k].act(sides[k].tensor(name), sides[k].model.layouts[name]) for k in order]
+        mean[name] = torch.stack(moved).mean(0)
+        change += float((mean[name] - old[name]).square().sum())
+        size += float(mean[name].square().sum())
+        spread += sum(float((m - mean[name]).square().sum()) for m in moved)
+    return mean, (change / max(size, 1e-300)) ** 0.5, spread
+
+
+def _fingerprint(side: Prepared, names: Mapping[str, Layout]) -> tuple[float, ...]:
+    return tuple(float(side.tensor(name).sum()) for name in list(names)[:8])
