@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import scipy.linalg
-
 from align.tiny import Layer, read_layer, read_llama, write_layer, write_llama
 
 Arrays = dict[str, np.ndarray]
@@ -29,7 +28,7 @@ def pair_scale(x: np.ndarray, y: np.ndarray) -> float:
     return float((np.linalg.norm(y) / np.linalg.norm(x)) ** 0.5)
 
 
-# --- the stream: fold and centre ----------------------------------------------------------------------------------------
+# --- the stream: fold and centre --------------------------------------------------------------------------------------
 def fold(found: Arrays, norm: str, readers: list[str], *, transposed: bool = False) -> None:
     """A LayerNorm into readers that all have a bias; the readers are centred on the side they read with."""
     gain, shift = found[norm + ".weight"], found[norm + ".bias"]
@@ -104,18 +103,21 @@ def stream_bert(found: Arrays) -> None:
 STREAMS = {"vit": stream_vit, "gpt2": stream_gpt2, "llama": stream_llama, "bert": stream_bert}
 
 
-# --- attention and feed-forward: biases and balance ---------------------------------------------------------------------
+# --- attention and feed-forward: biases and balance -------------------------------------------------------------------
 def without_bias_gauges(parts: Layer) -> Layer:
     """b_v into b_o; b_k dropped, as softmax does."""
     parts = dict(parts)
-    parts["bo"] = parts["bo"] + sum(O @ b for O, b in zip(parts["O"], parts["bv"], strict=True))
+    parts["bo"] = parts["bo"] + sum(out @ b for out, b in zip(parts["O"], parts["bv"], strict=True))
     parts["bv"], parts["bk"] = np.zeros_like(parts["bv"]), np.zeros_like(parts["bk"])
     return parts
 
 
 def head_balances(parts: Layer) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The balancing S of every head, for QK (query bias included) and for VO, of a layer without bias gauges."""
-    qk = [geometric_balance(np.column_stack([q, b]), k) for q, b, k in zip(parts["Q"], parts["bq"], parts["K"], strict=True)]
+    qk = [
+        geometric_balance(np.column_stack([q, b]), k)
+        for q, b, k in zip(parts["Q"], parts["bq"], parts["K"], strict=True)
+    ]
     vo = [geometric_balance(v, o.T) for v, o in zip(parts["V"], parts["O"], strict=True)]
     return qk, vo
 
@@ -141,10 +143,12 @@ def llama_balances(parts: Layer) -> dict[str, np.ndarray]:
     rotary = np.array([
         [pair_scale(parts["Q"][g][:, rows], parts["K"][g][rows]) for rows in pairs] for g in range(groups)
     ])  # fmt: skip
-    vo = np.stack([
-        geometric_balance(parts["V"][g], np.concatenate([parts["O"][g, h].T for h in range(queries)], axis=1))
-        for g in range(groups)
-    ])
+    vo = np.stack(
+        [
+            geometric_balance(parts["V"][g], np.concatenate([parts["O"][g, h].T for h in range(queries)], axis=1))
+            for g in range(groups)
+        ]
+    )
     up = np.array([pair_scale(parts["up"][u], parts["down"][:, u]) for u in range(len(parts["up"]))])
     return {"rotary": rotary, "vo": vo, "up": up}
 
@@ -163,7 +167,7 @@ def llama_balanced(parts: Layer, balances: Mapping[str, np.ndarray] | None = Non
     }
 
 
-# --- all of it ----------------------------------------------------------------------------------------------------------
+# --- all of it --------------------------------------------------------------------------------------------------------
 def canonical(family: str, found: Arrays, *, balance: bool = True, heads: int = 3) -> Arrays:
     """The whole canonical form of a model of `tiny.MODELS`."""
     result = dict(found)
@@ -173,11 +177,9 @@ def canonical(family: str, found: Arrays, *, balance: bool = True, heads: int = 
             parts = read_llama(result, i)
             write_llama(result, i, llama_balanced(parts) if balance else parts)
         return result
-    if family in ("vit", "gpt2"):  # before the biases of attention: folding a norm adds to them
-        STREAMS[family](result)
+    STREAMS[family](result)  # before balancing, which is done to folded and centred weights
     for i in range(2):
         parts = without_bias_gauges(read_layer(family, result, i, heads))
         write_layer(family, result, i, balanced(parts) if balance else parts)
-    if family in STREAMS:  # the value biases have just been added to a writer
-        STREAMS[family](result)
+    STREAMS[family](result)  # once more: the value biases have just been added to a writer
     return result

@@ -64,8 +64,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
            "tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"}),
 }  # fmt: skip
 
+# Wide enough for statements about noise, which holds on average over many parameters.
+_WIDE = {"hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 64}
+WIDE: dict[str, dict[str, Any]] = {
+    **{name: _WIDE for name in MODELS},
+    **{name: {**_WIDE, "head_dim": 12} for name in ("llama", "qwen2", "qwen3", "gemma2", "olmo2", "mixtral")},
+    "gpt2": {"n_embd": 48, "n_head": 4, "n_inner": 64},
+    "opt": {"hidden_size": 48, "num_attention_heads": 4, "ffn_dim": 64, "word_embed_proj_dim": 48},
+    "distilbert": {"dim": 48, "n_heads": 4, "hidden_dim": 64},
+    "t5": {"d_model": 48, "d_kv": 12, "d_ff": 64, "num_heads": 4},
+}
 
-# --- models on disk -----------------------------------------------------------------------------------------------------
+
+# --- models on disk ---------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=1)
 def scratch() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="isomerge-align-"))
@@ -146,7 +157,7 @@ def mean(first: Mapping[str, Tensor], second: Mapping[str, Tensor], share: float
     return {n: (1 - share) * first[n] + share * second[n] for n in first}
 
 
-# --- what a model computes ----------------------------------------------------------------------------------------------
+# --- what a model computes --------------------------------------------------------------------------------------------
 def inputs(config: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)
     if hasattr(config, "image_size"):
@@ -216,7 +227,7 @@ def float64_throughout() -> Iterator[None]:
         yield
 
 
-# --- layers by head -----------------------------------------------------------------------------------------------------
+# --- layers by head ---------------------------------------------------------------------------------------------------
 BERT_PARTS = {
     "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
     "o": "attention.output.dense", "i": "intermediate.dense", "j": "output.dense",
@@ -243,7 +254,9 @@ def read_layer(family: str, found: Mapping[str, np.ndarray], layer: int, heads: 
                 "bi": found[at + "mlp.c_fc.bias"], "Wo": found[at + "mlp.c_proj.weight"].T}  # fmt: skip
     else:
         prefix, parts = LAYERS[family]
-        w, b = ({k: found[prefix.format(layer) + part + kind] for k, part in parts.items()} for kind in (".weight", ".bias"))
+        w, b = (
+            {k: found[prefix.format(layer) + part + kind] for k, part in parts.items()} for kind in (".weight", ".bias")
+        )
         width = w["o"].shape[0]
         qkv = np.stack([w[x].reshape(heads, -1, width) for x in "qkv"])
         biases = np.stack([b[x].reshape(heads, -1) for x in "qkv"])

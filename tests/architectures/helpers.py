@@ -35,7 +35,7 @@ STATES = ("past_key_values", "hidden_states", "attentions")
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
-# --- stock models -------------------------------------------------------------------------------------------------------
+# --- stock models ----------------------------------------------------------------------------------------------------
 def model_class(row: Row) -> Any:
     return getattr(transformers, row.model)
 
@@ -46,7 +46,10 @@ def make_config(row: Row) -> Any:
 
 def implementations(row: Row) -> dict[str, str]:
     """The ones that compute in the dtype of the weights."""
-    return {"attn_implementation": "sdpa" if model_class(row)._supports_sdpa else "eager", "experts_implementation": "eager"}
+    return {
+        "attn_implementation": "sdpa" if model_class(row)._supports_sdpa else "eager",
+        "experts_implementation": "eager",
+    }
 
 
 @cache
@@ -155,7 +158,7 @@ def float64_throughout() -> Iterator[None]:
         yield
 
 
-# --- cases --------------------------------------------------------------------------------------------------------------
+# --- cases -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Case:
     """A row, with its output table as it is or untied."""
@@ -186,7 +189,7 @@ def cases() -> list[Case]:
     return found
 
 
-# --- moving a model -----------------------------------------------------------------------------------------------------
+# --- moving a model --------------------------------------------------------------------------------------------------
 Provider = Callable[[str], Tensor]
 
 
@@ -213,7 +216,12 @@ def load(case: Case, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.f
     if case.untie:
         config = type(config).from_dict({**config.to_dict(), **case.bound().architecture.untied_config})
     loaded, info = model_class(case.row).from_pretrained(
-        None, config=config, state_dict=dict(tensors), dtype=dtype, output_loading_info=True, **implementations(case.row)
+        None,
+        config=config,
+        state_dict=dict(tensors),
+        dtype=dtype,
+        output_loading_info=True,
+        **implementations(case.row),
     )
     assert not any(info.values()), info
     return loaded.eval()

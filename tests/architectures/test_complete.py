@@ -1,7 +1,7 @@
 """Complete: nothing is missing from the specification.
 
-Its groups and gauges together have exactly the dimension of the kernel of the Jacobian of a tiny stock model, measured by
-automatic differentiation and a singular value decomposition, which know nothing of symmetries.
+Its groups and gauges together have exactly the dimension of the kernel of the Jacobian of a tiny stock model, measured
+by automatic differentiation and a singular value decomposition, which know nothing of symmetries.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from isomerge.symmetry.transform import dimension
 WIDTH, HEADS, UNITS, LAYERS, VOCABULARY, POSITIONS, LABELS = 8, 2, 5, 2, 11, 7, 3
 INNER = WIDTH // HEADS
 SIZES = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "intermediate_size": UNITS}
-TEXT = {**SIZES, "vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS, "num_labels": LABELS, "pad_token_id": 0}
+TEXT = {**SIZES, "vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS, "num_labels": LABELS}
 VIT = {**SIZES, "image_size": 4, "patch_size": 2, "num_channels": 1, "num_labels": LABELS, "layer_norm_eps": 0.1}
 GPT2 = {"n_embd": WIDTH, "n_head": HEADS, "n_layer": LAYERS, "n_inner": UNITS, "n_positions": POSITIONS,
         "vocab_size": VOCABULARY, "layer_norm_epsilon": 0.1, "pad_token_id": 0}  # fmt: skip
 LLAMA = {**TEXT, "num_key_value_heads": 1, "rms_norm_eps": 0.1, "tie_word_embeddings": False}
 # Side by side with attention, the first feed-forward sees only tokens: few tokens would not excite all of it.
-NEOX = {**TEXT, "layer_norm_eps": 0.1, "vocab_size": 41, "rope_parameters": {"rope_theta": 50.0, "partial_rotary_factor": 0.5}}
+HALF = {"rope_theta": 50.0, "partial_rotary_factor": 0.5}
+NEOX = {**TEXT, "layer_norm_eps": 0.1, "vocab_size": 41, "rope_parameters": HALF}
 OPT = {**TEXT, "ffn_dim": UNITS}
 BERT = {**TEXT, "layer_norm_eps": 0.1}
 
@@ -41,12 +42,15 @@ TINY = [
     (Row("gpt2-token", "GPT2ForTokenClassification", {**GPT2, "num_labels": LABELS}), None),
     (Row("bert-question", "BertForQuestionAnswering", {**BERT, "num_labels": 2}), None),
     (Row("opt-untied", "OPTForCausalLM", {**OPT, "tie_word_embeddings": False}), None),
-    (Row("llama-grouped-biases", "LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2, "attention_bias": True}), None),
+    (Row("llama-biases", "LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2, "attention_bias": True}), None),
     (Row("qwen3", "Qwen3ForCausalLM", {**LLAMA, "head_dim": INNER}), None),
     (Row("neox", "GPTNeoXForCausalLM", NEOX), None),
     (Row("neox-sequential", "GPTNeoXForCausalLM", {**NEOX, "use_parallel_residual": False}), None),
 ]
-tiny = pytest.mark.parametrize(("row", "total"), TINY, ids=[row.id for row, _ in TINY])
+tiny = pytest.mark.parametrize(
+    ("row", "total"),
+    [pytest.param(row, total, id=row.id, marks=[] if total else pytest.mark.slow) for row, total in TINY],
+)
 
 
 def build(row: Row):

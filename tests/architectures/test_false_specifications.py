@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from architectures.helpers import Case, build, difference, float64_throughout, load, moved, moving, outputs, saved, state
+from architectures.helpers import (
+    Case,
+    build,
+    difference,
+    float64_throughout,
+    load,
+    moved,
+    moving,
+    outputs,
+    saved,
+    state,
+)
 from architectures.models import ROWS
 from isomerge.architectures import FAMILIES, describe
 from isomerge.checkpoint import open_checkpoint
@@ -88,7 +99,8 @@ def centred_tied_table(spec):
 
 
 def rotary_key_bias_dropped(spec):
-    return replace(spec, gauges=[*spec.gauges, KeyBias("gpt_neox.layers.{i}.attention.query_key_value.bias", "rotary.{i}")])
+    gauge = KeyBias("gpt_neox.layers.{i}.attention.query_key_value.bias", "rotary.{i}")
+    return replace(spec, gauges=[*spec.gauges, gauge])
 
 
 def forgotten_router(spec):
@@ -135,13 +147,9 @@ def error_of(change, row_id, monkeypatch) -> float:
     case = Case(ROWS[row_id])
     with float64_throughout():
         # Several elements: one of few (two groups, say) may be the identity.
-        return max(
-            difference(
-                outputs(build(row_id), case.row),
-                outputs(load(case, state(model, moved(form, random_transform(model.architecture.spaces, seed)))), case.row),
-            )
-            for seed in range(3)
-        )
+        before = outputs(build(row_id), case.row)
+        elements = [random_transform(model.architecture.spaces, seed) for seed in range(3)]
+        return max(difference(before, outputs(load(case, state(model, moved(form, g))), case.row)) for g in elements)
 
 
 @pytest.mark.parametrize(("change", "row_id"), FALSE, ids=[f"{f.__name__}-{r}" for f, r in FALSE])

@@ -1,4 +1,4 @@
-"""Real files omit prefixes, keep old names and buffers, and carry tensors nobody reads; broken ones say what is wrong."""
+"""Real files omit prefixes, keep old names and buffers, carry tensors nobody reads; broken ones say what is wrong."""
 
 import pytest
 import torch
@@ -129,7 +129,7 @@ def test_a_wrong_shape_names_the_tensor_the_axis_and_both_lengths():
     tensors, config = stored("opt-lm")
     name = "model.decoder.layers.0.fc1.weight"
     tensors[name] = tensors[name][:-2]
-    with pytest.raises(SpecificationError, match=r"fc1\.weight of shape \(9, 16\).*axis 0 should have 11 entries and has 9"):
+    with pytest.raises(SpecificationError, match=r"fc1\.weight of shape \(9, 16\).*axis 0 should have 11 .* has 9"):
         described(tensors, config)
 
 

@@ -24,6 +24,7 @@ from isomerge.checkpoint import (
     open_checkpoint,
     parse_dtype,
     refuse_overwrite,
+    require_finite,
     write_checkpoint,
 )
 from isomerge.errors import AlignmentError, RequestError
@@ -50,10 +51,18 @@ class Move:
     def _moved(self, name: str) -> Tensor:
         return self.transform.act(self.canonical.tensor(name), self.model.layouts[name])
 
-    def files(self) -> Iterator[tuple[str, Callable[[], dict[str, Tensor]]]]:
-        """For each tensor of the specification, a function that makes its tensors on disk (float64)."""
-        for name in sorted(self.model.layouts):
-            yield name, lambda name=name: self.model.split(name, self.tensor(name))
+    def stays(self, name: str) -> bool:
+        """No space moves this tensor and no gauge touches it: its bytes are copied."""
+        if name not in self.model.files or self.transform.elements.keys() & self.model.layouts[name].spaces():
+            return False
+        if name.endswith("bias") or self.canonical.folds:  # a bias may take up what another tensor's gauge gives away
+            return not self.canonical.moving
+        return True
+
+    def _copied(self, file: str) -> Tensor:
+        tensor = self.model.checkpoint.read(file)
+        require_finite(file, tensor, self.model.checkpoint)
+        return tensor
 
     def plan(self, dtype: torch.dtype | None) -> dict[str, TensorInfo]:
         """Names, shapes and dtypes to be written, in the order they are made."""
@@ -67,11 +76,15 @@ class Move:
         return plan | {name: stored[name] for name in self.model.extra}
 
     def produce(self, plan: Mapping[str, TensorInfo], report: Callable[[str, CastReport], None]) -> Iterator[tuple[str, Tensor]]:
-        for _, make in self.files():
-            for file, tensor in make().items():
-                written, lost = cast(tensor.cpu(), plan[file].dtype)
+        for name in sorted(self.model.layouts):
+            if self.stays(name):
+                made = {file: self._copied(file) for file in self.model.files[name]}
+            else:
+                made = self.model.split(name, self.tensor(name))
+            for file, tensor in made.items():
+                written, lost = cast(tensor, plan[file].dtype)
                 report(file, lost)
-                yield file, written
+                yield file, written.cpu()
         for name in self.model.extra:
             yield name, self.model.checkpoint.read(name)
 
@@ -99,8 +112,8 @@ class Alignment:
 
     @property
     def siblings(self) -> bool:
-        """Nothing needs to move: the source is already next to the anchor."""
-        return not self.transform.elements
+        """Nothing needs to move, though it could: the source is already next to the anchor."""
+        return not self.transform.elements and bool(self.solution.source.architecture.movable())
 
     @property
     def untied(self) -> bool:
@@ -279,6 +292,8 @@ class Alignment:
     def _verdict(self) -> str:
         if self.siblings:
             return "siblings: nothing needs to move; the output is the source, bit for bit"
+        if not self.transform.elements:
+            return "unmoved: no space of this model may move here (see the notes); the output is the source, bit for bit"
         return f"aligned: {len(self.transform.elements)} of {len(self.solution.source.architecture.spaces)} spaces moved"
 
     def _spaces(self, distances: Mapping[str, tuple[float, float, float]]) -> list[dict[str, Any]]:

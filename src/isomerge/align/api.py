@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from isomerge.align.alignment import Alignment, Progress
 from isomerge.align.family import AlignedFamily
 from isomerge.align.levels import Scope
@@ -61,6 +63,7 @@ def align(
     if len(models) < 2:
         raise RequestError(f"Aligning {models[0].name}: there is nothing to align it to. Name an anchor.")
     budget = memory // 2 if memory is not None else KEPT_BETWEEN_SWEEPS
+    _wake(device)
     with parallel(threads) as run:
         kwargs: dict[str, Any] = {"run": run, "sweeps": sweeps, "budget": budget, "device": device}
         kwargs["tick"] = _ticker(progress)
@@ -82,6 +85,17 @@ def _open(model: Any) -> Checkpoint:
     checkpoint = open_checkpoint(model)
     require_floating(checkpoint)
     return checkpoint
+
+
+def _wake(device: str) -> None:
+    """Load the linear algebra of an accelerator from one thread: torch does so on first use, and not thread-safely."""
+    if device == "cpu":
+        return
+    eye = torch.eye(4, dtype=torch.float64, device=device)
+    for function in (torch.linalg.cholesky, torch.linalg.qr, torch.linalg.svd, torch.linalg.inv, torch.linalg.eigh):
+        function(eye)
+    torch.cholesky_inverse(torch.linalg.cholesky(eye))
+    torch.linalg.solve_triangular(eye, eye, upper=True)
 
 
 def _stored(

@@ -41,19 +41,23 @@ class Pair:
     anchor: Provider
     layouts: dict[str, Layout]
     architecture: Architecture
-    device: str = "cpu"
 
     def tensors(self, name: str) -> tuple[Tensor, Tensor]:
         """Both tensors, cut to their common size along axes without a space (position tables may differ in length)."""
-        source, anchor = self.source(name).to(self.device), self.anchor(name).to(self.device)
-        if source.shape != anchor.shape:
-            common = tuple(slice(0, min(a, b)) for a, b in zip(source.shape, anchor.shape, strict=True))
-            source, anchor = source[common], anchor[common]
+        source, anchor = common_part(self.source(name), self.anchor(name))
         return source, anchor
 
     def touching(self, spaces: Iterable[str]) -> list[str]:
         wanted = set(spaces)
         return [name for name, layout in self.layouts.items() if wanted & layout.spaces()]
+
+
+def common_part(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors cut to the size they share along each axis."""
+    if len({t.shape for t in tensors}) == 1:
+        return tensors
+    shared = tuple(slice(0, min(sizes)) for sizes in zip(*(t.shape for t in tensors), strict=True))
+    return tuple(t[shared] for t in tensors)
 
 
 def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal: bool) -> list[Block]:

@@ -49,10 +49,10 @@ def solve_universe(
     if all(not s.transform.elements for s in others):  # siblings: the common mean is the plain one
         own = Solution(others[0].anchor, others[0].anchor, scope, Transform(others[0].transform.spaces))  # type: ignore[arg-type]
         return medoid, others[:medoid] + [own] + others[medoid:]
-    models = describe_all(checkpoints, scope)
+    models = describe_all(checkpoints, scope, device=device)
     sides = prepare_all(models, scope, run, budget)
     names = {n: lay for n, lay in models[0].layouts.items() if all(n in m.layouts for m in models)}
-    found = _to_common_mean(sides, medoid, names, run, sweeps, device, tick)
+    found = _to_common_mean(sides, medoid, names, run, sweeps, tick)
     solutions = []
     for side, own in zip(sides, found, strict=True):
         total = own
@@ -65,7 +65,7 @@ def solve_universe(
 
 
 def _to_common_mean(
-    sides: list[Prepared], medoid: int, names: Mapping[str, Layout], run: Run, sweeps: int, device: str,
+    sides: list[Prepared], medoid: int, names: Mapping[str, Layout], run: Run, sweeps: int,
     tick: Callable[[int], None],
 ) -> list[Transform]:  # fmt: skip
     # Sums in an order that depends on the models and not on the list make the result independent of it, to the bit.
@@ -76,7 +76,7 @@ def _to_common_mean(
     for _ in range(MOST_ROUNDS):
         found = []
         for side in sides:
-            pair = Pair(side.tensor, mean.__getitem__, dict(names), side.model.architecture, device)
+            pair = Pair(side.tensor, mean.__getitem__, dict(names), side.model.architecture)
             found.append(Sweeper(pair, run, tick, skip_names=folded).solve(sweeps))
         mean, change, spread = _new_mean(sides, found, order, mean, names)
         if best is None or spread < best[0]:

@@ -5,7 +5,7 @@ each other. So each pair is scored by what its best inner elements earn, the out
 and inner elements are kept for the chosen pairs.
 
 Grouped queries couple two inner spaces (the order of the query heads and the rotations they share): there the two
-alternate, or all orders are tried when there are few.
+alternate from two starts, one of them the order as it is, or all orders are tried when there are few.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ class Unit:
             every = torch.tensor(list(itertools.permutations(range(size))))
             orders = every.expand(blocks[0].value.shape[0], *every.shape)
         else:
-            orders = self._improved(query, blocks, self._first_order(query, blocks))[:, None]
+            starts = [self.spaces[query].identity(blocks[0].value.shape[:1]), self._first_order(query, blocks)]
+            orders = torch.stack([self._improved(query, blocks, start.cpu()) for start in starts], dim=1)
         best: tuple[Elements, Tensor] | None = None
         for k in range(orders.shape[1]):
             order = orders[:, k]

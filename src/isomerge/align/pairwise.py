@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from isomerge.align import noise
 from isomerge.align.compatible import require_compatible, require_same_spaces
-from isomerge.align.evidence import Pair
+from isomerge.align.evidence import Pair, common_part
 from isomerge.align.levels import Scope
 from isomerge.align.parallel import Run
 from isomerge.align.prepared import Prepared
@@ -21,8 +22,6 @@ from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.groups import Permutation, Rotary, SignedPermutation, SignedScale, Trivial
 from isomerge.symmetry.transform import Transform, dimension
-
-IDENTICAL = 1e-24  # squared relative distance below which two tensors are the same up to float64 rounding
 
 
 @dataclass
@@ -51,8 +50,8 @@ def solve_pair(
     untie: bool | None = None,
 ) -> Solution:
     """The transform that brings `source` next to `anchor`. `budget` bounds what may be kept between sweeps (bytes)."""
-    models = describe_all([source, anchor], scope, untie)
-    solution = _solve(models[0], models[1], scope, run, sweeps, budget, device, tick)
+    models = describe_all([source, anchor], scope, untie, device)
+    solution = _solve(models[0], models[1], scope, run, sweeps, budget, tick)
     if models[0].architecture.untied_config and _needs_no_rotation(solution.transform.elements.get(RESIDUAL)):
         return solve_pair(
             source, anchor, scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick, untie=False
@@ -68,7 +67,9 @@ def _needs_no_rotation(element: Tensor | None) -> bool:
     return bool(((size < 1e-6) | ((size - 1).abs() < 1e-6)).all())
 
 
-def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool | None = None) -> list[BoundModel]:
+def describe_all(
+    checkpoints: list[Checkpoint], scope: Scope, untie: bool | None = None, device: str = "cpu"
+) -> list[BoundModel]:
     """Models bound to one architecture, with the groups the scope leaves; every misfit is an error."""
     for checkpoint in checkpoints[:-1]:
         require_compatible(checkpoint, checkpoints[-1])
@@ -79,7 +80,7 @@ def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool | None
         require_same_spaces(model, models[-1])
     models = [replace(m, architecture=scope.restrict(m.architecture)) for m in models]
     held = {s for m in models for s, g in m.architecture.spaces.items() if isinstance(g, Trivial)}
-    return [replace(m, architecture=m.architecture.frozen(held)) for m in models]
+    return [replace(m, architecture=m.architecture.frozen(held), device=device) for m in models]
 
 
 def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -> list[Prepared]:
@@ -96,14 +97,14 @@ def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -
 
 
 def _solve(
-    source: BoundModel, anchor: BoundModel, scope: Scope, run: Run, sweeps: int, budget: int, device: str,
+    source: BoundModel, anchor: BoundModel, scope: Scope, run: Run, sweeps: int, budget: int,
     tick: Callable[[int], None],
 ) -> Solution:  # fmt: skip
     spaces = source.architecture.spaces
     moving = source.architecture.movable()
     sides = prepare_all([source, anchor], scope, run, budget)
     common = {n: layout for n, layout in source.layouts.items() if n in anchor.layouts}
-    pair = Pair(sides[0].tensor, sides[1].tensor, common, source.architecture, device)
+    pair = Pair(sides[0].tensor, sides[1].tensor, common, source.architecture)
     sweeper = Sweeper(pair, run, tick, skip_names=set(sides[0].canonical.norm_weight))
     found = sweeper.solve(sweeps)
     if scope.level == "rotation" and scope.rescales:
@@ -125,10 +126,11 @@ def _solve(
 def _left_alone(sides: list[Prepared], total: Transform, found: Transform, run: Run) -> dict[str, str]:
     """Spaces that need nothing: no unit of theirs moves, and the rest gains no more than noise would let it.
 
-    Noise alone lets a group of dimension k gain about k/n of the squared distance of n parameters.
+    Compared as they will be written: a stream that stays is not folded, so noise in its norms is none in its readers.
     """
     spaces = total.spaces
-    source, anchor = (side.canonical for side in sides)
+    moving = [s for s in spaces if s != RESIDUAL or RESIDUAL in total.elements]
+    source, anchor = (Canonical(side.model, moving) for side in sides)
     architecture = source.model.architecture
     moved_roots = {
         architecture.root(s) for s, e in found.elements.items() if _is_discrete_move(spaces[s], e)
@@ -139,22 +141,19 @@ def _left_alone(sides: list[Prepared], total: Transform, found: Transform, run: 
         if space == RESIDUAL or architecture.root(space) in moved_roots:
             return False
         own = total.only([space])
-        before = after = size = 0.0
-        parameters = 0
+        gain, parameters = 0.0, 0
         for name in source.model.touching(space):
             if name not in anchor.model.layouts:
                 continue
             layout = source.model.layouts[name]
-            start, target = stream.act(source.tensor(name), layout), anchor.tensor(name)
-            before += float((start - target).square().sum())
-            after += float((own.act(start, layout) - target).square().sum())
-            size += float(target.square().sum())
+            start = stream.act(source.tensor(name), layout)
+            start, moved, target = common_part(start, own.act(start, layout), anchor.tensor(name))
+            fall = float((start - target).square().sum() - (moved - target).square().sum())
+            gain += noise.precision(start, target) * fall
             parameters += target.numel()
-        if before <= IDENTICAL * size:
-            return True
-        return (before - after) / before <= 2 * dimension(spaces, space) / parameters
+        return noise.is_noise(gain, dimension(spaces, space), parameters)
 
-    names = sorted(total.elements)
+    names = sorted(total.without_identities().elements)
     kept = [s for s, stay in zip(names, run(stays, names), strict=True) if stay]
     return {s: "moving it gains no more than noise would" for s in kept}
 

@@ -32,7 +32,7 @@ class Prepared:
 
         elements = {}
         for space, (element, skipped) in zip(wanted, run(one, wanted), strict=True):  # type: ignore[misc]
-            elements[space] = element
+            elements[space] = element.cpu()  # elements live on the CPU; they are small and move to where they act
             if skipped:
                 self.skipped[space] = skipped
         self.balance = Transform(groups, elements)

@@ -33,8 +33,8 @@ def rescaled(pair: Pair, space: str, element: Tensor) -> Tensor:
                 side[:] = terms if not side else [a + b for a, b in zip(side, terms, strict=True)]
     (forward, forward_cross), (dual, dual_cross) = sums[False], sums[True]
     if isinstance(group, Rotary):
-        return solvers.rotary_scaled(forward_cross, dual_cross, forward.real, dual.real)
-    scale = solvers.head_scale(forward, forward_cross, dual_cross, dual, signed=True)
+        return solvers.rotary_scaled(forward_cross, dual_cross, forward.real, dual.real).cpu()
+    scale = solvers.head_scale(forward, forward_cross, dual_cross, dual, signed=True).cpu()
     return element * scale[:, None, None]
 
 

@@ -7,14 +7,14 @@ hill. Embeddings and heads start it, since they are the only tensors that meet t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from isomerge.align import leaf, solvers
+from isomerge.align import leaf, noise, solvers
 from isomerge.align.evidence import Pair, stream_cross, unit_blocks
 from isomerge.align.nested import Elements, Unit
 from isomerge.symmetry.architecture import RESIDUAL
@@ -111,9 +111,11 @@ class Sweeper:
     def _stream_names(self) -> list[str]:
         return [n for n in self.names if RESIDUAL in self.pair.layouts[n].spaces()]
 
-    def _stream_evidence(self, names: Iterable[str], moved: Transform) -> tuple[Tensor, Tensor | None]:
+    def _stream_evidence(
+        self, names: Iterable[str], moved: Transform, weights: Mapping[str, float] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Σ w · source × anchor over the stream's axis, added up in a fixed order."""
-        weights = self._tensor_weights()
+        weights = self._tensor_weights() if weights is None else weights
         names = [n for n in names if weights.get(n, 0.0) > 0]
         total = torch.zeros(self.stream.size, self.stream.size, dtype=torch.float64)
         unsigned: Tensor | None = None
@@ -148,15 +150,16 @@ class Sweeper:
         """Siblings: nothing discrete moves and the best rotation gains no more than noise would let it."""
         spaces = self.pair.architecture.spaces
         names = self._stream_names()
-        C, unsigned = self._stream_evidence(names, Transform(spaces))
-        element, score = leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])
         if isinstance(self.stream, Permutation | SignedPermutation):
+            C, unsigned = self._stream_evidence(names, Transform(spaces))
+            element, _ = leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])
             return self.stream.is_identity(element[0])
-        weights = self._tensor_weights()
-        before = sum(weights.get(n, 0.0) * float((a - b).square().sum()) for n in names for a, b in [self.pair.tensors(n)])
+        weights = dict(zip(names, self.run(lambda n: noise.precision(*self.pair.tensors(n)), names), strict=True))
+        C, _ = self._stream_evidence(names, Transform(spaces), weights)
+        _, score = leaf.solve(self.stream, C[None])
         parameters = sum(torch.Size(self.pair.layouts[n].shape).numel() for n in names)
-        self.stream_gain = 2 * float(score[0] - C.diagonal().sum()) / before if before > 0 else 0.0
-        return self.stream_gain <= 2 * dimension(spaces, RESIDUAL) / parameters
+        self.stream_gain = 2 * float(score[0] - C.diagonal().sum())
+        return noise.is_noise(self.stream_gain, dimension(spaces, RESIDUAL), parameters)
 
     # --- weights ----------------------------------------------------------------------------------------------------
     def _root_of(self, name: str) -> str | None:

@@ -1,14 +1,14 @@
 """DeBERTa-v2 and v3: a BERT whose attention also scores relative positions, with many variants.
 
-Where the positions share the content's projections (`share_att_key`), the relative table lives in the residual space
-and nothing can be folded into query and key. Where they have their own, the table has a space of its own.
+The relative table lives in the residual space: with `share_att_key` the content's own projections read it, so nothing
+can be folded into them. (With projections of its own the table could turn freely, against those of all layers.)
 """
 
 from collections.abc import Sequence
 
 from isomerge.architectures import architecture
 from isomerge.architectures.distilbert import post_norm_chain
-from isomerge.symmetry.architecture import Architecture, Facts, Gauge, KeyBias, Shift, StreamNorm, ValueBias
+from isomerge.symmetry.architecture import Architecture, Facts, Gauge, KeyBias, Norm, Shift, StreamNorm, ValueBias
 from isomerge.symmetry.groups import Group, Invertible, Permutation, Scale, SignedPermutation, Trivial
 
 EMBEDDINGS = "deberta.embeddings."
@@ -17,6 +17,8 @@ LAYER = ENCODER + "layer.{i}."
 SELF = LAYER + "attention.self."
 OUTPUT = LAYER + "attention.output."
 TABLES = tuple(EMBEDDINGS + f"{x}_embeddings.weight" for x in ("word", "position", "token_type"))
+RELATIVE = ENCODER + "rel_embeddings.weight"
+POSITIONS = (SELF + "pos_query_proj.weight", SELF + "pos_key_proj.weight")
 QKV = tuple(SELF + f"{x}_proj.weight" for x in ("query", "key", "value"))
 
 
@@ -36,9 +38,9 @@ def deberta(facts: Facts) -> Architecture:
             EMBEDDINGS + "embed_proj.weight?": "residual embedding'",
             EMBEDDINGS + "LayerNorm.weight": "|residual|",
             EMBEDDINGS + "LayerNorm.bias": "residual",
-            ENCODER + "rel_embeddings.weight?": f"_buckets {variant.relative}",
-            ENCODER + "LayerNorm.weight?": f"|{variant.relative}|",
-            ENCODER + "LayerNorm.bias?": variant.relative,
+            RELATIVE + "?": "_buckets residual",
+            ENCODER + "LayerNorm.weight?": "|residual|",
+            ENCODER + "LayerNorm.bias?": "residual",
             ENCODER + "conv.conv.weight?": "residual residual' _kernel" if variant.groups == 1 else "_out _in _kernel",
             ENCODER + "conv.conv.bias?": "residual",
             ENCODER + "conv.LayerNorm.weight?": "|residual|",
@@ -47,9 +49,9 @@ def deberta(facts: Facts) -> Architecture:
             SELF + "query_proj.bias": "(head.{i} qk.{i})",
             SELF + "key_proj.weight": "(head.{i} qk.{i}') residual'",
             SELF + "key_proj.bias": "(head.{i} qk.{i}')",
-            SELF + "pos_query_proj.weight?": f"(head.{{i}} qk.{{i}}) {variant.relative}'",
+            SELF + "pos_query_proj.weight?": "(head.{i} qk.{i}) residual'",
             SELF + "pos_query_proj.bias?": "(head.{i} qk.{i})",
-            SELF + "pos_key_proj.weight?": f"(head.{{i}} qk.{{i}}') {variant.relative}'",
+            SELF + "pos_key_proj.weight?": "(head.{i} qk.{i}') residual'",
             SELF + "pos_key_proj.bias?": "(head.{i} qk.{i}')",
             SELF + "value_proj.weight": "(head.{i} vo.{i}) residual'",
             SELF + "value_proj.bias": "(head.{i} vo.{i})",
@@ -66,10 +68,13 @@ def deberta(facts: Facts) -> Architecture:
             **heads,
             **UNREAD,
         },
-        norms=stream_norms(facts, variant, head_readers),
+        norms=[
+            *stream_norms(facts, variant, head_readers),
+            *([] if variant.shared else [Norm(ENCODER + "LayerNorm", POSITIONS)]),
+        ],
         gauges=gauges(variant),
         writers=[
-            *writers_below(facts, variant),
+            *writers_below(variant),
             OUTPUT + "dense.weight", OUTPUT + "dense.bias", LAYER + "output.dense.weight", LAYER + "output.dense.bias",
         ],
         tied={"cls.predictions.decoder.weight": (TABLES[0], 1.0)} if facts.tied else {},
@@ -92,7 +97,6 @@ class Variant:
         self.relu = facts.get("hidden_act", "gelu") == "relu"
         self.narrow = facts.get("embedding_size", facts["hidden_size"]) != facts["hidden_size"]
         self.embedding = "embedding" if self.narrow else "residual"  # the space of the input tables
-        self.relative = "residual" if self.shared else "relative"  # … of the relative table
         # The newer masked-LM head always reads the word table, whatever config.json says about ties.
         self.tied = facts.tied or (facts.head == "lm" and not facts.get("legacy", True))
 
@@ -107,8 +111,6 @@ def spaces(facts: Facts, variant: Variant) -> dict[str, Group]:
         "qk.{i}": Invertible(inner, per=("head.{i}",)),
         "vo.{i}": Invertible(inner, per=("head.{i}",)),
         "ffn.{i}": Permutation(facts["intermediate_size"]),
-        # Nothing but projections reads the relative table, unless a norm stands in between.
-        "relative": Permutation(width) if variant.norm else Invertible(width),
         # Tables, then a projection; a tied masked-LM head comes back to it through a norm.
         "embedding": Permutation(narrow) if variant.tied else Invertible(narrow),
         "transform": Permutation(narrow),
@@ -179,11 +181,12 @@ def gauges(variant: Variant) -> list[Gauge]:
     return found if "p2c" in variant.kinds else [KeyBias(SELF + "key_proj.bias", "qk.{i}"), *found]
 
 
-def writers_below(facts: Facts, variant: Variant) -> list[str]:
-    """What writes the stream under the first norm: the tables, or the projection of narrower tables."""
+def writers_below(variant: Variant) -> list[str]:
+    """What a norm reads first: the tables, or the projection of narrower tables; and the relative table."""
+    relative = [RELATIVE] if variant.norm else []
     if variant.narrow:
-        return [EMBEDDINGS + "embed_proj.weight"]
-    return list(TABLES[1:] if variant.tied else TABLES)
+        return [EMBEDDINGS + "embed_proj.weight", *relative]
+    return [*(TABLES[1:] if variant.tied else TABLES), *relative]
 
 
 # Left over from pre-training in published files; no class of the library reads them.

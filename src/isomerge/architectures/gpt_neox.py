@@ -78,7 +78,8 @@ def gpt_neox(facts: Facts) -> Architecture:
         ],
         writers=[
             *([] if facts.tied else [TABLE]),
-            ATTENTION + "dense.weight", ATTENTION + "dense.bias", MLP + "dense_4h_to_h.weight", MLP + "dense_4h_to_h.bias",
+            ATTENTION + "dense.weight", ATTENTION + "dense.bias",
+            MLP + "dense_4h_to_h.weight", MLP + "dense_4h_to_h.bias",
         ],
         tied={OUTPUT: (TABLE, 1.0)},
         untied_config={"tie_word_embeddings": False},

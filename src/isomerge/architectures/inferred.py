@@ -24,8 +24,9 @@ from isomerge.symmetry.patterns import bind
 # Inputs and output of a feed-forward, as they are called beside each other; a gate comes first.
 FEED_FORWARD = (
     (("gate_proj", "up_proj"), "down_proj"), (("w1", "w3"), "w2"), (("wi_0", "wi_1"), "wo"),
-    (("gate_up_proj",), "down_proj"), (("up_proj",), "down_proj"), (("fc1",), "fc2"), (("wi",), "wo"), (("Wi",), "Wo"), (("c_fc",), "c_proj"),
-    (("lin1",), "lin2"), (("linear1",), "linear2"), (("fc_in",), "fc_out"), (("dense_h_to_4h",), "dense_4h_to_h"),
+    (("gate_up_proj",), "down_proj"), (("up_proj",), "down_proj"), (("fc1",), "fc2"), (("wi",), "wo"),
+    (("Wi",), "Wo"), (("c_fc",), "c_proj"), (("lin1",), "lin2"), (("linear1",), "linear2"),
+    (("fc_in",), "fc_out"), (("dense_h_to_4h",), "dense_4h_to_h"),
     (("intermediate.dense",), "output.dense"), (("intermediate_dense",), "output_dense"), (("ffn",), "ffn_output"),
     (("mlp.0",), "mlp.2"), (("w1",), "w2"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""OPT: LayerNorm in front, ReLU, learned positions; the 350m variant has its norms *on* the stream and a narrow table."""
+"""OPT: LayerNorm in front, ReLU, learned positions; the 350m variant has norms *on* the stream and a narrow table."""
 
 from isomerge.architectures import architecture
 from isomerge.symmetry.architecture import Architecture, Facts, Gauge, KeyBias, Norm, Shift, StreamNorm, ValueBias
@@ -8,11 +8,12 @@ MODEL = "model.decoder."
 LAYER = MODEL + "layers.{i}."
 ATTENTION = LAYER + "self_attn."
 OUTPUT, TABLE, POSITIONS = "lm_head.weight", MODEL + "embed_tokens.weight", MODEL + "embed_positions.weight"
-PROJECT_IN, PROJECT_OUT, FINAL_NORM = MODEL + "project_in.weight", MODEL + "project_out.weight", MODEL + "final_layer_norm"
+PROJECT_IN, PROJECT_OUT = MODEL + "project_in.weight", MODEL + "project_out.weight"
+FINAL_NORM = MODEL + "final_layer_norm"
 HEADS = (OUTPUT, "score.weight", "qa_outputs.weight")
 
 
-@architecture("opt", summary="pre-LayerNorm decoder, ReLU, learned positions (350m: post-LayerNorm)", tied_by_default=True)
+@architecture("opt", summary="pre-LayerNorm decoder, ReLU, learned positions", tied_by_default=True)
 def opt(facts: Facts) -> Architecture:
     width, heads = facts["hidden_size"], facts["num_attention_heads"]
     before = facts.get("do_layer_norm_before", True)

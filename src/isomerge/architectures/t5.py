@@ -1,7 +1,7 @@
 """T5 and mT5: two stacks over one table, relative positions as a bias per head, RMSNorm in front."""
 
 from isomerge.architectures import architecture
-from isomerge.symmetry.architecture import Architecture, Facts, Norm
+from isomerge.symmetry.architecture import Architecture, Facts, Norm, RowShift
 from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotation, Scale, SignedPermutation, SignedScale
 
 ENCODER_ONLY = ("EncoderModel", "ForTokenClassification")
@@ -52,6 +52,8 @@ def t5(facts: Facts) -> Architecture:
         },
         tensors=tensors,
         norms=norms,
+        # A constant per head on all distances is a constant before the softmax.
+        gauges=[RowShift(prefix + BIASES.format(stack=stack)) for stack in (STACKS if decoder else STACKS[:1])],
         tied=copies | (output if facts.head == "lm" else {}),
         # This flag is read as "the output is not scaled" too, by old and new versions of the library alike.
         untied_config={"tie_word_embeddings": False, **({} if facts["model_type"] == "mt5" else UNSCALED)},
@@ -59,6 +61,7 @@ def t5(facts: Facts) -> Architecture:
 
 
 STACKS = ("encoder", "decoder")
+BIASES = "{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 TASK_READERS = ("lm_head.weight", "classification_head.dense.weight", "classifier.weight", "qa_outputs.weight")
 UNSCALED = {"scale_decoder_outputs": False}
 
@@ -109,7 +112,7 @@ def stack_tensors(prefix: str, stack: str, letter: str, feed_forward: str) -> di
         out = f"({ffn} {unit}')" if feed_forward == "relu" else ffn
     return {
         **attention_tensors(attention, f"{stack}.head", f"{stack}.qk.{i}", f"{stack}.vo.{i}"),
-        f"{prefix}{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight": f"_buckets {stack}.head",
+        prefix + BIASES.format(stack=stack): f"_buckets {stack}.head",
         block + "layer.0.layer_norm.weight": "|residual|",
         **inner,
         dense + "wo.weight": f"residual {out}",

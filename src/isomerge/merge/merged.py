@@ -66,7 +66,7 @@ class Merged:
                 merged, self._lost[name] = cast(
                     method([p[name] for p in parts], weights=self.weights), dtype or info.dtype
                 )
-                yield name, merged
+                yield name, merged.cpu()
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self.tensors())

@@ -75,7 +75,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class RowShift:
-    """A vector that can be added to every row of a weight before a softmax, such as a router (declared; not fixed)."""
+    """A vector that can be added to every row of a router or of a table of position biases (declared; not fixed)."""
 
     weight: str
 

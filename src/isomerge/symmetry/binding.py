@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint, TensorInfo
-from isomerge.errors import CheckpointError, SpecificationError
+from isomerge.checkpoint.checks import require_finite
+from isomerge.errors import SpecificationError
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, part_of
 from isomerge.symmetry.patterns import Atom, Layout, Node, Product, bind, parse
 
@@ -33,7 +34,7 @@ class BoundModel:
     stale: tuple[str, ...] = ()  # on disk, but the model reads the tied table instead
     notes: tuple[str, ...] = ()
     stacks: Mapping[str, int] = field(default_factory=dict)  # stacked tensor -> axis its parts follow each other on
-    memory: dict[str, Tensor] = field(default_factory=dict, compare=False)
+    device: str = "cpu"  # where tensors are worked on
 
     @property
     def name(self) -> str:
@@ -41,22 +42,15 @@ class BoundModel:
 
     def raw(self, name: str) -> Tensor:
         """A tensor in float64, stacked and untied as the specification says."""
-        if name in self.memory:
-            return self.memory[name]
         source, factor = self.architecture.tied.get(name, (name, 1.0)) if name not in self.files else (name, 1.0)
         parts = [self._read(file) for file in self.files[source]]
         tensor = torch.cat(parts, self.stacks[source]) if source in self.stacks else parts[0]
         return tensor * factor if factor != 1.0 else tensor
 
     def _read(self, file: str) -> Tensor:
-        tensor = self.checkpoint.read(file).to(torch.float64)
-        if not torch.isfinite(tensor).all():
-            bad = int((~torch.isfinite(tensor)).sum())
-            raise CheckpointError(
-                f"Reading tensor {file} of {self.name}: {bad} of {tensor.numel()} values are NaN or infinite, so the "
-                "model computes nothing useful and cannot be aligned. Find a sound copy of the checkpoint."
-            )
-        return tensor
+        tensor = self.checkpoint.read(file).to(self.device)
+        require_finite(file, tensor, self.checkpoint)
+        return tensor.to(torch.float64)
 
     def split(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         """A tensor of the specification as the tensors it is on disk: the inverse of stacking."""

@@ -220,8 +220,10 @@ class Invertible(Group):
         return torch.linalg.inv(element).mT
 
     def contains(self, element: Tensor) -> bool:
+        if not torch.isfinite(element).all():
+            return False
         values = torch.linalg.svdvals(element)
-        return bool(torch.isfinite(values).all() and (values[..., -1] > 1e-12 * values[..., 0]).all())
+        return bool((values[..., -1] > 1e-12 * values[..., 0]).all())
 
 
 @dataclass(frozen=True)
@@ -292,7 +294,8 @@ class Rotary(Group):
     def random(self, batch: Sequence[int], generator: torch.Generator) -> Tensor:
         shape = (*batch, self.size // 2)
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
-        angle = {"any": uniform * 2 * torch.pi, "sign": (uniform > 0.5).double() * torch.pi, "none": uniform * 0}[self.phase]
+        turns = {"any": uniform * 2, "sign": (uniform > 0.5).double(), "none": uniform * 0}
+        angle = turns[self.phase] * torch.pi
         modulus = 2 ** (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1)
         element = torch.polar(modulus if self.scale else torch.ones_like(modulus), angle)
         return element if self.phase == "any" else element.real.to(torch.complex128)

@@ -193,9 +193,21 @@ def bind(pattern: str, shape: Sequence[int], spaces: Mapping[str, Group], tensor
                 f'Binding tensor {tensor} of shape {tuple(shape)} to "{pattern}": axis {number} should have {size} '
                 f"entries and has {length}. config.json and the weights disagree; compare them."
             )
+        for atoms, _ in segments:
+            _check_parents(atoms, spaces, pattern)
         plain = len(segments) == 1
         axes.append(tuple(Segment(a, tuple(i.shape), None if plain else i) for a, i in segments))
     return Layout(pattern, tuple(shape), tuple(axes))
+
+
+def _check_parents(atoms: tuple[Atom, ...], spaces: Mapping[str, Group], pattern: str) -> None:
+    before: set[str] = set()
+    for atom in atoms:
+        for parent in () if atom.free else spaces[atom.space].per:
+            if parent not in before:
+                cause = f"the space '{atom.space}' is taken per '{parent}', which must stand before it on its axis"
+                raise _error(pattern, cause)
+        before.add(atom.space)
 
 
 def _segments(

@@ -1,0 +1,229 @@
+"""How fast is alignment? One table: seconds and peak memory, beside a plain loop of the published algorithm.
+
+    python benchmarks/align.py                    # the three shapes on the CPU
+    python benchmarks/align.py --device cuda      # … on a GPU
+    python benchmarks/align.py --shapes vit       # one of them
+
+Weights are random: independent (strangers) or near-identical (1 % apart). The loop is the founding paper's algorithm as
+published: per layer and head, in float32, one SVD each, one assignment per feed-forward. Both start from tensors in
+memory and end with the moved tensors in memory. Ratios are loop ÷ isomerge in the same run; best of `--repeat`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SHAPES = {
+    "vit": {"model_type": "vit", "architectures": ["ViTForImageClassification"], "num_hidden_layers": 7,
+            "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "image_size": 32, "patch_size": 4},
+    "roberta-base": {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "num_hidden_layers": 12,
+                     "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 50265,
+                     "max_position_embeddings": 514, "tie_word_embeddings": True},
+    "deberta-v3-large": {"model_type": "deberta-v2", "architectures": ["DebertaV2ForSequenceClassification"],
+                         "num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16,
+                         "intermediate_size": 4096, "vocab_size": 128100, "max_position_embeddings": 512,
+                         "relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm",
+                         "share_att_key": True, "pos_att_type": "p2c|c2p", "type_vocab_size": 0,
+                         "position_biased_input": False},
+}  # fmt: skip
+NAMES = {  # per family: q, k, v, o, ffn in, ffn out
+    "vit": ("vit.encoder.layer.{}.attention.attention.query", "vit.encoder.layer.{}.attention.attention.key",
+            "vit.encoder.layer.{}.attention.attention.value", "vit.encoder.layer.{}.attention.output.dense",
+            "vit.encoder.layer.{}.intermediate.dense", "vit.encoder.layer.{}.output.dense"),
+    "roberta": ("roberta.encoder.layer.{}.attention.self.query", "roberta.encoder.layer.{}.attention.self.key",
+                "roberta.encoder.layer.{}.attention.self.value", "roberta.encoder.layer.{}.attention.output.dense",
+                "roberta.encoder.layer.{}.intermediate.dense", "roberta.encoder.layer.{}.output.dense"),
+    "deberta-v2": ("deberta.encoder.layer.{}.attention.self.query_proj", "deberta.encoder.layer.{}.attention.self.key_proj",
+                   "deberta.encoder.layer.{}.attention.self.value_proj",
+                   "deberta.encoder.layer.{}.attention.output.dense",
+                   "deberta.encoder.layer.{}.intermediate.dense", "deberta.encoder.layer.{}.output.dense"),
+}  # fmt: skip
+State = dict[str, torch.Tensor]
+
+
+def random_models(shape: str, near: bool) -> tuple[State, State, dict[str, Any]]:
+    """Two random checkpoints with the tensors a stock model of this shape has on disk."""
+    import transformers
+
+    from isomerge.checkpoint import open_checkpoint
+
+    config = SHAPES[shape]
+    kind = getattr(transformers, config["architectures"][0])
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**{k: v for k, v in config.items() if k not in ("model_type", "architectures")}))
+    opened = open_checkpoint(model)
+    anchor = {n: opened.read(n) + 0.02 * torch.randn(i.shape) for n, i in opened.tensors.items()}
+    if near:
+        source = {n: t + 0.01 * t.std().nan_to_num(0.01) * torch.randn_like(t) for n, t in anchor.items()}
+    else:
+        source = {n: t.flatten()[torch.randperm(t.numel())].reshape(t.shape) for n, t in anchor.items()}
+    return source, anchor, {**opened.config, **config}
+
+
+def published_loop(source: State, anchor: State, config: dict[str, Any], *, ffn: bool, device: str) -> State:
+    """The founding paper's matching, as published: loops over layers and heads."""
+    from scipy.optimize import linear_sum_assignment
+
+    names = NAMES[config["model_type"]]
+    heads = config["num_attention_heads"]
+    out = dict(source)
+    for layer in range(config["num_hidden_layers"]):
+        q, k, v, o, fc1, fc2 = (n.format(layer) for n in names)
+        W = {n: (source[n + ".weight"].to(device), anchor[n + ".weight"].to(device)) for n in (q, k, v, o)}
+        b = {n: (source[n + ".bias"].to(device), anchor[n + ".bias"].to(device)) for n in (q, k, v)}
+        moved = {n: W[n][0].clone() for n in (q, k, v, o)}
+        shifted = {n: b[n][0].clone() for n in (q, k, v)}
+        e = W[q][0].shape[0] // heads
+        for h in range(heads):
+            s = slice(h * e, (h + 1) * e)
+            C = sum(W[n][0][s] @ W[n][1][s].T + torch.outer(b[n][0][s], b[n][1][s]) for n in (q, k))
+            U, _, Vh = torch.linalg.svd(C)
+            R = U @ Vh
+            for n in (q, k):
+                moved[n][s], shifted[n][s] = R.T @ W[n][0][s], b[n][0][s] @ R
+            C = W[v][0][s] @ W[v][1][s].T + W[o][0][:, s].T @ W[o][1][:, s] + torch.outer(b[v][0][s], b[v][1][s])
+            U, _, Vh = torch.linalg.svd(C)
+            R = U @ Vh
+            moved[v][s], shifted[v][s] = R.T @ W[v][0][s], b[v][0][s] @ R
+            moved[o][:, s] = W[o][0][:, s] @ R
+        out |= {n + ".weight": t.cpu() for n, t in moved.items()} | {n + ".bias": t.cpu() for n, t in shifted.items()}
+        if ffn:
+            i, c, p = (t.to(device) for t in (source[fc1 + ".weight"], source[fc1 + ".bias"], source[fc2 + ".weight"]))
+            i2, c2, p2 = (t.to(device) for t in (anchor[fc1 + ".weight"], anchor[fc1 + ".bias"], anchor[fc2 + ".weight"]))
+            cost = i @ i2.T + torch.outer(c, c2) + p.T @ p2
+            rows, columns = linear_sum_assignment(cost.cpu().numpy(), maximize=True)
+            order = torch.empty(len(rows), dtype=torch.int64)
+            order[torch.from_numpy(columns)] = torch.from_numpy(rows)
+            order = order.to(device)
+            out |= {fc1 + ".weight": i[order].cpu(), fc1 + ".bias": c[order].cpu(), fc2 + ".weight": p[:, order].cpu()}
+    return out
+
+
+def ours(source: State, anchor: State, config: dict[str, Any], *, level: str, ffn: bool, device: str) -> State:
+    import isomerge
+    from isomerge.checkpoint import open_checkpoint
+
+    models = [open_checkpoint(m, config=config) for m in (source, anchor)]
+    alignment = isomerge.align(*models, level=level, only=None if ffn or level == "full" else "attention", device=device)
+    return alignment.state_dict()
+
+
+def best_of(function: Callable[[], Any], repeat: int) -> float:
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def peak_above_imports(shape: str, level: str, ffn: bool) -> dict[str, float]:
+    """Peak memory of one alignment from files on disk, in a process of its own, above what the imports took."""
+    code = (
+        "import sys,json; sys.path.insert(0, sys.argv[1]); import align as b; "
+        "print(json.dumps(b.measure_memory(*sys.argv[2:4], sys.argv[4] == 'True')))"
+    )
+    here = str(Path(__file__).resolve().parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code, here, shape, level, str(ffn)], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def measure_memory(shape: str, level: str, ffn: bool) -> dict[str, float]:
+    import tempfile
+
+    import isomerge
+    from isomerge.align.nested import Unit
+    from isomerge.architectures import describe
+
+    with tempfile.TemporaryDirectory() as folder:
+        _write_models(shape, Path(folder))
+        model = describe(isomerge.open_checkpoint(Path(folder) / "a"))
+        roots = [s for s, g in model.architecture.spaces.items() if not g.per and s != "residual"]
+        units = [Unit(r, model.architecture.spaces) for r in roots]
+        sizes = [
+            sum(torch.Size(model.layouts[n].shape).numel() for n in model.layouts if u.members & model.layouts[n].spaces())
+            for u in units
+        ]
+        # A child process: its high-water mark knows nothing of how the models were made.
+        code = (
+            "import sys,isomerge,isomerge.align.api,scipy.optimize\n"
+            "peak=lambda: next(int(l.split()[1])*1024 for l in open('/proc/self/status') if l.startswith('VmHWM'))\n"
+            "open('/proc/self/clear_refs','w').write('5')\n"  # the high-water mark starts here
+            "before=peak()\n"
+            "isomerge.align(sys.argv[1]+'/b',sys.argv[1]+'/a',level=sys.argv[2],"
+            "only=None if sys.argv[3]=='True' else 'attention').save(sys.argv[1]+'/out',verify=False)\n"
+            "print(peak()-before)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, folder, level, str(ffn)], capture_output=True, text=True, check=True
+        )
+    return {"peak": float(done.stdout.split()[-1]), "two_largest_units": 2 * 4.0 * max(sizes)}
+
+
+def _write_models(shape: str, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    source, anchor, config = random_models(shape, near=False)
+    for name, state in (("a", anchor), ("b", source)):
+        (folder / name).mkdir()
+        save_file({k: v.contiguous() for k, v in state.items()}, folder / name / "model.safetensors", {"format": "pt"})
+        (folder / name / "config.json").write_text(json.dumps(config, default=str))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--no-full", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = []
+    print(f"{'shape':18}{'pair':13}{'what':22}{'loop s':>9}{'isomerge s':>12}{'ratio':>8}{'peak MB':>10}{'2 units MB':>12}")
+    for shape in options.shapes:
+        for near in (False, True):
+            source, anchor, config = random_models(shape, near)
+            for what, level, ffn in (("rotation, no FFN", "rotation", False), ("rotation", "rotation", True),
+                                     ("full", "full", True)):  # fmt: skip
+                if level == "full" and options.no_full:
+                    continue
+                args = (source, anchor, config)
+                kwargs = {"level": level, "ffn": ffn, "device": options.device}
+                if options.device != "cpu":  # the first call loads kernels
+                    ours(*args, **kwargs)
+                loop = None
+                if level == "rotation":
+                    if options.device != "cpu":
+                        published_loop(*args, ffn=False, device=options.device)
+                    loop = best_of(lambda a=args, f=ffn: published_loop(*a, ffn=f, device=options.device), options.repeat)
+                own = best_of(lambda a=args, k=kwargs: ours(*a, **k), options.repeat if level == "rotation" else 1)
+                memory = {}
+                if not near and not options.no_memory and options.device == "cpu" and level == "rotation":
+                    memory = peak_above_imports(shape, level, ffn)
+                row = {"shape": shape, "pair": "near" if near else "independent", "what": what, "loop": loop, "isomerge": own,
+                       **memory}  # fmt: skip
+                rows.append(row)
+                ratio = f"{loop / own:8.2f}" if loop else f"{'–':>8}"
+                mb = (f"{memory['peak'] / 1e6:10.0f}{memory['two_largest_units'] / 1e6:12.0f}") if memory else ""
+                print(f"{shape:18}{row['pair']:13}{what:22}{loop or float('nan'):9.2f}{own:12.2f}{ratio}{mb}", flush=True)
+            del source, anchor
+    if options.json:
+        options.json.write_text(json.dumps({"device": options.device, "torch": torch.__version__, "rows": rows}, indent=1))
+    print(f"peak of this process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
