@@ -6,7 +6,7 @@
 
 Weights are random: independent (strangers) or near-identical (1 % apart). The loop is the founding paper's algorithm as
 published: per layer and head, in float32, one SVD each, one assignment per feed-forward. Both start from tensors in
-memory and end with the moved tensors in memory. Ratios are loop ÷ isomerge in the same run; best of `--repeat`.
+memory and end with the tensors that moved in memory. Ratios are loop ÷ isomerge in the same run; best of `--repeat`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def ours(source: State, anchor: State, config: dict[str, Any], *, level: str, ff
 
     models = [open_checkpoint(m, config=config) for m in (source, anchor)]
     alignment = isomerge.align(*models, level=level, only=None if ffn or level == "full" else "attention", device=device)
-    return alignment.state_dict()
+    return dict(alignment.move().changed())
 
 
 def best_of(function: Callable[[], Any], repeat: int) -> float:
@@ -189,6 +189,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--no-full", action="store_true")
+    parser.add_argument("--no-ffn", action="store_true", help="only the attention rows")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
@@ -198,7 +199,7 @@ def main() -> None:
             source, anchor, config = random_models(shape, near)
             for what, level, ffn in (("rotation, no FFN", "rotation", False), ("rotation", "rotation", True),
                                      ("full", "full", True)):  # fmt: skip
-                if level == "full" and options.no_full:
+                if (level == "full" and options.no_full) or (ffn and options.no_ffn):
                     continue
                 args = (source, anchor, config)
                 kwargs = {"level": level, "ffn": ffn, "device": options.device}

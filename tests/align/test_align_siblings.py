@@ -1,4 +1,4 @@
-"""Siblings are recognised and left alone, bit for bit; what a sibling really moved is found and nothing else touched."""
+"""Siblings are recognised and left alone, bit for bit; what a sibling moved is found, nothing else touched."""
 
 from __future__ import annotations
 

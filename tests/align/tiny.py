@@ -236,7 +236,8 @@ LAYERS = {
     "bert": ("bert.encoder.layer.{}.", BERT_PARTS),
     "roberta": ("roberta.encoder.layer.{}.", BERT_PARTS),
     "vit": ("vit.encoder.layer.{}.", {
-        **BERT_PARTS, "q": "attention.attention.query", "k": "attention.attention.key", "v": "attention.attention.value",
+        **BERT_PARTS, "q": "attention.attention.query", "k": "attention.attention.key",
+        "v": "attention.attention.value",
     }),
 }  # fmt: skip
 Layer = dict[str, np.ndarray]

@@ -75,7 +75,18 @@ class Move:
                 plan[file] = TensorInfo(info.shape, dtype or info.dtype)
         return plan | {name: stored[name] for name in self.model.extra}
 
-    def produce(self, plan: Mapping[str, TensorInfo], report: Callable[[str, CastReport], None]) -> Iterator[tuple[str, Tensor]]:
+    def changed(self) -> Iterator[tuple[str, Tensor]]:
+        """Only the tensors that change, under their names on disk and in their stored dtypes."""
+        plan = self.plan(None)
+        for name in sorted(self.model.layouts):
+            if not self.stays(name):
+                for file, tensor in self.model.split(name, self.tensor(name)).items():
+                    yield file, cast(tensor, plan[file].dtype)[0].cpu()
+
+    def produce(
+        self, plan: Mapping[str, TensorInfo], report: Callable[[str, CastReport], None]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the moved model, in the plan's order and dtypes; what a cast loses goes to `report`."""
         for name in sorted(self.model.layouts):
             if self.stays(name):
                 made = {file: self._copied(file) for file in self.model.files[name]}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from isomerge.align import leaf, solvers
 from isomerge.align.evidence import Block
-from isomerge.symmetry.groups import Group, Permutation, SignedPermutation
+from isomerge.symmetry.groups import Group, Permutation, SignedPermutation, Trivial
 
 FEW_ORDERS = 24
 MOST_ROUNDS = 50
@@ -46,6 +46,23 @@ class Unit:
     def diagonal(self) -> bool:
         """Only root unit h against root unit h is needed: a batch of small products instead of one large one."""
         return self.fixed_root and bool(self.children[self.root])
+
+    @property
+    def simple(self) -> bool:
+        """Heads that keep their places, each with spaces of its own: nothing to assign, nothing coupled."""
+        inner = [s for s in self.spaces if s != self.root]
+        return self.diagonal and all(
+            not self.children[s] and self._fixed(s) and not isinstance(self.spaces[s], Trivial) for s in inner
+        )
+
+    def evidence(self, blocks: Sequence[Block]) -> dict[str, Tensor]:
+        """Of a simple unit: the cross-covariances of each inner space, (root units, n, n)."""
+        found: dict[str, Tensor] = {}
+        for block in blocks:
+            if block.depth == 2:
+                space = block.spaces[1]
+                found[space] = block.value if space not in found else found[space] + block.value
+        return found
 
     def solve(self, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
         """Elements of every space of the unit, and what they earn together."""

@@ -80,7 +80,11 @@ def describe_all(
         require_same_spaces(model, models[-1])
     models = [replace(m, architecture=scope.restrict(m.architecture)) for m in models]
     held = {s for m in models for s, g in m.architecture.spaces.items() if isinstance(g, Trivial)}
-    return [replace(m, architecture=m.architecture.frozen(held), device=device) for m in models]
+    # Sending a tensor to an accelerator costs more than everything done to it there, so it is sent once.
+    return [
+        replace(m, architecture=m.architecture.frozen(held), device=device, kept=None if device == "cpu" else {})
+        for m in models
+    ]
 
 
 def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -> list[Prepared]:
@@ -105,7 +109,7 @@ def _solve(
     sides = prepare_all([source, anchor], scope, run, budget)
     common = {n: layout for n, layout in source.layouts.items() if n in anchor.layouts}
     pair = Pair(sides[0].tensor, sides[1].tensor, common, source.architecture)
-    sweeper = Sweeper(pair, run, tick, skip_names=set(sides[0].canonical.norm_weight))
+    sweeper = Sweeper(pair, run, tick, skip_names=set(sides[0].canonical.norm_weight), device=source.device)
     found = sweeper.solve(sweeps)
     if scope.level == "rotation" and scope.rescales:
         wanted = [s for s in found.elements if not isinstance(spaces[s], Permutation)]

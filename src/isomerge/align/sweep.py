@@ -8,7 +8,7 @@ hill. Embeddings and heads start it, since they are the only tensors that meet t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +18,7 @@ from isomerge.align import leaf, noise, solvers
 from isomerge.align.evidence import Pair, stream_cross, unit_blocks
 from isomerge.align.nested import Elements, Unit
 from isomerge.symmetry.architecture import RESIDUAL
-from isomerge.symmetry.groups import Permutation, Rotation, RotationFixingOnes, SignedPermutation, Trivial
+from isomerge.symmetry.groups import Group, Permutation, Rotation, RotationFixingOnes, SignedPermutation, Trivial
 from isomerge.symmetry.transform import Transform, dimension
 
 STOP_RISING = 1e-6  # relative rise of the objective below which a sweep was the last
@@ -34,6 +34,7 @@ class Sweeper:
     run: Run
     tick: Callable[[int], None] = lambda n: None
     skip_names: Collection[str] = ()  # folded norms carry no evidence
+    device: str = "cpu"
     objective: list[float] = field(default_factory=list)
     stream_gain: float | None = None
 
@@ -71,7 +72,8 @@ class Sweeper:
         weights = self._unit_weights()
         elements: Elements = {}
         earned = 0.0
-        for unit, (found, score) in zip(self.units, self.run(lambda u: self._solve_unit(u, around), self.units), strict=True):
+        results = self._solve_together(around) or self.run(lambda u: self._solve_unit(u, around), self.units)
+        for unit, (found, score) in zip(self.units, results, strict=True):
             elements |= {s: e for s, e in found.items() if not isinstance(unit.spaces[s], Trivial)}
             earned += weights[unit.root] * float(score)
         if not isinstance(self.stream, Trivial) and RESIDUAL in around.elements:
@@ -82,6 +84,25 @@ class Sweeper:
             if unsigned is not None:
                 earned += float(self.stream.act(element, unsigned, unsigned=True).diagonal().sum())
         return elements, earned
+
+    def _solve_together(self, around: Transform) -> list[tuple[Elements, Tensor]] | None:
+        """On an accelerator, all units whose heads keep their places as one batch: a launch costs more than a head."""
+        if self.device == "cpu" or not all(u.simple for u in self.units):
+            return None
+        gathered = self.run(lambda u: u.evidence(unit_blocks(self.pair, u.members, around, diagonal=True)), self.units)
+        batches: dict[Group, list[tuple[int, str, Tensor]]] = {}
+        for number, (unit, found) in enumerate(zip(self.units, gathered, strict=True)):
+            for space, C in found.items():
+                batches.setdefault(replace(unit.spaces[space], per=()), []).append((number, space, C))
+        results: list[tuple[Elements, Tensor]] = [({}, torch.zeros((), dtype=torch.float64)) for _ in self.units]
+        for group, members in batches.items():
+            solved, scores = leaf.solve(group, torch.cat([C for _, _, C in members]))
+            sizes = [len(C) for _, _, C in members]
+            parts = zip(solved.cpu().split(sizes), scores.cpu().split(sizes), strict=True)
+            for (number, space, _), (element, score) in zip(members, parts, strict=True):
+                results[number] = ({**results[number][0], space: element}, results[number][1] + score.sum())
+        self.tick(len(self.units))
+        return results
 
     def _solve_unit(self, unit: Unit, around: Transform) -> tuple[Elements, Tensor]:
         if self._keeps_its_order(unit, around):

@@ -52,6 +52,10 @@ class Checkpoint(ABC):
     def read(self, name: str) -> torch.Tensor:
         """One tensor on the CPU in its stored dtype, in memory of its own. Safe to call from several threads."""
 
+    def peek(self, name: str) -> torch.Tensor:
+        """Like `read`, but perhaps in the caller's own memory: to look at, never to write to."""
+        return self.read(name)
+
     @abstractmethod
     def side_files(self) -> list[Path]:
         """Every file beside the weights that a copy of this model needs, except config.json."""

@@ -35,10 +35,13 @@ class MemoryCheckpoint(Checkpoint):
         self._state = dict(state)
         self.tensors: Mapping[str, TensorInfo] = {key: TensorInfo.of(self._state[key]) for key in sorted(self._state)}
 
-    def read(self, name: str) -> torch.Tensor:
+    def peek(self, name: str) -> torch.Tensor:
         if name not in self._state:
             self.unknown_tensor(name)
-        tensor = self._state[name].detach()
+        return self._state[name].detach()
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor = self.peek(name)
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
     def side_files(self) -> list[Path]:

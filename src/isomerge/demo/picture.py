@@ -58,8 +58,8 @@ def _panel(curves: Curves, key: str, title: str, left: int, ticks: Sequence[floa
     for tick in ticks:
         lines.append(f'<path d="M{left} {y(tick):.1f}h{PANEL}" stroke="#e3e6ea"/>')
         lines.append(f'<text x="{left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end" fill="#57606a">{say(tick)}</text>')
-    for t, label in ((0, "A"), (0.5, f"t = ½, {title}"), (1, "B")):
-        lines.append(f'<text x="{x(t):.1f}" y="{HEIGHT - 22}" text-anchor="middle" fill="#57606a">{label}</text>')
+    for t, down, label in ((0, 30, "A"), (0.5, 30, "halfway"), (1, 30, "B"), (0.5, 10, title)):
+        lines.append(f'<text x="{x(t):.1f}" y="{HEIGHT - down}" text-anchor="middle" fill="#57606a">{label}</text>')
     for name in NAMES:
         if len(curves) > 1:
             lines += [line(pair["t"], pair[key][name], name, 1, 0.35) for pair in curves]

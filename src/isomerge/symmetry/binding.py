@@ -35,6 +35,7 @@ class BoundModel:
     notes: tuple[str, ...] = ()
     stacks: Mapping[str, int] = field(default_factory=dict)  # stacked tensor -> axis its parts follow each other on
     device: str = "cpu"  # where tensors are worked on
+    kept: dict[str, Tensor] | None = field(default=None, compare=False)  # on an accelerator: what was sent there already
 
     @property
     def name(self) -> str:
@@ -48,8 +49,12 @@ class BoundModel:
         return tensor * factor if factor != 1.0 else tensor
 
     def _read(self, file: str) -> Tensor:
-        tensor = self.checkpoint.read(file).to(self.device)
-        require_finite(file, tensor, self.checkpoint)
+        tensor = self.kept.get(file) if self.kept is not None else None
+        if tensor is None:
+            tensor = self.checkpoint.peek(file).to(self.device)
+            require_finite(file, tensor, self.checkpoint)
+            if self.kept is not None:
+                self.kept[file] = tensor
         return tensor.to(torch.float64)
 
     def split(self, name: str, tensor: Tensor) -> dict[str, Tensor]:

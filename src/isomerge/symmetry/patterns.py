@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -93,8 +93,12 @@ class Layout:
     shape: tuple[int, ...]
     axes: tuple[tuple[Segment, ...], ...]
 
-    def spaces(self) -> set[str]:
-        return {atom.space for axis in self.axes for seg in axis for atom in seg.atoms if not atom.free}
+    @cached_property
+    def _spaces(self) -> frozenset[str]:
+        return frozenset(a.space for axis in self.axes for segment in axis for a in segment.atoms if not a.free)
+
+    def spaces(self) -> frozenset[str]:
+        return self._spaces
 
     def axis_of(self, space: str, *, dual: bool | None = None) -> int | None:
         """The first axis that is exactly this space (the whole of it), or None."""
@@ -187,17 +191,31 @@ def bind(pattern: str, shape: Sequence[int], spaces: Mapping[str, Group], tensor
         )
     axes = []
     for number, (node, length) in enumerate(zip(nodes, shape, strict=True)):
-        size, segments = _segments(node, length, spaces, pattern)
+        whole = _whole_axis(node, length, spaces)
+        if whole is not None:
+            size, found = math.prod(whole.sizes), (whole,)
+        else:
+            size, segments = _segments(node, length, spaces, pattern)
+            plain = len(segments) == 1
+            found = tuple(Segment(a, tuple(i.shape), None if plain else i) for a, i in segments)
         if size != length:
             raise SpecificationError(
                 f'Binding tensor {tensor} of shape {tuple(shape)} to "{pattern}": axis {number} should have {size} '
                 f"entries and has {length}. config.json and the weights disagree; compare them."
             )
-        for atoms, _ in segments:
-            _check_parents(atoms, spaces, pattern)
-        plain = len(segments) == 1
-        axes.append(tuple(Segment(a, tuple(i.shape), None if plain else i) for a, i in segments))
+        for segment in found:
+            _check_parents(segment.atoms, spaces, pattern)
+        axes.append(found)
     return Layout(pattern, tuple(shape), tuple(axes))
+
+
+def _whole_axis(node: Node, length: int, spaces: Mapping[str, Group]) -> Segment | None:
+    """The usual axis, a space or a product of spaces: no positions to work out."""
+    atoms = (node,) if isinstance(node, Atom) else node.factors if isinstance(node, Product) else ()
+    if not atoms or not all(isinstance(a, Atom) and (a.free or a.space in spaces) for a in atoms):
+        return None
+    known = tuple(a for a in atoms if isinstance(a, Atom))
+    return Segment(known, tuple(length if a.free else spaces[a.space].size for a in known), None)
 
 
 def _check_parents(atoms: tuple[Atom, ...], spaces: Mapping[str, Group], pattern: str) -> None:
