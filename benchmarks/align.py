@@ -5,15 +5,15 @@
     python benchmarks/align.py --shapes vit       # one of them
 
 Weights are random: independent (strangers) or near-identical (1 % apart). The loop is the founding paper's algorithm as
-published: per layer and head, in float32, one SVD each, one assignment per feed-forward. Both start from tensors in
-memory and end with the tensors that moved in memory. Ratios are loop ÷ isomerge in the same run; best of `--repeat`.
+published: per layer and head, one SVD each, one assignment per feed-forward; once in float32, once in float64, which is
+what isomerge solves and applies in. Both start from float32 tensors on the device and end with the tensors that moved
+there. Ratios are loop ÷ isomerge in the same run, best of `--repeat`; peak memory is above the imports, from files.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -49,6 +49,7 @@ NAMES = {  # per family: q, k, v, o, ffn in, ffn out
                    "deberta.encoder.layer.{}.intermediate.dense", "deberta.encoder.layer.{}.output.dense"),
 }  # fmt: skip
 State = dict[str, torch.Tensor]
+WHAT = (("rotation, no FFN", "rotation", False), ("rotation", "rotation", True), ("full", "full", True))
 
 
 def random_models(shape: str, near: bool) -> tuple[State, State, dict[str, Any]]:
@@ -70,7 +71,9 @@ def random_models(shape: str, near: bool) -> tuple[State, State, dict[str, Any]]
     return source, anchor, {**opened.config, **config}
 
 
-def published_loop(source: State, anchor: State, config: dict[str, Any], *, ffn: bool, device: str) -> State:
+def published_loop(
+    source: State, anchor: State, config: dict[str, Any], *, ffn: bool, device: str, dtype: torch.dtype = torch.float32
+) -> State:
     """The founding paper's matching, as published: loops over layers and heads."""
     from scipy.optimize import linear_sum_assignment
 
@@ -79,8 +82,8 @@ def published_loop(source: State, anchor: State, config: dict[str, Any], *, ffn:
     out = dict(source)
     for layer in range(config["num_hidden_layers"]):
         q, k, v, o, fc1, fc2 = (n.format(layer) for n in names)
-        W = {n: (source[n + ".weight"].to(device), anchor[n + ".weight"].to(device)) for n in (q, k, v, o)}
-        b = {n: (source[n + ".bias"].to(device), anchor[n + ".bias"].to(device)) for n in (q, k, v)}
+        W = {n: (source[n + ".weight"].to(dtype), anchor[n + ".weight"].to(dtype)) for n in (q, k, v, o)}
+        b = {n: (source[n + ".bias"].to(dtype), anchor[n + ".bias"].to(dtype)) for n in (q, k, v)}
         moved = {n: W[n][0].clone() for n in (q, k, v, o)}
         shifted = {n: b[n][0].clone() for n in (q, k, v)}
         e = W[q][0].shape[0] // heads
@@ -96,16 +99,17 @@ def published_loop(source: State, anchor: State, config: dict[str, Any], *, ffn:
             R = U @ Vh
             moved[v][s], shifted[v][s] = R.T @ W[v][0][s], b[v][0][s] @ R
             moved[o][:, s] = W[o][0][:, s] @ R
-        out |= {n + ".weight": t.cpu() for n, t in moved.items()} | {n + ".bias": t.cpu() for n, t in shifted.items()}
+        out |= {n + ".weight": t.float() for n, t in moved.items()}
+        out |= {n + ".bias": t.float() for n, t in shifted.items()}
         if ffn:
-            i, c, p = (t.to(device) for t in (source[fc1 + ".weight"], source[fc1 + ".bias"], source[fc2 + ".weight"]))
-            i2, c2, p2 = (t.to(device) for t in (anchor[fc1 + ".weight"], anchor[fc1 + ".bias"], anchor[fc2 + ".weight"]))
+            parts = (fc1 + ".weight", fc1 + ".bias", fc2 + ".weight")
+            (i, c, p), (i2, c2, p2) = ([m[n].to(dtype) for n in parts] for m in (source, anchor))
             cost = i @ i2.T + torch.outer(c, c2) + p.T @ p2
             rows, columns = linear_sum_assignment(cost.cpu().numpy(), maximize=True)
             order = torch.empty(len(rows), dtype=torch.int64)
             order[torch.from_numpy(columns)] = torch.from_numpy(rows)
             order = order.to(device)
-            out |= {fc1 + ".weight": i[order].cpu(), fc1 + ".bias": c[order].cpu(), fc2 + ".weight": p[:, order].cpu()}
+            out |= dict(zip(parts, (i[order].float(), c[order].float(), p[:, order].float()), strict=True))
     return out
 
 
@@ -123,6 +127,8 @@ def best_of(function: Callable[[], Any], repeat: int) -> float:
     for _ in range(repeat):
         start = time.perf_counter()
         function()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return min(times)
 
@@ -182,6 +188,33 @@ def _write_models(shape: str, folder: Path) -> None:
         (folder / name / "config.json").write_text(json.dumps(config, default=str))
 
 
+def row_of(shape: str, near: bool, what: str, level: str, ffn: bool, models: Any, options: Any) -> dict[str, Any]:
+    """One line of the table, measured."""
+    device, repeat = options.device, options.repeat
+    kwargs = {"level": level, "ffn": ffn, "device": device}
+    if device != "cpu":  # the first call loads kernels
+        ours(*models, **kwargs)
+        published_loop(*models, ffn=False, device=device)
+    row: dict[str, Any] = {"shape": shape, "pair": "near" if near else "independent", "what": what}
+    if level == "rotation":
+        for key, dtype in (("loop", torch.float32), ("loop64", torch.float64)):
+            row[key] = best_of(lambda d=dtype: published_loop(*models, ffn=ffn, device=device, dtype=d), repeat)
+    row["isomerge"] = best_of(lambda: ours(*models, **kwargs), repeat if level == "rotation" else 1)
+    if not near and not options.no_memory and device == "cpu" and level == "rotation":
+        row |= peak_above_imports(shape, level, ffn)
+    return row
+
+
+def line_of(row: dict[str, Any]) -> str:
+    def number(key: str, scale: float = 1.0, digits: int = 2) -> str:
+        return f"{row[key] / scale:10.{digits}f}" if key in row else f"{'–':>10}"
+
+    ratios = "".join(f"{row[k] / row['isomerge']:10.2f}" if k in row else f"{'–':>10}" for k in ("loop", "loop64"))
+    memory = number("peak", 1e6, 0) + number("two_largest_units", 1e6, 0)
+    seconds = number("loop") + number("loop64") + number("isomerge")
+    return f"{row['shape']:18}{row['pair']:13}{row['what']:18}{seconds}{ratios}{memory}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
@@ -193,37 +226,21 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
-    print(f"{'shape':18}{'pair':13}{'what':22}{'loop s':>9}{'isomerge s':>12}{'ratio':>8}{'peak MB':>10}{'2 units MB':>12}")
+    heads = ("loop s", "loop64 s", "isomerge s", "×loop", "×loop64", "peak MB", "2 units MB")
+    print(f"{'shape':18}{'pair':13}{'what':18}" + "".join(f"{h:>10}" for h in heads))
     for shape in options.shapes:
         for near in (False, True):
             source, anchor, config = random_models(shape, near)
-            for what, level, ffn in (("rotation, no FFN", "rotation", False), ("rotation", "rotation", True),
-                                     ("full", "full", True)):  # fmt: skip
+            source, anchor = ({n: t.to(options.device) for n, t in m.items()} for m in (source, anchor))
+            for what, level, ffn in WHAT:
                 if (level == "full" and options.no_full) or (ffn and options.no_ffn):
                     continue
-                args = (source, anchor, config)
-                kwargs = {"level": level, "ffn": ffn, "device": options.device}
-                if options.device != "cpu":  # the first call loads kernels
-                    ours(*args, **kwargs)
-                loop = None
-                if level == "rotation":
-                    if options.device != "cpu":
-                        published_loop(*args, ffn=False, device=options.device)
-                    loop = best_of(lambda a=args, f=ffn: published_loop(*a, ffn=f, device=options.device), options.repeat)
-                own = best_of(lambda a=args, k=kwargs: ours(*a, **k), options.repeat if level == "rotation" else 1)
-                memory = {}
-                if not near and not options.no_memory and options.device == "cpu" and level == "rotation":
-                    memory = peak_above_imports(shape, level, ffn)
-                row = {"shape": shape, "pair": "near" if near else "independent", "what": what, "loop": loop, "isomerge": own,
-                       **memory}  # fmt: skip
-                rows.append(row)
-                ratio = f"{loop / own:8.2f}" if loop else f"{'–':>8}"
-                mb = (f"{memory['peak'] / 1e6:10.0f}{memory['two_largest_units'] / 1e6:12.0f}") if memory else ""
-                print(f"{shape:18}{row['pair']:13}{what:22}{loop or float('nan'):9.2f}{own:12.2f}{ratio}{mb}", flush=True)
+                rows.append(row_of(shape, near, what, level, ffn, (source, anchor, config), options))
+                print(line_of(rows[-1]), flush=True)
             del source, anchor
     if options.json:
-        options.json.write_text(json.dumps({"device": options.device, "torch": torch.__version__, "rows": rows}, indent=1))
-    print(f"peak of this process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB", file=sys.stderr)
+        record = {"device": options.device, "torch": torch.__version__, "rows": rows}
+        options.json.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

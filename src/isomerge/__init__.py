@@ -29,7 +29,7 @@ _WHERE = {
 }
 _PACKAGES = {"align", "merge"}  # both a folder and a verb: the packages themselves are callable
 
-__all__ = ["__version__", *sorted(_WHERE)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
     from isomerge.align.alignment import Alignment as Alignment

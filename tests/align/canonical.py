@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import scipy.linalg
+
 from align.tiny import Layer, read_layer, read_llama, write_layer, write_llama
 
 Arrays = dict[str, np.ndarray]

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import isomerge
 import pytest
 import torch
+
+import isomerge
 from align.tiny import difference, fingerprint, logits, model, tensors, variant
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
 

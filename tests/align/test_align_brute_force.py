@@ -12,10 +12,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 
-import isomerge
 import numpy as np
 import pytest
 import scipy.linalg
+
+import isomerge
 from align.canonical import (
     balanced,
     head_balances,

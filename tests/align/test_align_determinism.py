@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import isomerge
 import pytest
 import torch
 import transformers
+
+import isomerge
 from align.tiny import fingerprint, model, same_bytes, tensors
 
 SCRIPT = """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import isomerge
 import pytest
 import torch
+
+import isomerge
 from align.tiny import difference, logits, mean, model, read_config, same_bytes, tensors, variant
 
 # what rounding every weight once may change in the outputs, relative to the largest: a few dozen roundings add up

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import isomerge
 import numpy as np
 import pytest
+
+import isomerge
 from align.canonical import canonical, head_balances, llama_balances, without_bias_gauges
 from align.tiny import arrays, difference, logits, mean, model, read_layer, read_llama, tensors, torch_state
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 
-import isomerge
 import pytest
 import torch
+from torch import Tensor
+
+import isomerge
 from align.tiny import MODELS, difference, logits, model, tensors
 from isomerge.symmetry.groups import Group
-from torch import Tensor
 
 ALLOWED = {"permutation": {"permutation"}, "rotation": {"permutation", "rotation", "rotary"}}
 

@@ -5,12 +5,13 @@ Eq. 7 (feed-forward assignment), Theorem 4.1 (one rotation per head), eqs. 11–
 
 from __future__ import annotations
 
-import isomerge
 import numpy as np
 import pytest
 import scipy.linalg
 import scipy.optimize
 import torch
+
+import isomerge
 from align.tiny import (
     Layer,
     arrays,

@@ -8,10 +8,11 @@ import sys
 import zipfile
 from pathlib import Path
 
-import isomerge
 import pytest
 import torch
 import transformers
+
+import isomerge
 from align.tiny import fingerprint, read_config, same_bytes, tensors
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import isomerge
 import numpy as np
 import pytest
 import torch
+
+import isomerge
 from align.canonical import canonical
 from align.tiny import (
     MODELS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,19 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isomerge.align.move import Move
 from isomerge.align.pairwise import AnchorGauge, Solution
 from isomerge.architectures import describe
 from isomerge.checkpoint import (
     CastReport,
     Checkpoint,
-    TensorInfo,
     Written,
-    cast,
     load_into_module,
     open_checkpoint,
     parse_dtype,
     refuse_overwrite,
-    require_finite,
     write_checkpoint,
 )
 from isomerge.errors import AlignmentError, RequestError
@@ -33,71 +31,6 @@ from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.transform import Transform
 
 Progress = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True)
-class Move:
-    """How a model is moved: its canonical form, the transform, and the gauge to write it in (None: canonical)."""
-
-    model: BoundModel
-    transform: Transform
-    canonical: Canonical
-    gauge: Canonical | None
-
-    def tensor(self, name: str) -> Tensor:
-        """The moved tensor in float64, by its name in the specification."""
-        return self._moved(name) if self.gauge is None else self.gauge.in_gauge(name, self._moved)
-
-    def _moved(self, name: str) -> Tensor:
-        return self.transform.act(self.canonical.tensor(name), self.model.layouts[name])
-
-    def stays(self, name: str) -> bool:
-        """No space moves this tensor and no gauge touches it: its bytes are copied."""
-        if name not in self.model.files or self.transform.elements.keys() & self.model.layouts[name].spaces():
-            return False
-        if name.endswith("bias") or self.canonical.folds:  # a bias may take up what another tensor's gauge gives away
-            return not self.canonical.moving
-        return True
-
-    def _copied(self, file: str) -> Tensor:
-        tensor = self.model.checkpoint.read(file)
-        require_finite(file, tensor, self.model.checkpoint)
-        return tensor
-
-    def plan(self, dtype: torch.dtype | None) -> dict[str, TensorInfo]:
-        """Names, shapes and dtypes to be written, in the order they are made."""
-        stored = self.model.checkpoint.tensors
-        plan = {}
-        for name in sorted(self.model.layouts):
-            source = name if name in self.model.files else self.model.architecture.tied[name][0]
-            for file in self.model.files.get(name, (name,)):
-                info = stored[file if file in stored else self.model.files[source][0]]
-                plan[file] = TensorInfo(info.shape, dtype or info.dtype)
-        return plan | {name: stored[name] for name in self.model.extra}
-
-    def changed(self) -> Iterator[tuple[str, Tensor]]:
-        """Only the tensors that change, under their names on disk and in their stored dtypes."""
-        plan = self.plan(None)
-        for name in sorted(self.model.layouts):
-            if not self.stays(name):
-                for file, tensor in self.model.split(name, self.tensor(name)).items():
-                    yield file, cast(tensor, plan[file].dtype)[0].cpu()
-
-    def produce(
-        self, plan: Mapping[str, TensorInfo], report: Callable[[str, CastReport], None]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the moved model, in the plan's order and dtypes; what a cast loses goes to `report`."""
-        for name in sorted(self.model.layouts):
-            if self.stays(name):
-                made = {file: self._copied(file) for file in self.model.files[name]}
-            else:
-                made = self.model.split(name, self.tensor(name))
-            for file, tensor in made.items():
-                written, lost = cast(tensor, plan[file].dtype)
-                report(file, lost)
-                yield file, written.cpu()
-        for name in self.model.extra:
-            yield name, self.model.checkpoint.read(name)
 
 
 @dataclass
@@ -273,7 +206,7 @@ class Alignment:
             target = anchor.raw if move.gauge is not None else self.anchor_move().tensor
             for name in sorted(set(source.layouts) & set(anchor.layouts)):
                 start, goal = common(source.raw(name), anchor.raw(name))
-                moved, end = common(move.tensor(name), target(name))
+                moved, end = common(move.tensor(name).double(), target(name))
                 squares = ((start - goal), (moved - end), goal)
                 self._distances[name] = tuple(float(t.square().sum()) for t in squares)  # type: ignore[assignment]
         return self._distances

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from isomerge.symmetry.patterns import Layout, Segment
 from isomerge.symmetry.transform import Transform
 
 Provider = Callable[[str], Tensor]
+LARGE = 1024  # units from which a cross-covariance is worth keeping in one copy
+ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,22 @@ def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal
                 if not any(a.space in unit for a in segment.atoms):
                     continue
                 key = (tuple(a.space for a in segment.atoms), any(a.unsigned for a in segment.atoms))
+                if not diagonal and len(segment.sizes) == 1 and segment.sizes[0] >= LARGE:
+                    _add_large(found, key, segment.take(source, axis), segment.take(anchor, axis))
+                    continue
                 value = cross(segment, source, anchor, axis, diagonal=diagonal)
                 found[key] = value if key not in found else found[key].add_(value)
     return [Block(spaces, unsigned, value) for (spaces, unsigned), value in found.items()]
+
+
+def _add_large(found: dict[Any, Tensor], key: Any, left: Tensor, right: Tensor) -> None:
+    """Add left · rightᵀ to a float64 sum, some rows at a time: only one n × n matrix is ever alive."""
+    n = len(left)
+    if key not in found:
+        found[key] = torch.zeros(1, n, n, dtype=torch.float64, device=left.device)
+    for rows in torch.arange(n).split(ROWS):
+        part = slice(int(rows[0]), int(rows[-1]) + 1)
+        found[key][0, part] += left[part] @ right.mT
 
 
 def cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int, *, diagonal: bool = False) -> Tensor:

@@ -28,15 +28,22 @@ def score(group: Group, C: Tensor, unsigned: Tensor | None = None) -> Tensor:
     if isinstance(group, Invertible) and not isinstance(group, RotationFixingOnes):
         return solvers.nuclear_norm(C)
     if isinstance(group, Rotary) and group.phase == "any":
-        return complex_pairs(group, C).abs().sum(-1)
+        return complex_pairs(group, C.double()).abs().sum(-1)
     return solve(group, C, unsigned)[1]
 
 
-def solve(group: Group, C: Tensor, unsigned: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The best element for each pair, and what it earns."""
+def solve(
+    group: Group, C: Tensor, unsigned: Tensor | None = None, *, spoil: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The best element for each pair, and what it earns. `spoil` lets the solver use C as its workspace."""
+    if not isinstance(group, Permutation):  # an assignment widens C by itself, and C may be large there
+        C = C.double()
     if isinstance(group, Trivial):
         total = C if unsigned is None else C + unsigned
         return group.identity(C.shape[:1]).to(C.device), _trace(total)
+    if isinstance(group, Permutation) and spoil and unsigned is None and len(C) == 1:
+        order, earned = solvers.assign_spoiling(C[0])
+        return order[None], earned[None]
     if isinstance(group, Permutation):
         return solvers.assign_batch(C if unsigned is None else C + unsigned)
     if isinstance(group, SignedPermutation):

@@ -78,7 +78,8 @@ class Unit:
     def _solve(self, space: str, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
         group = self.spaces[space]
         if not self.children[space]:
-            element, scores = leaf.solve(group, *_sum(blocks))
+            C, unsigned = _sum(blocks)
+            element, scores = leaf.solve(group, C, unsigned, spoil=space == self.root)
             return {space: element}, scores
         direct = [b for b in blocks if b.depth == 1]
         inner = [b for b in blocks if b.depth > 1]

@@ -13,13 +13,19 @@ from isomerge.symmetry.transform import Transform
 
 
 class Prepared:
-    """`tensor(name)` is the canonical, balanced tensor in float64. With `keep`, tensors stay in memory between sweeps."""
+    """`tensor(name)` is the canonical, balanced tensor in float64. With `keep`, tensors stay in memory between sweeps.
+
+    Without gauges (levels `permutation` and `rotation`) it is the tensor as stored, in its own precision: evidence is a
+    sum over it, and what is solved from that sum, or applied, is float64 again.
+    """
 
     def __init__(self, model: BoundModel, moving: Collection[str], *, gauges: bool, keep: bool = False) -> None:
         self.model = model
         self.canonical = Canonical(model, moving, gauges=gauges)
         self.balance = Transform(model.architecture.spaces)
         self.skipped: dict[str, int] = {}
+        self._raw = not gauges
+        self._precision = model.stored_precision
         self._kept: dict[str, Tensor] | None = {} if keep else None
 
     def balance_spaces(self, spaces: Collection[str], run: Callable[..., list[object]]) -> None:
@@ -40,7 +46,10 @@ class Prepared:
     def tensor(self, name: str) -> Tensor:
         if self._kept is not None and name in self._kept:
             return self._kept[name]
-        tensor = self.balance.act(self.canonical.tensor(name), self.model.layouts[name])
+        if self._raw:
+            tensor = self.model.raw(name, self._precision)
+        else:
+            tensor = self.balance.act(self.canonical.tensor(name), self.model.layouts[name])
         if self._kept is not None:
             self._kept[name] = tensor
         return tensor

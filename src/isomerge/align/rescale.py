@@ -20,7 +20,7 @@ def rescaled(pair: Pair, space: str, element: Tensor) -> Tensor:
     moved = Transform(pair.architecture.spaces, {space: element})
     sums: dict[bool, list[Tensor]] = {False: [], True: []}  # by side: [‖source‖², ⟨source, anchor⟩]
     for name in pair.touching([space]):
-        source, anchor = pair.tensors(name)
+        source, anchor = (t.double() for t in pair.tensors(name))
         for axis, segments in enumerate(pair.layouts[name].axes):
             for segment in segments:
                 if segment.atoms[-1].space != space:

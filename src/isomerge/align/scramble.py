@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isomerge.align.alignment import Move
+from isomerge.align.move import Move
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.transform import random_transform

@@ -40,9 +40,10 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, CastRe
     result = tensor.to(dtype)
     if dtype == tensor.dtype or torch.finfo(dtype).bits > torch.finfo(tensor.dtype).bits:
         return result, CastReport(tensor.numel())  # a wider type loses nothing, so there is nothing to count
-    underflow = int(tensor.count_nonzero() - result.count_nonzero())
-    # A sum in float64 is finite when every narrower value is: the usual case, told by one reduction.
-    overflow = 0
-    if not math.isfinite(float(result.sum(dtype=torch.float64))):
+    overflow = underflow = 0
+    # Two cheap looks at the result tell the usual case: no zeros, and a finite sum has only finite terms.
+    if result.count_nonzero() < result.numel():
+        underflow = int(tensor.count_nonzero() - result.count_nonzero())
+    if not math.isfinite(float(result.sum(dtype=torch.float32))):
         overflow = int((tensor.isfinite() & ~result.isfinite()).sum())
     return result, CastReport(tensor.numel(), overflow, underflow)

@@ -49,10 +49,11 @@ def require_floating(checkpoint: Checkpoint, *, allowed: Callable[[str], bool] =
 
 def require_finite(name: str, tensor: torch.Tensor, checkpoint: Checkpoint) -> None:
     """Raise when a tensor holds NaN or infinity, with how many."""
-    # One reduction instead of a mask: a sum in float64 is finite exactly when every narrower value is.
-    if not tensor.is_floating_point() or math.isfinite(float(tensor.sum(dtype=torch.float64))):
+    # One reduction instead of a mask: a finite sum has only finite terms. (Finite terms may overflow; then look closer.)
+    wide = torch.float32 if tensor.element_size() < 4 else tensor.dtype
+    if not tensor.is_floating_point() or math.isfinite(float(tensor.sum(dtype=wide))):
         return
-    if bool(tensor.isfinite().all()):  # float64 values so large that their sum is not
+    if bool(tensor.isfinite().all()):
         return
     nan, infinite = int(tensor.isnan().sum()), int(tensor.isinf().sum())
     raise CheckpointError(

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from isomerge.align.alignment import Move, Progress
+from isomerge.align.alignment import Progress
 from isomerge.align.api import align as align_models
+from isomerge.align.move import Move
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merge.merged import Merged, Output

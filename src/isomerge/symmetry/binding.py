@@ -41,27 +41,38 @@ class BoundModel:
     def name(self) -> str:
         return self.checkpoint.name
 
-    def raw(self, name: str) -> Tensor:
-        """A tensor in float64, stacked and untied as the specification says."""
+    @property
+    def stored_precision(self) -> torch.dtype:
+        """What loses nothing of the weights: float32, or float64 where some of them are."""
+        wide = any(info.dtype == torch.float64 for info in self.checkpoint.tensors.values())
+        return torch.float64 if wide else torch.float32
+
+    def raw(self, name: str, dtype: torch.dtype = torch.float64) -> Tensor:
+        """A tensor in float64 (or `dtype`), stacked and untied as the specification says."""
         source, factor = self.architecture.tied.get(name, (name, 1.0)) if name not in self.files else (name, 1.0)
-        parts = [self._read(file) for file in self.files[source]]
+        parts = [self._read(file, dtype) for file in self.files[source]]
         tensor = torch.cat(parts, self.stacks[source]) if source in self.stacks else parts[0]
         return tensor * factor if factor != 1.0 else tensor
 
-    def _read(self, file: str) -> Tensor:
+    def _read(self, file: str, dtype: torch.dtype) -> Tensor:
         tensor = self.kept.get(file) if self.kept is not None else None
         if tensor is None:
             tensor = self.checkpoint.peek(file).to(self.device)
             require_finite(file, tensor, self.checkpoint)
             if self.kept is not None:
                 self.kept[file] = tensor
-        return tensor.to(torch.float64)
+        return tensor.to(dtype)
 
     def split(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         """A tensor of the specification as the tensors it is on disk: the inverse of stacking."""
         files = self.files.get(name, (name,))  # a table that has just been untied has no file yet
         parts = tensor.chunk(len(files), self.stacks[name]) if name in self.stacks else (tensor,)
         return {file: part.contiguous() for file, part in zip(files, parts, strict=True)}
+
+    def is_single(self, name: str) -> bool:
+        """Stored in float32."""
+        stored = self.checkpoint.tensors
+        return name in self.files and all(stored[file].dtype == torch.float32 for file in self.files[name])
 
     def bias_of(self, weight: str) -> str | None:
         bias = weight.removesuffix("weight") + "bias"

@@ -140,7 +140,7 @@ class Canonical:
         return tensor
 
     def _uncentred(self, name: str) -> Tensor:
-        tensor = self.model.raw(name)
+        tensor = self.model.raw(name, self._precision(name))
         if name in self.reader_fold:
             tensor = _scaled(tensor, self._axis(name, dual=True), self.gain(self.reader_fold[name].norm))
         for weight, shift in self._shifts_into(name):
@@ -148,6 +148,10 @@ class Canonical:
         for gauge in self._value_biases_into(name):
             tensor = tensor + self._passed_on(gauge, self._uncentred(gauge.bias), self.model.raw(gauge.output))
         return tensor
+
+    def _precision(self, name: str) -> torch.dtype:
+        """float64, except where nothing but one group element will touch a float32 tensor: that rounds once anyway."""
+        return torch.float64 if self.moving or not self.model.is_single(name) else torch.float32
 
     # --- inverse: canonical -> the gauge of this model --------------------------------------------------------------
     def in_gauge(self, name: str, canonical: Provider) -> Tensor:

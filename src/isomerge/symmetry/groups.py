@@ -17,6 +17,7 @@ An axis marked `'` transforms by the dual g⁻ᵀ. Permutations and rotations ar
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -208,7 +209,10 @@ class Invertible(Group):
                 f"Applying a {self.name} of size {self.size}: an unsigned axis (a norm's gain) does not move under it. "
                 "Fold the gain into its readers first (the canonical form does)."
             )
-        return (self.dual(element) if dual else element).to(x.dtype) @ x
+        matrix = self.dual(element) if dual else element
+        if x.dtype == torch.float64 or matrix.ndim == 2 or x.device.type != "cpu":
+            return (matrix @ x.to(torch.float64)).to(x.dtype)
+        return _multiplied_by_head(matrix, x)
 
     def compose(self, second: Tensor, first: Tensor) -> Tensor:
         return second @ first
@@ -380,6 +384,21 @@ class Scale(SignedScale):
 
     def contains(self, element: Tensor) -> bool:
         return super().contains(element) and bool((element > 0).all())
+
+
+def _multiplied_by_head(matrix: Tensor, x: Tensor) -> Tensor:
+    """matrix @ x in float64, rounded once, without a float64 copy of x: one head at a time stays in the cache."""
+    result = torch.empty_like(x)  # keeps the layout of x, so a transposed view comes back as one
+    across = x.stride(-1) != 1
+    wide, product = (torch.empty(x.shape[-2:][:: -1 if across else 1], dtype=torch.float64) for _ in range(2))
+    for slot in itertools.product(*map(range, matrix.shape[:-2])):
+        if across:
+            torch.mm(wide.copy_(x[slot].mT), matrix[slot].mT, out=product)
+            result[slot].mT.copy_(product)
+        else:
+            torch.mm(matrix[slot], wide.copy_(x[slot]), out=product)
+            result[slot].copy_(product)
+    return result
 
 
 def random_orthogonal(size: int, batch: Sequence[int], generator: torch.Generator) -> Tensor:

@@ -34,7 +34,11 @@ class Transform:
             touched = [s for s in segments if any(self._element(a) is not None and a.space not in skip for a in s.atoms)]
             if not touched:
                 continue
-            result = tensor.clone() if len(segments) > 1 else torch.empty_like(tensor)
+            if len(segments) == 1:
+                moved = self.act_on_segment(segments[0].take(tensor, axis), segments[0], skip=skip)
+                tensor = moved.reshape(tensor.movedim(axis, 0).shape).movedim(0, axis)
+                continue
+            result = tensor.clone()
             for segment in touched:
                 segment.put(result, axis, self.act_on_segment(segment.take(tensor, axis), segment, skip=skip))
             tensor = result

@@ -5,7 +5,7 @@ A returned element acts on the source: matrices `B ← g B`, permutations `B ←
 
 from __future__ import annotations
 
-from isomerge.align.solvers.assignment import assign, assign_batch
+from isomerge.align.solvers.assignment import assign, assign_batch, assign_spoiling
 from isomerge.align.solvers.balance import balance, balance_scale
 from isomerge.align.solvers.identity import identity_is_optimal
 from isomerge.align.solvers.polar import polar
@@ -23,6 +23,7 @@ from isomerge.align.solvers.signed import assign_signed
 SOLVERS: dict[str, str] = {
     "assign": "permutation by linear assignment, exact, with an exit when the best partners already form one",
     "assign_batch": "the same for a stack of score matrices, with their scores",
+    "assign_spoiling": "the same for one large matrix, used as its own workspace",
     "identity_is_optimal": "proof, without computing C, that no permutation beats the identity",
     "assign_signed": "signed permutation: assignment on |C|, then signs",
     "rotation": "rotation by the polar factor (orthogonal Procrustes)",
@@ -41,6 +42,7 @@ __all__ = [
     "SOLVERS",
     "assign",
     "assign_batch",
+    "assign_spoiling",
     "assign_signed",
     "balance",
     "balance_scale",

@@ -37,6 +37,25 @@ def assign_batch(C: Tensor) -> tuple[Tensor, Tensor]:
     return perm, C.gather(1, perm[:, None, :]).squeeze(1).to(torch.float64).sum(-1)
 
 
+def assign_spoiling(C: Tensor) -> tuple[Tensor, Tensor]:
+    """`assign` and its score `Σ_j C[perm[j], j]`, with C as the workspace: no second n × n matrix.
+
+    >>> perm, score = assign_spoiling(torch.tensor([[0.0, 5.0], [4.0, 1.0]], dtype=torch.float64))
+    >>> perm.tolist(), score.item()
+    ([1, 0], 9.0)
+    """
+    _require_square(C, 2)
+    units = torch.arange(len(C), device=C.device)
+    found, solved = _by_argmax(C[None])
+    if bool(solved[0]):
+        return found[0], C[found[0], units].to(torch.float64).sum()
+    costs = C.detach().to("cpu", torch.float64).neg_()
+    columns = torch.from_numpy(linear_sum_assignment(costs.numpy())[1])
+    perm = torch.empty_like(columns)
+    perm[columns] = torch.arange(len(columns))
+    return perm.to(C.device), -costs[perm, torch.arange(len(perm))].sum()
+
+
 def _require_square(C: Tensor, ndim: int) -> None:
     if C.ndim != ndim or C.shape[-1] != C.shape[-2]:
         raise ValueError(f"Assignment needs square scores in {ndim} dimensions, but the shape is {tuple(C.shape)}.")
