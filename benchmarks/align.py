@@ -25,7 +25,8 @@ import torch
 
 SHAPES = {
     "vit": {"model_type": "vit", "architectures": ["ViTForImageClassification"], "num_hidden_layers": 7,
-            "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "image_size": 32, "patch_size": 4},
+            "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "image_size": 32,
+            "patch_size": 4},
     "roberta-base": {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "num_hidden_layers": 12,
                      "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 50265,
                      "max_position_embeddings": 514, "tie_word_embeddings": True},
@@ -43,7 +44,8 @@ NAMES = {  # per family: q, k, v, o, ffn in, ffn out
     "roberta": ("roberta.encoder.layer.{}.attention.self.query", "roberta.encoder.layer.{}.attention.self.key",
                 "roberta.encoder.layer.{}.attention.self.value", "roberta.encoder.layer.{}.attention.output.dense",
                 "roberta.encoder.layer.{}.intermediate.dense", "roberta.encoder.layer.{}.output.dense"),
-    "deberta-v2": ("deberta.encoder.layer.{}.attention.self.query_proj", "deberta.encoder.layer.{}.attention.self.key_proj",
+    "deberta-v2": ("deberta.encoder.layer.{}.attention.self.query_proj",
+                   "deberta.encoder.layer.{}.attention.self.key_proj",
                    "deberta.encoder.layer.{}.attention.self.value_proj",
                    "deberta.encoder.layer.{}.attention.output.dense",
                    "deberta.encoder.layer.{}.intermediate.dense", "deberta.encoder.layer.{}.output.dense"),
@@ -118,7 +120,8 @@ def ours(source: State, anchor: State, config: dict[str, Any], *, level: str, ff
     from isomerge.checkpoint import open_checkpoint
 
     models = [open_checkpoint(m, config=config) for m in (source, anchor)]
-    alignment = isomerge.align(*models, level=level, only=None if ffn or level == "full" else "attention", device=device)
+    only = None if ffn or level == "full" else "attention"
+    alignment = isomerge.align(*models, level=level, only=only, device=device)
     return dict(alignment.move().changed())
 
 
@@ -158,19 +161,20 @@ def measure_memory(shape: str, level: str, ffn: bool) -> dict[str, float]:
         model = describe(isomerge.open_checkpoint(Path(folder) / "a"))
         roots = [s for s, g in model.architecture.spaces.items() if not g.per and s != "residual"]
         units = [Unit(r, model.architecture.spaces) for r in roots]
-        sizes = [
-            sum(torch.Size(model.layouts[n].shape).numel() for n in model.layouts if u.members & model.layouts[n].spaces())
-            for u in units
-        ]
-        # A child process: its high-water mark knows nothing of how the models were made.
+        touched = [[lay for lay in model.layouts.values() if u.members & lay.spaces()] for u in units]
+        sizes = [sum(torch.Size(lay.shape).numel() for lay in layouts) for layouts in touched]
+        # A child process, watched every few milliseconds. Pages of the input files that stay mapped are not counted:
+        # the system takes them back whenever it wants to.
         code = (
-            "import sys,isomerge,isomerge.align.api,scipy.optimize\n"
-            "peak=lambda: next(int(l.split()[1])*1024 for l in open('/proc/self/status') if l.startswith('VmHWM'))\n"
-            "open('/proc/self/clear_refs','w').write('5')\n"  # the high-water mark starts here
-            "before=peak()\n"
+            "import sys,threading,time,isomerge,isomerge.align.api,scipy.optimize\n"
+            "now=lambda: next(int(l.split()[1])*1024 for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
+            "before=now(); peak=[before]; going=[True]\n"
+            "def watch():\n"
+            "    while going: peak[0]=max(peak[0],now()); time.sleep(0.003)\n"
+            "threading.Thread(target=watch,daemon=True).start()\n"
             "isomerge.align(sys.argv[1]+'/b',sys.argv[1]+'/a',level=sys.argv[2],"
             "only=None if sys.argv[3]=='True' else 'attention').save(sys.argv[1]+'/out',verify=False)\n"
-            "print(peak()-before)\n"
+            "going.clear(); print(peak[0]-before)\n"
         )
         done = subprocess.run(
             [sys.executable, "-c", code, folder, level, str(ffn)], capture_output=True, text=True, check=True

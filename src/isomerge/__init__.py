@@ -1,4 +1,4 @@
-"""isomerge: find the transform that brings one checkpoint next to another without changing what it computes, then merge.
+"""isomerge: bring one checkpoint next to another without changing what it computes, then merge.
 
     import isomerge
     alignment = isomerge.align("model-b", anchor="model-a")
@@ -33,8 +33,15 @@ __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
     from isomerge.align.alignment import Alignment as Alignment
+    from isomerge.align.api import align as align
+    from isomerge.align.check import check as check
+    from isomerge.align.selftest import selftest as selftest
+    from isomerge.catalogue import catalogue as catalogue
     from isomerge.checkpoint import open_checkpoint as open_checkpoint
+    from isomerge.demo import demo as demo
     from isomerge.errors import IsomergeError as IsomergeError
+    from isomerge.merge.api import merge as merge
+    from isomerge.merge.merged import Merged as Merged
 
 
 def __getattr__(name: str) -> Any:

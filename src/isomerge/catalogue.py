@@ -22,7 +22,9 @@ def catalogue(kind: str) -> list[dict[str, Any]]:
 def _methods() -> list[dict[str, Any]]:
     from isomerge.merge.methods import METHODS
 
-    return [{"name": name, "summary": method.__doc__.splitlines()[0]} for name, method in sorted(METHODS.items())]
+    return [
+        {"name": name, "summary": (method.__doc__ or "").partition("\n")[0]} for name, method in sorted(METHODS.items())
+    ]
 
 
 def _architectures() -> list[dict[str, Any]]:

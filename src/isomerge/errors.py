@@ -33,10 +33,6 @@ class AlignmentError(IsomergeError):
     """The alignment could not be solved or applied."""
 
 
-class MergeError(IsomergeError):
-    """The merge could not be carried out."""
-
-
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """A closing sentence that names the nearest known value, or all of them.
 

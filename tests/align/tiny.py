@@ -6,17 +6,15 @@ Nothing here uses isomerge: what the tests compare with must not come from the c
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -25,6 +23,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from precision import float64_throughout
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -196,35 +196,6 @@ def logits(
 def difference(first: Tensor, second: Tensor) -> float:
     """The largest difference, relative to the largest value."""
     return float((first - second).abs().max() / first.abs().max())
-
-
-@contextlib.contextmanager
-def float64_throughout() -> Iterator[None]:
-    """Stock RMSNorm, eager softmax and routers go down to float32; here float64 stays float64."""
-    to, to_float, softmax, torch_softmax = (
-        torch.Tensor.to, torch.Tensor.float, torch.nn.functional.softmax, torch.softmax,
-    )  # fmt: skip
-
-    def keep(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if self.dtype == torch.float64 and torch.float32 in (*args[:1], kwargs.get("dtype")):
-            return self
-        return to(self, *args, **kwargs)
-
-    def in_its_dtype(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if x.dtype == torch.float64:
-                kwargs.pop("dtype", None)
-            return function(x, *args, **kwargs)
-
-        return run
-
-    with (
-        mock.patch.object(torch.Tensor, "to", keep),
-        mock.patch.object(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else to_float(x)),
-        mock.patch.object(torch.nn.functional, "softmax", in_its_dtype(softmax)),
-        mock.patch.object(torch, "softmax", in_its_dtype(torch_softmax)),
-    ):
-        yield
 
 
 # --- layers by head ---------------------------------------------------------------------------------------------------

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import inspect
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -23,8 +21,8 @@ from torch import Tensor
 
 from architectures.models import ROWS, VOCABULARY, Row
 from isomerge.architectures import FAMILIES, describe
-from isomerge.checkpoint import open_checkpoint, write_checkpoint
-from isomerge.symmetry.binding import BoundModel, planned
+from isomerge.checkpoint import TensorInfo, open_checkpoint, write_checkpoint
+from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.transform import Transform
 
@@ -129,35 +127,6 @@ def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> flo
     return max(float((first[k] - second[k]).abs().max() / first[k].abs().max()) for k in first)
 
 
-@contextlib.contextmanager
-def float64_throughout() -> Iterator[None]:
-    """Stock norms, eager softmax and routers go down to float32; here float64 stays float64."""
-    to, to_float, softmax, torch_softmax = (
-        torch.Tensor.to, torch.Tensor.float, torch.nn.functional.softmax, torch.softmax,
-    )  # fmt: skip
-
-    def keep(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if self.dtype == torch.float64 and torch.float32 in (*args[:1], kwargs.get("dtype")):
-            return self
-        return to(self, *args, **kwargs)
-
-    def in_its_dtype(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if x.dtype == torch.float64:
-                kwargs.pop("dtype", None)
-            return function(x, *args, **kwargs)
-
-        return run
-
-    with (
-        mock.patch.object(torch.Tensor, "to", keep),
-        mock.patch.object(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else to_float(x)),
-        mock.patch.object(torch.nn.functional, "softmax", in_its_dtype(softmax)),
-        mock.patch.object(torch, "softmax", in_its_dtype(torch_softmax)),
-    ):
-        yield
-
-
 # --- cases -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Case:
@@ -239,7 +208,7 @@ def load_folder(case: Case, folder: Path) -> Any:
 def write(case: Case, model: BoundModel, provider: Provider, folder: Path) -> Path:
     """The moved checkpoint as a folder, through isomerge's own writer."""
     tensors = state(model, provider)
-    plan = {name: replace(info, dtype=tensors[name].dtype) for name, info in planned(model).items()}
+    plan = {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     changes = dict(model.architecture.untied_config)
     write_checkpoint(folder, plan, ((name, tensors[name]) for name in plan), config=changes, donor=model.checkpoint)
     return folder

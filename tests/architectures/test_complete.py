@@ -9,12 +9,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from architectures.helpers import float64_throughout, implementations, model_class
+from architectures.helpers import implementations, model_class
 from architectures.models import Row
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.gauges import gauge_dimension, gauges, group_dimension, kernel_dimension
 from isomerge.symmetry.transform import dimension
+from precision import float64_throughout
 
 WIDTH, HEADS, UNITS, LAYERS, VOCABULARY, POSITIONS, LABELS = 8, 2, 5, 2, 11, 7, 3
 INNER = WIDTH // HEADS

@@ -10,7 +10,6 @@ from architectures.helpers import (
     Case,
     build,
     difference,
-    float64_throughout,
     load,
     moved,
     moving,
@@ -24,6 +23,7 @@ from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.architecture import KeyBias, Norm
 from isomerge.symmetry.groups import Permutation, Rotation, SignedPermutation
 from isomerge.symmetry.transform import random_transform
+from precision import float64_throughout
 
 CLEAR = 1e-3
 

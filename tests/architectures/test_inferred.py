@@ -6,12 +6,13 @@ import pytest
 import torch
 import transformers
 
-from architectures.helpers import difference, float64_throughout
+from architectures.helpers import difference
 from isomerge.architectures import FAMILIES, describe, inferred
 from isomerge.checkpoint import open_checkpoint
 from isomerge.evaluate import proof
 from isomerge.symmetry.groups import Invertible, Permutation, Rotary, Scale, SignedScale, Trivial
 from isomerge.symmetry.transform import random_transform
+from precision import float64_throughout
 
 TEXT = {"vocab_size": 37, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 11,
         "max_position_embeddings": 23, "pad_token_id": 0}  # fmt: skip

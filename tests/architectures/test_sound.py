@@ -9,7 +9,6 @@ from architectures.helpers import (
     build,
     cases,
     difference,
-    float64_throughout,
     load,
     make_config,
     moved,
@@ -18,6 +17,7 @@ from architectures.helpers import (
     state,
 )
 from isomerge.symmetry.transform import random_transform
+from precision import float64_throughout
 
 every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.id)
 EXACT, STOCK = 1e-10, 1e-5

@@ -6,12 +6,13 @@ import pytest
 import torch
 import transformers
 
-from architectures.helpers import bound, build, float64_throughout
+from architectures.helpers import bound, build
 from architectures.models import DEBERTA_V3, LABELS, T5, T5_1_1, TEXT
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.architecture import KeyBias
 from isomerge.symmetry.groups import Rotation, SignedPermutation, Trivial
+from precision import float64_throughout
 
 
 def of(model, **config):

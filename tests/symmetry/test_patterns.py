@@ -152,7 +152,7 @@ def test_every_position_of_an_axis_belongs_to_exactly_one_segment():
     layout = bind("(head [qk | vo | qk'])", (18,), SPACES)
     positions = torch.cat([segment.index.flatten() for segment in layout.axes[0]])
     assert positions.sort().values.tolist() == list(range(18))
-    assert [segment.signature for segment in layout.axes[0]] == ["head qk", "head vo", "head qk'"]
+    assert [" ".join(map(str, segment.atoms)) for segment in layout.axes[0]] == ["head qk", "head vo", "head qk'"]
 
 
 def test_take_and_put_are_inverse():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isomerge.align import reporting
 from isomerge.align.move import Move
 from isomerge.align.pairwise import AnchorGauge, Solution
+from isomerge.align.reporting import Distance
 from isomerge.architectures import describe
 from isomerge.checkpoint import (
     CastReport,
@@ -25,7 +27,7 @@ from isomerge.checkpoint import (
     refuse_overwrite,
     write_checkpoint,
 )
-from isomerge.errors import AlignmentError, RequestError
+from isomerge.errors import RequestError
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.transform import Transform
@@ -45,7 +47,7 @@ class Alignment:
     max_memory: int | None = None
     progress: Progress | None = None
     gauge: Mapping[str, Tensor] | None = None
-    _distances: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    _distances: dict[str, Distance] = field(default_factory=dict)
     _lost: dict[str, CastReport] = field(default_factory=dict)
     _difference: tuple[float | None, str] = (None, "not measured: nothing has been written yet")
 
@@ -57,7 +59,7 @@ class Alignment:
     @property
     def siblings(self) -> bool:
         """Nothing needs to move, though it could: the source is already next to the anchor."""
-        return not self.transform.elements and bool(self.solution.source.architecture.movable())
+        return reporting.are_siblings(self.solution)
 
     @property
     def untied(self) -> bool:
@@ -97,7 +99,9 @@ class Alignment:
 
     def _anchor(self) -> BoundModel:
         if self.solution.anchor is None:
-            raise RequestError("Using the anchor of a stored transform: the file holds only its gauge. Name the anchor too.")
+            raise RequestError(
+                "Using the anchor of a stored transform: the file holds only its gauge. Name the anchor too."
+            )
         return self.solution.anchor
 
     # --- using it ---------------------------------------------------------------------------------------------------
@@ -135,7 +139,7 @@ class Alignment:
         anchor_out: str | Path | None = None,
         verify: bool = True,
     ) -> Written:
-        """Write the moved source, in the anchor's gauge; with `anchor_out` the anchor too, where its gauge had to change."""
+        """Write the moved source, in the anchor's gauge; with `anchor_out` the anchor too, as OUT averages with it."""
         source = self.solution.source.checkpoint
         inputs = [m.checkpoint for m in (self.solution.source, self.solution.anchor) if m is not None]
         targets = [Path(p) for p in (out, anchor_out) if p is not None]
@@ -178,8 +182,8 @@ class Alignment:
             key = "dtype" if "dtype" in move.model.checkpoint.config else "torch_dtype"
             changes[key] = str(parse_dtype(out_dtype)).removeprefix("torch.")
         return write_checkpoint(
-            out, plan, move.produce(plan, record), config=changes, donor=move.model.checkpoint, shard_size=shard_size, force=force,
-            progress=advance,
+            out, plan, move.produce(plan, record), config=changes, donor=move.model.checkpoint,
+            shard_size=shard_size, force=force, progress=advance,
         )  # fmt: skip
 
     def _compare_outputs(self, source: Checkpoint, out: Path) -> tuple[float | None, str]:
@@ -197,104 +201,40 @@ class Alignment:
         return largest_difference(lambda: load_stock(folder, config), lambda: load_stock(out, config))
 
     # --- saying it --------------------------------------------------------------------------------------------------
-    def distances(self) -> dict[str, tuple[float, float, float]]:
+    def distances(self) -> dict[str, Distance]:
         """Per tensor: ‖source − anchor‖², ‖moved − anchor‖², ‖anchor‖², on the files as they stand."""
-        if not self._distances:
-            source, anchor, move = self.solution.source, self.solution.anchor, self.move()
-            if anchor is None:
-                return {}
+        anchor = self.solution.anchor
+        if not self._distances and anchor is not None:
+            move = self.move()
             target = anchor.raw if move.gauge is not None else self.anchor_move().tensor
-            for name in sorted(set(source.layouts) & set(anchor.layouts)):
-                start, goal = common(source.raw(name), anchor.raw(name))
-                moved, end = common(move.tensor(name).double(), target(name))
-                squares = ((start - goal), (moved - end), goal)
-                self._distances[name] = tuple(float(t.square().sum()) for t in squares)  # type: ignore[assignment]
+            self._distances = reporting.distances(self.solution.source, anchor, move.tensor, target)
         return self._distances
 
     def report(self) -> dict[str, Any]:
         """The record of the alignment: distances, what moved and why the rest stays, exactness, time."""
-        distances = self.distances()
+        solution, distances = self.solution, self.distances()
         difference, reason = self._difference
-        before, after = (relative(distances.values(), k) for k in (0, 1))
+        before, after = (reporting.relative(distances.values(), k) for k in (0, 1))
         return {
-            "source": self.solution.source.name,
-            "anchor": self.solution.anchor.name if self.solution.anchor else None,
-            "family": self.solution.source.architecture.family,
-            "level": self.solution.scope.level,
-            "verdict": self._verdict(),
+            "source": solution.source.name,
+            "anchor": solution.anchor.name if solution.anchor else None,
+            "family": solution.source.architecture.family,
+            "level": solution.scope.level,
+            "verdict": reporting.verdict(solution),
             "distance": {"before": before, "after": after},
-            "spaces": self._spaces(distances),
-            "objective": self.solution.objective,
+            "spaces": reporting.spaces(solution, distances),
+            "objective": solution.objective,
             "max_output_difference": difference,
             "max_output_difference_reason": reason or None,
             "gauge": "canonical" if self.fragile else "anchor",
             "untied": self.untied,
-            "notes": self.report_notes(),
+            "notes": self.notes(),
             "seconds": self.seconds,
         }
 
-    def _verdict(self) -> str:
-        if self.siblings:
-            return "siblings: nothing needs to move; the output is the source, bit for bit"
-        if not self.transform.elements:
-            return "unmoved: no space of this model may move here (see the notes); the output is the source, bit for bit"
-        return f"aligned: {len(self.transform.elements)} of {len(self.solution.source.architecture.spaces)} spaces moved"
-
-    def _spaces(self, distances: Mapping[str, tuple[float, float, float]]) -> list[dict[str, Any]]:
-        rows = []
-        model = self.solution.source
-        for space, group in sorted(model.architecture.spaces.items()):
-            touched = [distances[n] for n in model.touching(space) if n in distances]
-            before, after = (sum(t[k] for t in touched) for k in (0, 1))
-            element = self.transform.elements.get(space)
-            order = None if element is None else group.order(element)
-            home = torch.arange(group.size)
-            moved: bool | float = element is not None
-            if order is not None:
-                moved = float((order.cpu() != home).double().mean())
-            rows.append({
-                "name": space, "group": group.name, "moved": moved,
-                "gain": (before - after) / before if before > 0 else 0.0,
-                "reason": None if element is not None else self.solution.stays.get(space, "held at the identity"),
-            })  # fmt: skip
-        return rows
-
-    def report_notes(self) -> list[str]:
-        notes = list(self.solution.notes)
-        if self.untied:
-            notes.append(
-                "input and output table were tied and are now separate (tie_word_embeddings: false), since the stream was "
-                "rotated; write the anchor the same way with --anchor-out to average the two"
-            )
-        if self.fragile:
-            notes.append(
-                f"{len(self.fragile)} norm(s) of the anchor have gains near zero ({self.fragile[0]} …), so OUT is in "
-                "canonical form: average it with the folder of --anchor-out, not with the anchor itself"
-            )
-        for file, lost in self._lost.items():
-            if not lost.lossless:
-                notes.append(
-                    f"{file}: {lost.overflow} values overflowed and {lost.underflow} became zero in the written dtype; "
-                    "--out-dtype float32 keeps them"
-                )
-        return notes
-
-
-def common(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tensors cut to the size they share along each axis."""
-    if first.shape == second.shape:
-        return first, second
-    if first.ndim != second.ndim:
-        raise AlignmentError(f"Comparing tensors of shapes {tuple(first.shape)} and {tuple(second.shape)}: ranks differ.")
-    shared = tuple(slice(0, min(a, b)) for a, b in zip(first.shape, second.shape, strict=True))
-    return first[shared], second[shared]
-
-
-def relative(rows: Iterable[tuple[float, float, float]], column: int) -> float | None:
-    """√(Σ column / Σ size): a relative distance; None where there was nothing to compare with."""
-    rows = list(rows)
-    size = sum(r[2] for r in rows)
-    return (sum(r[column] for r in rows) / size) ** 0.5 if size > 0 else None
+    def notes(self) -> list[str]:
+        """What a reader of the result should know: what stayed and why, what was untied, what a cast lost."""
+        return [*self.solution.notes, *reporting.warnings(self.untied, self.fragile, self._lost)]
 
 
 def _new_module(model: nn.Module, tensors: Mapping[str, Tensor], changes: Mapping[str, Any]) -> nn.Module:
@@ -308,4 +248,3 @@ def _new_module(model: nn.Module, tensors: Mapping[str, Tensor], changes: Mappin
         fresh.train(model.training)
     load_into_module(fresh, tensors)
     return fresh
-

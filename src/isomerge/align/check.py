@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from isomerge.align.compatible import problems_between
-from isomerge.align.evidence import Pair, unit_blocks
+from isomerge.align.evidence import Pair, common_part, unit_blocks
 from isomerge.align.levels import Scope
 from isomerge.align.nested import Unit
 from isomerge.architectures import FAMILIES, describe
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.errors import IsomergeError, RequestError
 from isomerge.symmetry.architecture import RESIDUAL, layer_of
-from isomerge.symmetry.binding import BoundModel
+from isomerge.symmetry.groups import Group
 from isomerge.symmetry.transform import Transform
 
-SAMPLED_LAYERS = 3  # first, middle, last
 LARGEST_UNIT = 64_000_000  # parameters; larger units are judged by their tensors' distance alone
 STRANGERS = 0.9  # relative distance from which two models share no more than their architecture
 
 
 def check(*models: Any) -> dict[str, Any]:
-    """Verdict over two or more models: incompatible, identical, siblings, or strangers; with reasons and a suggestion."""
+    """Verdict over two or more models: incompatible, identical, siblings or strangers; reasons and a suggestion."""
     if len(models) < 2:
         raise RequestError("Checking: name at least two models to compare.")
     start = time.perf_counter()
@@ -81,7 +80,7 @@ def _compare(first: Checkpoint, second: Checkpoint) -> dict[str, Any]:
     names = _sampled(first, second)
     before, size, conflict, count = 0.0, 0.0, 0, 0
     for name in names:
-        a, b = _cut(first.read(name).double(), second.read(name).double())
+        a, b = common_part(first.read(name).double(), second.read(name).double())
         before += float((a - b).square().sum())
         size += float(a.square().sum()) + float(b.square().sum())
         conflict += int((a * b < 0).sum())
@@ -96,10 +95,12 @@ def _compare(first: Checkpoint, second: Checkpoint) -> dict[str, Any]:
         reasons = [f"relative distance {distance:.3g}; every sampled unit is already in its best place", *reasons]
     else:
         verdict = "strangers"
-        reasons = [f"relative distance {distance:.3g}; {len(moved)} of {len(spaces)} sampled spaces want to move", *reasons]
+        wish = f"{len(moved)} of {len(spaces)} sampled spaces want to move"
+        reasons = [f"relative distance {distance:.3g}; {wish}", *reasons]
     return {
         "models": [first.name, second.name], "verdict": verdict, "distance": distance, "reasons": reasons,
-        "sign_conflict": conflict / count if count else 0.0, "alignment_helps": verdict == "strangers", "spaces": spaces,
+        "sign_conflict": conflict / count if count else 0.0, "alignment_helps": verdict == "strangers",
+        "spaces": spaces,
     }  # fmt: skip
 
 
@@ -117,8 +118,9 @@ def _numbers(name: str) -> list[int]:
 
 def _spaces(first: Checkpoint, second: Checkpoint, names: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Distance per sampled space, and whether its units would change places, on the raw weights."""
-    if first.config.get("model_type") not in FAMILIES:
-        return [], [f"no specification for '{first.config.get('model_type')}': judged by the distance of the tensors alone"]
+    kind = first.config.get("model_type")
+    if kind not in FAMILIES:
+        return [], [f"no specification for '{kind}': judged by the distance of the tensors alone"]
     try:
         source, anchor = (describe(c) for c in (first, second))
     except IsomergeError as error:
@@ -126,17 +128,19 @@ def _spaces(first: Checkpoint, second: Checkpoint, names: list[str]) -> tuple[li
     scope = Scope("permutation")
     spaces = scope.restrict(source.architecture).spaces
     architecture = source.architecture.restricted(lambda n, g: spaces[n])
-    pair = Pair(source.raw, anchor.raw, {n: lay for n, lay in source.layouts.items() if n in anchor.layouts}, architecture)
+    layouts = {name: layout for name, layout in source.layouts.items() if name in anchor.layouts}
+    pair = Pair(source.raw, anchor.raw, layouts, architecture)
     layers = {k for n in names for k in _numbers(n)[:1]}
     rows = []
     for root in sorted(s for s, g in spaces.items() if not g.per):
         if root != RESIDUAL and layer_of(root) is not None and layer_of(root) not in layers:
             continue
-        rows.append({"name": root, "group": source.architecture.spaces[root].name, **_judge(root, pair, source, spaces)})
+        group = source.architecture.spaces[root].name
+        rows.append({"name": root, "group": group, **_judge(root, pair, spaces)})
     return rows, []
 
 
-def _judge(root: str, pair: Pair, source: BoundModel, spaces: dict[str, Any]) -> dict[str, Any]:
+def _judge(root: str, pair: Pair, spaces: Mapping[str, Group]) -> dict[str, Any]:
     touched = pair.touching([root])
     if root == RESIDUAL:  # the outer tables tell whether the stream keeps its order
         touched = [n for n in touched if pair.layouts[n].spaces() == {RESIDUAL} and len(pair.layouts[n].shape) > 1]
@@ -148,17 +152,12 @@ def _judge(root: str, pair: Pair, source: BoundModel, spaces: dict[str, Any]) ->
     row: dict[str, Any] = {"distance": (2 * before / size) ** 0.5 if size else 0.0, "moved": 0.0}
     if sum(a.numel() for a, _ in tensors) <= LARGEST_UNIT:
         small = Pair(pair.source, pair.anchor, {n: pair.layouts[n] for n in touched}, pair.architecture)
-        unit = Unit(root, {s: g for s, g in spaces.items() if s == root or root in g.per})
+        unit = Unit(root, spaces)
         elements, _ = unit.solve(unit_blocks(small, unit.members, Transform(spaces), diagonal=unit.diagonal))
         order = spaces[root].order(elements[root]) if root in elements else None
         if order is not None:
             row["moved"] = float((order != torch.arange(spaces[root].size)).double().mean())
     return row
-
-
-def _cut(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    shared = tuple(slice(0, min(a, b)) for a, b in zip(first.shape, second.shape, strict=True))
-    return first[shared], second[shared]
 
 
 def _suggestion(pair: dict[str, Any], checkpoints: list[Checkpoint]) -> str:

@@ -33,8 +33,8 @@ def require_compatible(source: Checkpoint, anchor: Checkpoint) -> None:
     """Raise with every reason why the two do not fit together."""
     if found := problems_between(source, anchor):
         raise RequestError(
-            f"Aligning {source.name} to {anchor.name}: {'; '.join(found)}. Only two checkpoints of one architecture and "
-            "size have a symmetry in common; pick models that share them (fine-tunes, or other seeds)."
+            f"Aligning {source.name} to {anchor.name}: {'; '.join(found)}. Only two checkpoints of one architecture "
+            "and size have a symmetry in common; pick models that share them (fine-tunes, or other seeds)."
         )
 
 
@@ -52,5 +52,6 @@ def require_same_spaces(source: BoundModel, anchor: BoundModel) -> None:
     if found:
         shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
         raise RequestError(
-            f"Aligning {source.name} to {anchor.name}: {shown}. Align checkpoints of the same architecture and head class."
+            f"Aligning {source.name} to {anchor.name}: {shown}. "
+            "Align checkpoints of the same architecture and head class."
         )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isomerge.errors import AlignmentError
 from isomerge.symmetry.architecture import Architecture
 from isomerge.symmetry.patterns import Layout, Segment
 from isomerge.symmetry.transform import Transform
@@ -59,12 +60,15 @@ def common_part(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors cut to the size they share along each axis."""
     if len({t.shape for t in tensors}) == 1:
         return tensors
+    if len({t.ndim for t in tensors}) > 1:
+        shapes = " and ".join(str(tuple(t.shape)) for t in tensors)
+        raise AlignmentError(f"Comparing tensors of shapes {shapes}: ranks differ.")
     shared = tuple(slice(0, min(sizes)) for sizes in zip(*(t.shape for t in tensors), strict=True))
     return tuple(t[shared] for t in tensors)
 
 
 def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal: bool) -> list[Block]:
-    """Blocks of a unit (a root space and all spaces nested in it). `diagonal` keeps only root unit h with root unit h."""
+    """Blocks of a unit (a root space and all nested in it). `diagonal` keeps only root unit h with root unit h."""
     found: dict[tuple[tuple[str, ...], bool], Tensor] = {}
     for name in pair.touching(unit):
         source, anchor = pair.tensors(name)

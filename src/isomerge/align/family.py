@@ -56,12 +56,14 @@ class AlignedFamily:
         before, after = (_mean([r["distance"][k] for r in reports]) for k in ("before", "after"))
         differences = [r["max_output_difference"] for r in reports]
         known = [d for d in differences if d is not None]
+        goal = self.anchor.name if self.many == "anchor" else "their mean"
+        rows = [(Path(r["source"]).name, row) for r in reports for row in r["spaces"]]
         return {
             "anchor": self.anchor.name,
             "many": self.many,
-            "verdict": f"{len(reports)} models aligned to {self.anchor.name if self.many == 'anchor' else 'their mean'}",
+            "verdict": f"{len(reports)} models aligned to {goal}",
             "distance": {"before": before, "after": after},
-            "spaces": [{**row, "name": f"{Path(r['source']).name}:{row['name']}"} for r in reports for row in r["spaces"]],
+            "spaces": [{**row, "name": f"{model}:{row['name']}"} for model, row in rows],
             "models": reports,
             "max_output_difference": max(known) if len(known) == len(differences) else None,
             "max_output_difference_reason": next((r["max_output_difference_reason"] for r in reports), None),

@@ -32,9 +32,7 @@ def score(group: Group, C: Tensor, unsigned: Tensor | None = None) -> Tensor:
     return solve(group, C, unsigned)[1]
 
 
-def solve(
-    group: Group, C: Tensor, unsigned: Tensor | None = None, *, spoil: bool = False
-) -> tuple[Tensor, Tensor]:
+def solve(group: Group, C: Tensor, unsigned: Tensor | None = None, *, spoil: bool = False) -> tuple[Tensor, Tensor]:
     """The best element for each pair, and what it earns. `spoil` lets the solver use C as its workspace."""
     if not isinstance(group, Permutation):  # an assignment widens C by itself, and C may be large there
         C = C.double()

@@ -103,7 +103,8 @@ def parse_layers(text: str, depth: int) -> set[int]:
         elif match := re.fullmatch(r"(\d+)(?:-(\d+))?", piece):
             found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
         else:
-            raise RequestError(f"Reading --layers '{text}': '{piece}' is not a layer. Write 3, 0-4, 'first 3', 'last 2'.")
+            known = "Write 3, 0-4, 'first 3', 'last 2'."
+            raise RequestError(f"Reading --layers '{text}': '{piece}' is not a layer. {known}")
     if not found or max(found) >= depth:
         raise RequestError(f"Reading --layers '{text}': the model has layers 0 to {depth - 1}. Name some of them.")
     return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from isomerge.align.evidence import Pair
+from isomerge.align.evidence import Pair, common_part
 from isomerge.align.levels import Scope
 from isomerge.align.pairwise import Solution, describe_all, prepare_all, solve_pair
 from isomerge.align.parallel import Run
@@ -25,9 +25,8 @@ def nearest_to_mean(checkpoints: list[Checkpoint]) -> int:
     """The model nearest to the mean of all: the founding paper's anchor. Ties go to the earlier one."""
     distances = torch.zeros(len(checkpoints), dtype=torch.float64)
     for name in checkpoints[0].tensors:
-        if any(name not in c.tensors or c.tensors[name].shape != checkpoints[0].tensors[name].shape for c in checkpoints):
-            continue
-        if not checkpoints[0].tensors[name].dtype.is_floating_point:
+        infos = [c.tensors.get(name) for c in checkpoints]
+        if len({None if i is None else i.shape for i in infos}) > 1 or not infos[0].dtype.is_floating_point:  # type: ignore[union-attr]
             continue
         tensors = [c.read(name).double() for c in checkpoints]
         mean = torch.stack(tensors).mean(0)
@@ -44,11 +43,15 @@ def solve_universe(
     Start from the medoid, align all models to the same current mean, update it from all at once, until it stops moving.
     """
     medoid = nearest_to_mean(checkpoints)
-    kwargs = {"run": run, "sweeps": sweeps, "budget": budget, "device": device, "tick": tick}
-    others = [solve_pair(c, checkpoints[medoid], scope, **kwargs) for k, c in enumerate(checkpoints) if k != medoid]  # type: ignore[arg-type]
-    if all(not s.transform.elements for s in others):  # siblings: the common mean is the plain one
-        own = Solution(others[0].anchor, others[0].anchor, scope, Transform(others[0].transform.spaces))  # type: ignore[arg-type]
-        return medoid, others[:medoid] + [own] + others[medoid:]
+    others = [
+        solve_pair(c, checkpoints[medoid], scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick)
+        for k, c in enumerate(checkpoints)
+        if k != medoid
+    ]
+    anchor = others[0].anchor
+    if anchor is not None and all(not s.transform.elements for s in others):  # siblings: the mean is the plain one
+        itself = Solution(anchor, anchor, scope, Transform(others[0].transform.spaces))
+        return medoid, others[:medoid] + [itself] + others[medoid:]
     models = describe_all(checkpoints, scope, device=device)
     sides = prepare_all(models, scope, run, budget)
     names = {n: lay for n, lay in models[0].layouts.items() if all(n in m.layouts for m in models)}
@@ -88,14 +91,18 @@ def _to_common_mean(
 
 
 def _new_mean(
-    sides: list[Prepared], found: list[Transform], order: list[int], old: Mapping[str, Tensor], names: Mapping[str, Layout]
+    sides: list[Prepared],
+    found: list[Transform],
+    order: list[int],
+    old: Mapping[str, Tensor],
+    names: Mapping[str, Layout],
 ) -> tuple[dict[str, Tensor], float, float]:
     """The mean of all moved models, how far it moved, and how far the models are from it."""
     mean, change, size, spread = {}, 0.0, 0.0, 0.0
     for name in names:
-        moved = [found[k].act(sides[k].tensor(name), sides[k].model.layouts[name]) for k in order]
+        moved = common_part(*(found[k].act(sides[k].tensor(name), sides[k].model.layouts[name]) for k in order))
         mean[name] = torch.stack(moved).mean(0)
-        change += float((mean[name] - old[name]).square().sum())
+        change += float((mean[name] - common_part(mean[name], old[name])[1]).square().sum())
         size += float(mean[name].square().sum())
         spread += sum(float((m - mean[name]).square().sum()) for m in moved)
     return mean, (change / max(size, 1e-300)) ** 0.5, spread

@@ -33,9 +33,7 @@ class Unit:
         self.root = root
         self.spaces = {s: g for s, g in spaces.items() if s == root or root in g.per}
         self.members = frozenset(self.spaces)
-        self.children = {
-            s: [c for c, g in self.spaces.items() if g.per and g.per[-1] == s] for s in self.spaces
-        }
+        self.children = {s: [c for c, g in self.spaces.items() if g.per and g.per[-1] == s] for s in self.spaces}
 
     @property
     def fixed_root(self) -> bool:
@@ -242,8 +240,8 @@ def _sum(blocks: Sequence[Block]) -> tuple[Tensor, Tensor | None]:
     """(signed, unsigned) sums of blocks over one space."""
     signed = [b.value for b in blocks if not b.unsigned]
     unsigned = [b.value for b in blocks if b.unsigned]
-    zero = torch.zeros_like(blocks[0].value)
-    return sum(signed[1:], start=signed[0]) if signed else zero, sum(unsigned[1:], start=unsigned[0]) if unsigned else None
+    total = sum(signed[1:], start=signed[0]) if signed else torch.zeros_like(blocks[0].value)
+    return total, sum(unsigned[1:], start=unsigned[0]) if unsigned else None
 
 
 def _all_pairs(block: Block) -> Block:

@@ -136,9 +136,7 @@ def _left_alone(sides: list[Prepared], total: Transform, found: Transform, run: 
     moving = [s for s in spaces if s != RESIDUAL or RESIDUAL in total.elements]
     source, anchor = (Canonical(side.model, moving) for side in sides)
     architecture = source.model.architecture
-    moved_roots = {
-        architecture.root(s) for s, e in found.elements.items() if _is_discrete_move(spaces[s], e)
-    }
+    moved_roots = {architecture.root(s) for s, e in found.elements.items() if _is_discrete_move(spaces[s], e)}
     stream = total.only([RESIDUAL])
 
     def stays(space: str) -> bool:
@@ -177,10 +175,10 @@ def _notes(source: BoundModel, anchor: BoundModel, sides: list[Prepared]) -> lis
     for side in sides:
         for space, count in side.skipped.items():
             notes.append(f"{side.model.name}: {count} part(s) of {space} are too badly conditioned to balance")
-    different = [
-        n for n, layout in source.layouts.items() if n in anchor.layouts and layout.shape != anchor.layouts[n].shape
-    ]
-    notes += [f"{n}: {source.layouts[n].shape} and {anchor.layouts[n].shape}; the common part is compared" for n in different]
+    for name in source.layouts:
+        shapes = [model.layouts[name].shape for model in (source, anchor) if name in model.layouts]
+        if len(set(shapes)) == 2:
+            notes.append(f"{name}: {shapes[0]} and {shapes[1]}; the common part is compared")
     return list(dict.fromkeys(notes))
 
 
@@ -195,4 +193,3 @@ class AnchorGauge(dict[str, Tensor]):
         kind, name = key.split(":", 1)
         owner = self.anchor if name in self.anchor.model.layouts else self.source
         return owner._own(kind, name)
-

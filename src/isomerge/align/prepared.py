@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from torch import Tensor
 
 from isomerge.align.balancing import balancing_element, is_balanced_by_scale
+from isomerge.align.parallel import Run
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.transform import Transform
@@ -28,7 +29,7 @@ class Prepared:
         self._precision = model.stored_precision
         self._kept: dict[str, Tensor] | None = {} if keep else None
 
-    def balance_spaces(self, spaces: Collection[str], run: Callable[..., list[object]]) -> None:
+    def balance_spaces(self, spaces: Collection[str], run: Run) -> None:
         """Balance every space that has a size to choose; `run` maps a function over a list, perhaps in parallel."""
         groups = self.model.architecture.spaces
         wanted = sorted(s for s in spaces if is_balanced_by_scale(groups[s]))
@@ -37,7 +38,7 @@ class Prepared:
             return balancing_element(space, groups[space], self.canonical.tensor, self.model.layouts)
 
         elements = {}
-        for space, (element, skipped) in zip(wanted, run(one, wanted), strict=True):  # type: ignore[misc]
+        for space, (element, skipped) in zip(wanted, run(one, wanted), strict=True):
             elements[space] = element.cpu()  # elements live on the CPU; they are small and move to where they act
             if skipped:
                 self.skipped[space] = skipped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,12 +70,17 @@ def load_solution(path: Path, source: Checkpoint, anchor: Checkpoint | None) -> 
                 f"and {own.get(wrong[0], 'none')} in the model. Use a checkpoint of the same size and head class."
             )
     bound = [replace(m, architecture=replace(m.architecture, spaces=spaces)) if m else None for m in models]
-    elements = {k.removeprefix("element:"): _loaded(t, spaces, k) for k, t in tensors.items() if k.startswith("element:")}
-    gauge = {k.removeprefix("gauge:"): t for k, t in tensors.items() if k.startswith("gauge:")}
+    elements = {name: _loaded(tensor, spaces, name) for name, tensor in _under("element:", tensors).items()}
+    gauge = _under("gauge:", tensors)
     assert bound[0] is not None
     scope = Scope(**json.loads(metadata["scope"]))
-    solution = Solution(bound[0], bound[1], scope, Transform(spaces, elements), notes=[f"transform read from {path.name}"])
-    return solution, gauge
+    notes = [f"transform read from {path.name}"]
+    return Solution(bound[0], bound[1], scope, Transform(spaces, elements), notes=notes), gauge
+
+
+def _under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one kind, by their names without it."""
+    return {key.removeprefix(kind): tensor for key, tensor in tensors.items() if key.startswith(kind)}
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -83,9 +89,11 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            # In memory of their own: BLAS rounds by how a tensor is aligned, and the file aligns to 8 bytes only.
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
-        raise RequestError(f"Reading the transform {path}: there is no such file. Make one with --save-transform.") from error
+        cause = "there is no such file. Make one with --save-transform."
+        raise RequestError(f"Reading the transform {path}: {cause}") from error
     except (SafetensorError, OSError) as error:
         raise AlignmentError(f"Reading the transform {path}: {error}. Make it again with --save-transform.") from error
     if metadata.get("format") != FORMAT:
@@ -97,12 +105,12 @@ def _stored(element: Tensor) -> Tensor:
     return torch.view_as_real(element).contiguous() if element.is_complex() else element.contiguous()
 
 
-def _loaded(tensor: Tensor, spaces: dict[str, Group], key: str) -> Tensor:
-    name = key.removeprefix("element:")
+def _loaded(tensor: Tensor, spaces: dict[str, Group], name: str) -> Tensor:
     group = spaces[name]
     element = torch.view_as_complex(tensor) if group.name == "rotary" else tensor
     if element.shape[: len(group.per)] != batch_sizes(spaces, name) or not group.contains(element):
-        raise AlignmentError(f"Reading the transform: the element of {name} is not a {group.name}. The file is damaged.")
+        cause = f"the element of {name} is not a {group.name}. The file is damaged."
+        raise AlignmentError(f"Reading the transform: {cause}")
     return element
 
 

@@ -1,15 +1,14 @@
 """The sweep: residual stream, then every unit, and again until the objective stops rising.
 
-The objective is Σ w ⟨g·B, A⟩ over all tensors, with one weight per unit (1/Σ‖A‖‖B‖ of its tensors): each unit counts the
-same for the residual stream, and inside a unit the plain Euclidean distance is minimised, so both steps climb the same
-hill. Embeddings and heads start it, since they are the only tensors that meet the residual stream alone.
+The objective is Σ w ⟨g·B, A⟩ over all tensors, with one weight per unit (1/Σ‖A‖‖B‖ of its tensors): each unit counts
+the same for the residual stream, and inside a unit the plain Euclidean distance is minimised, so both steps climb the
+same hill. Embeddings and heads start it, since they are the only tensors that meet the residual stream alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,13 +16,12 @@ from torch import Tensor
 from isomerge.align import leaf, noise, solvers
 from isomerge.align.evidence import Pair, stream_cross, unit_blocks
 from isomerge.align.nested import Elements, Unit
+from isomerge.align.parallel import Run
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.groups import Group, Permutation, Rotation, RotationFixingOnes, SignedPermutation, Trivial
 from isomerge.symmetry.transform import Transform, dimension
 
 STOP_RISING = 1e-6  # relative rise of the objective below which a sweep was the last
-T = TypeVar("T")
-Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from isomerge.symmetry.groups import Group, Invertible, Permutation, Scale, Sign
     summary="post-LayerNorm encoder, learned positions", tied_by_default=True, can_untie=False,
 )  # fmt: skip
 def bert(facts: Facts) -> Architecture:
-    width, depth = facts["hidden_size"], facts["num_hidden_layers"]
+    depth = facts["num_hidden_layers"]
     name = "bert." if facts["model_type"] == "bert" else "roberta."
     embeddings, layer = name + "embeddings.", name + "encoder.layer.{i}."
     heads, head_readers = task_heads(facts, name)

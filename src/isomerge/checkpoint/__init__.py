@@ -7,7 +7,7 @@ from isomerge.checkpoint.disk import refuse_overwrite
 from isomerge.checkpoint.module import load_into_module
 from isomerge.checkpoint.open import Source, open_checkpoint
 from isomerge.checkpoint.units import parse_dtype, parse_size
-from isomerge.checkpoint.writer import Written, weights_sha256, write_checkpoint
+from isomerge.checkpoint.writer import Written, write_checkpoint
 
 __all__ = [
     "CastReport",
@@ -24,6 +24,5 @@ __all__ = [
     "refuse_overwrite",
     "require_finite",
     "require_floating",
-    "weights_sha256",
     "write_checkpoint",
 ]

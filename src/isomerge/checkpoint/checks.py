@@ -49,7 +49,7 @@ def require_floating(checkpoint: Checkpoint, *, allowed: Callable[[str], bool] =
 
 def require_finite(name: str, tensor: torch.Tensor, checkpoint: Checkpoint) -> None:
     """Raise when a tensor holds NaN or infinity, with how many."""
-    # One reduction instead of a mask: a finite sum has only finite terms. (Finite terms may overflow; then look closer.)
+    # One reduction instead of a mask: a finite sum has only finite terms. (Finite ones may overflow; then look closer.)
     wide = torch.float32 if tensor.element_size() < 4 else tensor.dtype
     if not tensor.is_floating_point() or math.isfinite(float(tensor.sum(dtype=wide))):
         return

@@ -104,7 +104,7 @@ def _loaded_state(module: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str,
     # Mismatches are reported below, all at once; `torch_dtype` is the spelling that transformers 4 and 5 both know.
     options = {"torch_dtype": module.dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             loaded, info = type(module).from_pretrained(None, config=module.config, state_dict=dict(tensors), **options)
     except Exception as error:  # any failure inside transformers means the same to the user
         raise CheckpointError(
@@ -140,7 +140,7 @@ def _mismatches(own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tenso
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Its progress bar and load report would speak about a model that the user never asked to load."""
     from transformers.utils import logging as transformers_logging
 

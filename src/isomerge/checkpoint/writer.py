@@ -15,7 +15,7 @@ import torch
 
 from isomerge.checkpoint.base import Checkpoint, TensorInfo
 from isomerge.checkpoint.disk import check_space, disk_failure
-from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards, sync, update_digest
+from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards, sync
 from isomerge.checkpoint.staging import Staging
 from isomerge.checkpoint.units import parse_size
 from isomerge.errors import RequestError
@@ -88,15 +88,6 @@ def write_checkpoint(
             raise
         raise disk_failure(out, needed, error) from error
     return Written(out, tuple(out / name for name in files), len(plan), weight_bytes, digest.hexdigest())
-
-
-def weights_sha256(files: Iterable[str | os.PathLike[str]]) -> str:
-    """The digest of weight files one after the other, to hold against `Written.sha256`."""
-    digest = hashlib.sha256()
-    for path in files:
-        with open(path, "rb") as file:
-            update_digest(digest, file)
-    return digest.hexdigest()
 
 
 def config_text(changes: Mapping[str, Any] | None, donor: Checkpoint | None) -> bytes | None:

@@ -111,12 +111,12 @@ def _pair(k: int, a: Any, b: Any, folder: Path, digits: Any) -> tuple[dict[str, 
 def _align(a: Any, b: Any, folder: Path) -> tuple[dict[str, Any], Any]:
     """Write the four models of a pair. Returns b as it is and moved at every level, and the merged model as written."""
     from isomerge.align.api import align
-    from isomerge.checkpoint.module import _quiet_transformers
+    from isomerge.checkpoint.module import quiet_transformers
     from isomerge.evaluate.probe import load_stock
     from isomerge.merge.api import merge
 
     first, second, aligned, merged = (folder / name for name in ("model-a", "model-b", "model-b-aligned", "merged"))
-    with _quiet_transformers():
+    with quiet_transformers():
         a.save_pretrained(first)
         b.save_pretrained(second)
     alignments: dict[str, Any] = {level: align(second, anchor=first, level=level) for level in LEVELS}

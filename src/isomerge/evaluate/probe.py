@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isomerge.checkpoint.module import quiet_transformers
 from isomerge.errors import CheckpointError
 
 LENGTH = 12  # tokens: long enough for every position-dependent part, short enough for any position table
@@ -31,18 +32,12 @@ def stock_class(config: Mapping[str, Any]) -> Any:
 
 def load_stock(folder: str | Path, config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> Any:
     """The model in its stock class, on the CPU, ready to run; missing or unexpected tensors are an error."""
-    import transformers
-
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
+    with quiet_transformers():
         model, info = stock_class(config).from_pretrained(
             str(folder), dtype=dtype, output_loading_info=True, trust_remote_code=False, local_files_only=True
         )
-    finally:
-        transformers.logging.set_verbosity(before)
-    wrong = [f"{kind}: {sorted(map(str, info[kind]))[:4]}" for kind in ("missing_keys", "mismatched_keys") if info[kind]]
+    kinds = [kind for kind in ("missing_keys", "mismatched_keys") if info[kind]]
+    wrong = [f"{kind}: {sorted(map(str, info[kind]))[:4]}" for kind in kinds]
     if wrong:
         raise CheckpointError(
             f"Loading {folder} in its stock class: {'; '.join(wrong)}. The checkpoint does not hold what its "
@@ -79,9 +74,12 @@ def random_inputs(model: Any, seed: int = 0, batch: int = 2) -> dict[str, Tensor
 
 def outputs(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     """All floating-point outputs of a model as one vector, logits first."""
+    if getattr(model.config, "_experts_implementation", None):
+        model.config._experts_implementation = "eager"  # fused kernels refuse some sizes, and this is about exactness
     with torch.no_grad():
         result = model(**inputs)
-    logits = [result[k] for k in ("logits", "start_logits", "end_logits", "prediction_logits") if result.get(k) is not None]
+    names = ("logits", "start_logits", "end_logits", "prediction_logits")
+    logits = [result[name] for name in names if result.get(name) is not None]
     if not logits:
         logits = [v for v in result.values() if isinstance(v, Tensor) and v.is_floating_point()]
     return torch.cat([t.double().flatten() for t in logits])

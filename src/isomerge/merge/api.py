@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from isomerge.align.alignment import Progress
+from isomerge.align.alignment import Alignment, Progress
 from isomerge.align.api import align as align_models
 from isomerge.align.move import Move
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
@@ -68,7 +68,8 @@ def _weights(weights: Sequence[float] | None, count: int) -> list[float]:
         return [1 / count] * count
     found = [float(w) for w in weights]
     if len(found) != count or not all(map(math.isfinite, found)) or abs(sum(found)) < 1e-12:
-        raise RequestError(f"Merging {count} models with weights {found}: give {count} finite numbers with a non-zero sum.")
+        wanted = f"give {count} finite numbers with a non-zero sum"
+        raise RequestError(f"Merging {count} models with weights {found}: {wanted}.")
     return found
 
 
@@ -84,14 +85,16 @@ def _plain(checkpoints: list[Checkpoint]) -> list[Output]:
         for name in sorted(set(first.tensors) & set(other.tensors)):
             a, b = first.tensors[name], other.tensors[name]
             if a.shape != b.shape:
-                problems.append(f"{name} has shape {tuple(a.shape)} in {first.name} and {tuple(b.shape)} in {other.name}")
+                shapes = tuple(a.shape), tuple(b.shape)
+                problems.append(f"{name} has shape {shapes[0]} in {first.name} and {shapes[1]} in {other.name}")
     if problems:
         shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
         raise RequestError(f"Merging: {shown}. Merge models of one architecture, head class and vocabulary.")
-    return [
-        Output({name: info}, [_reader(c, name) for c in checkpoints] if info.dtype.is_floating_point else [_reader(first, name)])
-        for name, info in first.tensors.items()
-    ]
+    outputs = []
+    for name, info in first.tensors.items():
+        averaged = checkpoints if info.dtype.is_floating_point else [first]
+        outputs.append(Output({name: info}, [_reader(c, name) for c in averaged]))
+    return outputs
 
 
 def _reader(checkpoint: Checkpoint, name: str) -> Callable[[], dict[str, Tensor]]:
@@ -118,20 +121,20 @@ def _aligned(
     checkpoints: list[Checkpoint], anchor: Checkpoint, options: dict[str, Any]
 ) -> tuple[list[Output], dict[str, Any], list[str], Checkpoint]:
     """Every model moved next to the anchor; nothing is rounded before it is merged."""
-    alignments = [None if c is anchor else align_models(c, anchor, **options) for c in checkpoints]
+    alignments = [None if c is anchor else _to_anchor(c, anchor, options) for c in checkpoints]
     known = [a for a in alignments if a is not None]
     if any(a.untied != known[0].untied or bool(a.fragile) != bool(known[0].fragile) for a in known):
         raise RequestError(
-            "Merging with --align: some models are siblings of the anchor and others had to be untied from it. Merge the "
-            "siblings first, then align the result with the others."
+            "Merging with --align: some models are siblings of the anchor and others had to be untied from it. Merge "
+            "the siblings first, then align the result with the others."
         )
     own = max(known, key=lambda a: len(a.transform.elements)).anchor_move()
     moves = [own if a is None else a.move() for a in alignments]
     problems = _shape_mismatches(moves, own)
     if problems:
         raise RequestError(
-            f"Merging: {'; '.join(problems[:6])}. Tables of different length cannot be averaged; give the models the same "
-            "vocabulary and position table first."
+            f"Merging: {'; '.join(problems[:6])}. Tables of different length cannot be averaged; give the models the "
+            "same vocabulary and position table first."
         )
     plan = own.plan(None)
     outputs = []
@@ -140,8 +143,14 @@ def _aligned(
         outputs.append(Output({f: plan[f] for f in files}, [_Named(m, own, name) for m in moves]))
     for name in own.model.extra:
         outputs.append(Output({name: plan[name]}, [_reader(own.model.checkpoint, name)]))
-    notes = list(dict.fromkeys(n for a in known for n in a.report_notes()))
+    notes = list(dict.fromkeys(n for a in known for n in a.notes()))
     return outputs, dict(own.model.architecture.untied_config), notes, anchor
+
+
+def _to_anchor(checkpoint: Checkpoint, anchor: Checkpoint, options: dict[str, Any]) -> Alignment:
+    found = align_models(checkpoint, anchor, **options)
+    assert isinstance(found, Alignment)  # two models, one alignment
+    return found
 
 
 def _shape_mismatches(moves: list[Move], own: Move) -> list[str]:
@@ -153,4 +162,3 @@ def _shape_mismatches(moves: list[Move], own: Move) -> list[str]:
                 shape = None if other is None else other.shape
                 found.append(f"{name} is {layout.shape} in {own.model.name} and {shape} in {move.model.name}")
     return found
-

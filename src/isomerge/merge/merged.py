@@ -59,7 +59,8 @@ class Merged:
             parts = [read() for read in output.inputs]
             for name, info in output.plan.items():
                 if len(parts) == 1:  # an integer buffer, or a tensor only the donor has
-                    yield name, parts[0][name].to(dtype or info.dtype) if info.dtype.is_floating_point else parts[0][name]
+                    only = parts[0][name]
+                    yield name, only.to(dtype or info.dtype) if info.dtype.is_floating_point else only
                     continue
                 for part, checkpoint in zip(parts, self.inputs, strict=True):
                     require_finite(name, part[name], checkpoint)
@@ -106,7 +107,8 @@ class Merged:
         notes = list(self.notes)
         for name, lost in self._lost.items():
             if not lost.lossless:
-                notes.append(f"{name}: {lost.overflow} values overflowed, {lost.underflow} became zero in the written dtype")
+                what = f"{lost.overflow} values overflowed, {lost.underflow} became zero"
+                notes.append(f"{name}: {what} in the written dtype")
         return {
             "method": self.method,
             "weights": self.weights,

@@ -118,11 +118,7 @@ class Architecture:
             for template, pattern in self.tensors.items()
             for values in self._values(template, pattern)
         }
-        norms = [
-            replace(norm, name=norm.name.format_map(v), readers=self._all(norm.readers, v), **_writer(norm, v))
-            for norm in self.norms
-            for v in self._values(norm.name)
-        ]
+        norms = [self._norm(norm, values) for norm in self.norms for values in self._values(norm.name)]
         gauges = [_fill_gauge(g, v) for g in self.gauges for v in self._values(_first_name(g))]
         return replace(
             self, spaces=spaces, tensors=tensors, norms=norms, gauges=gauges, writers=self._all(self.writers, {}),
@@ -135,6 +131,12 @@ class Architecture:
             dict(zip(letters, numbers, strict=True))
             for numbers in itertools.product(*(range(self.repeat[x]) for x in letters))
         ]
+
+    def _norm(self, norm: Norm | StreamNorm, values: Mapping[str, int]) -> Norm | StreamNorm:
+        name, readers = norm.name.format_map(values), self._all(norm.readers, values)
+        if isinstance(norm, StreamNorm) and norm.writer:
+            return replace(norm, name=name, readers=readers, writer=_fill(norm.writer, values))
+        return replace(norm, name=name, readers=readers)
 
     def _all(self, templates: Iterable[str], fixed: Mapping[str, int]) -> tuple[str, ...]:
         return tuple(
@@ -187,12 +189,6 @@ def _fill(template: str, values: Mapping[str, int]) -> str:
     for letter, number in values.items():
         template = template.replace("{" + letter + "}", str(number))
     return template
-
-
-def _writer(norm: Norm | StreamNorm, values: Mapping[str, int]) -> dict[str, str]:
-    if isinstance(norm, StreamNorm) and norm.writer:
-        return {"writer": _fill(norm.writer, values)}
-    return {}
 
 
 def _first_name(gauge: Gauge) -> str:

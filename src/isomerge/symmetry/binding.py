@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from isomerge.checkpoint.base import Checkpoint, TensorInfo
+from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.checks import require_finite
 from isomerge.errors import SpecificationError
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, part_of
@@ -35,7 +35,7 @@ class BoundModel:
     notes: tuple[str, ...] = ()
     stacks: Mapping[str, int] = field(default_factory=dict)  # stacked tensor -> axis its parts follow each other on
     device: str = "cpu"  # where tensors are worked on
-    kept: dict[str, Tensor] | None = field(default=None, compare=False)  # on an accelerator: what was sent there already
+    kept: dict[str, Tensor] | None = field(default=None, compare=False)  # on an accelerator: what is there already
 
     @property
     def name(self) -> str:
@@ -199,12 +199,3 @@ def _first_space(node: Node) -> str:
     while isinstance(node, Product):
         node = node.factors[0]
     return node.space if isinstance(node, Atom) else ""
-
-
-def planned(model: BoundModel) -> dict[str, TensorInfo]:
-    """What a checkpoint like this one contains on disk, stale copies left out and untied tables added."""
-    plan = {name: info for name, info in model.checkpoint.tensors.items() if name not in model.stale}
-    for name, (source, _) in model.architecture.tied.items():
-        if name in model.layouts and name not in model.files:
-            plan[name] = model.checkpoint.tensors[model.files[source][0]]
-    return plan

@@ -109,7 +109,7 @@ class Canonical:
         """Everything `in_gauge` needs of this model, to be stored beside a transform."""
         norms = [name for f in self.folds for name in (f.norm.name + ".weight", f.norm.name + ".bias")]
         values = [n for n in norms if n in self.model.layouts]
-        biases = {g.bias for g in (*self.keys, *self.values)}
+        biases = {g.bias for g in self.keys} | {g.bias for g in self.values}
         wanted = [("value", n) for n in values] + [("bias", n) for n in biases]
         wanted += [("mean", n) for n in self.centred | self.centred_readers]
         return {f"{kind}:{name}": self._own(kind, name) for kind, name in sorted(wanted)}

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 import torch
@@ -83,9 +83,6 @@ class Group(ABC):
     def restricted(self: Self, kind: type[Group] | None) -> Group:
         """The same space with another (smaller) group; None leaves only the identity."""
         return Trivial(self.size, self.per) if kind is None else kind(self.size, self.per)
-
-    def resized(self: Self, size: int) -> Self:
-        return replace(self, size=size)
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,6 @@ class Segment:
         else:
             moved.index_copy_(0, self.index.flatten().to(target.device), flat)
 
-    @property
-    def signature(self) -> str:
-        return " ".join(map(str, self.atoms))
-
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -193,7 +189,8 @@ def bind(pattern: str, shape: Sequence[int], spaces: Mapping[str, Group], tensor
     for number, (node, length) in enumerate(zip(nodes, shape, strict=True)):
         whole = _whole_axis(node, length, spaces)
         if whole is not None:
-            size, found = math.prod(whole.sizes), (whole,)
+            size = math.prod(whole.sizes)
+            found: tuple[Segment, ...] = (whole,)
         else:
             size, segments = _segments(node, length, spaces, pattern)
             plain = len(segments) == 1

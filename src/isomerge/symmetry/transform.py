@@ -31,7 +31,7 @@ class Transform:
         """Move a tensor by every space on its axes, except those in `skip`."""
         skip = frozenset(skip)
         for axis, segments in enumerate(layout.axes):
-            touched = [s for s in segments if any(self._element(a) is not None and a.space not in skip for a in s.atoms)]
+            touched = [s for s in segments if any(self._element(a, skip) is not None for a in s.atoms)]
             if not touched:
                 continue
             if len(segments) == 1:
@@ -47,8 +47,8 @@ class Transform:
     def act_on_segment(self, values: Tensor, segment: Segment, *, skip: frozenset[str] = frozenset()) -> Tensor:
         """Move a segment of shape (*sizes, rest)."""
         for position, atom in enumerate(segment.atoms):
-            element = self._element(atom)
-            if element is None or atom.space in skip:
+            element = self._element(atom, skip)
+            if element is None:
                 continue
             group = self.spaces[atom.space]
             parents = [next(k for k, a in enumerate(segment.atoms[:position]) if a.space == p) for p in group.per]
@@ -60,8 +60,8 @@ class Transform:
             values = flat.reshape(shape).permute([order.index(k) for k in range(len(order))])
         return values
 
-    def _element(self, atom: Atom) -> Tensor | None:
-        return None if atom.free else self.elements.get(atom.space)
+    def _element(self, atom: Atom, skip: frozenset[str]) -> Tensor | None:
+        return None if atom.free or atom.space in skip else self.elements.get(atom.space)
 
     def batch(self, space: str) -> tuple[int, ...]:
         return batch_sizes(self.spaces, space)
@@ -103,7 +103,8 @@ class Transform:
         return element
 
     def without_identities(self) -> Transform:
-        kept = {s: e for s, e in self.elements.items() if not self.spaces[s].is_identity(e)}
+        """Only the spaces that move; elements laid out plainly, so that a stored transform acts to the same bit."""
+        kept = {s: e.contiguous() for s, e in self.elements.items() if not self.spaces[s].is_identity(e)}
         return Transform(self.spaces, kept)
 
     def only(self, spaces: Iterable[str]) -> Transform:

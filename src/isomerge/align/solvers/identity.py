@@ -55,6 +55,7 @@ def identity_is_optimal(
         rows = slice(start, start + block)
         apart = (norms[rows, None] + norms).mul_(1 - 1e-5).addmm_(X[rows], X.T, alpha=-2).clamp_min_(0)
         apart.diagonal(start).fill_(torch.inf)
-        if not bool((2 * reach[rows] <= apart.amin(1).double().sqrt() * scale).all()):  # "not all" answers NaN with False
+        within = 2 * reach[rows] <= apart.amin(1).double().sqrt() * scale
+        if not bool(within.all()):  # "not all" answers NaN with False
             return False
     return True
