@@ -195,6 +195,14 @@ def test_inputs_are_never_overwritten(tmp_path, model_folder, state):
     refuse_overwrite(tmp_path / "out", [opened, open_checkpoint(state), "org/name"])
 
 
+def test_a_loose_weight_file_protects_its_folder_but_not_what_lies_below(tmp_path, model_folder):
+    loose = tmp_path / "a.safetensors"
+    loose.write_bytes((model_folder / "model.safetensors").read_bytes())
+    refuse_overwrite(tmp_path / "out", [open_checkpoint(loose)])
+    with pytest.raises(RequestError, match="inputs are never modified"):
+        refuse_overwrite(tmp_path, [open_checkpoint(loose)])
+
+
 def test_the_output_loads_in_stock_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}

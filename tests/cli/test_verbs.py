@@ -38,7 +38,7 @@ def test_align_passes_its_defaults_to_the_api(run: Any, api: Any) -> None:
 def test_align_passes_every_flag_to_the_api(run: Any, api: Any) -> None:
     api.record = ALIGNED
     line = "align b a c -o out --level rotation --no-scale --layers 0-4,7 --only ffn --sweeps 3 --many universe"
-    line += " --save-transform t.safetensors --anchor-out anchor --shard-size 500MB --out-dtype bf16 --device cuda"
+    line += " --anchor-out anchor --shard-size 500MB --out-dtype bf16 --device cuda"
     line += " --threads 2 --max-memory 8GB --seed 7 --force"
     result = run(line)
     assert result.exit_code == 0, result.output
@@ -61,7 +61,16 @@ def test_align_passes_every_flag_to_the_api(run: Any, api: Any) -> None:
     assert {key: options[key] for key in expected} == expected
     saved = {"shard_size": "500MB", "out_dtype": "bf16", "force": True, "anchor_out": Path("anchor")}
     assert api.calls["save"][1] == saved
+
+
+def test_align_stores_the_transform_of_two_models_and_refuses_to_for_more(run: Any, api: Any) -> None:
+    api.record = ALIGNED
+    assert run("align b a -o out --save-transform t.safetensors").exit_code == 0
     assert api.calls["save_transform"][0] == (Path("t.safetensors"),)
+    refused = run("align b a c -o out --save-transform u.safetensors")
+    assert refused.exit_code == 2 and "Align two at a time" in refused.stderr
+    refused = run("align b -o out --transform t.safetensors --anchor-out anchor")
+    assert refused.exit_code == 2
 
 
 def test_align_table_says_distance_moves_difference_and_notes(run: Any, api: Any) -> None:

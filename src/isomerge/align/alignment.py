@@ -9,17 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from isomerge.align import reporting
+from isomerge.align.compatible import require_compatible, require_same_spaces
 from isomerge.align.move import Move
 from isomerge.align.pairwise import AnchorGauge, Solution
 from isomerge.align.reporting import Distance
 from isomerge.architectures import describe
 from isomerge.checkpoint import (
     CastReport,
-    Checkpoint,
     Written,
     load_into_module,
     open_checkpoint,
@@ -28,6 +27,7 @@ from isomerge.checkpoint import (
     write_checkpoint,
 )
 from isomerge.errors import RequestError
+from isomerge.evaluate.probe import largest_difference
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.transform import Transform
@@ -46,6 +46,7 @@ class Alignment:
     seconds: float
     max_memory: int | None = None
     progress: Progress | None = None
+    threads: int | None = None
     gauge: Mapping[str, Tensor] | None = None
     _distances: dict[str, Distance] = field(default_factory=dict)
     _lost: dict[str, CastReport] = field(default_factory=dict)
@@ -63,8 +64,8 @@ class Alignment:
 
     @property
     def untied(self) -> bool:
-        """The output table had to be separated from the input table."""
-        return bool(self.solution.source.architecture.untied_config)
+        """An output table had to be separated from the input table, in the source or in the anchor."""
+        return self.solution.untied
 
     @cached_property
     def fragile(self) -> list[str]:
@@ -82,16 +83,17 @@ class Alignment:
         model = model or self.solution.source
         own = self._canonical(model)
         if self.fragile:
-            return Move(model, self.transform, own, None)
+            return Move(model, self.transform, own, None, self.threads)
         record = self.gauge
         if record is None:
             record = AnchorGauge(self._canonical(self._anchor()), own)
-        return Move(model, self.transform, own, self._canonical(model, record))
+        return Move(model, self.transform, own, self._canonical(model, record), self.threads)
 
     def anchor_move(self) -> Move:
         """The anchor, untied or canonical as the source is written; its function does not change."""
         own = self._canonical(self._anchor())
-        return Move(self._anchor(), Transform(self.transform.spaces), own, None if self.fragile else own)
+        gauge = None if self.fragile else own
+        return Move(self._anchor(), Transform(self.transform.spaces), own, gauge, self.threads)
 
     def anchor_gauge(self) -> dict[str, Tensor]:
         """Everything needed of the anchor to write other models in its gauge."""
@@ -117,6 +119,8 @@ class Alignment:
         """
         checkpoint = open_checkpoint(model, config=self._config_for(model))
         bound = describe(checkpoint, untie=self.untied)
+        require_compatible(checkpoint, self.solution.source.checkpoint)
+        require_same_spaces(bound, self.solution.source)
         spaces = self.solution.source.architecture.spaces
         bound = replace(bound, architecture=replace(bound.architecture, spaces=spaces))
         move = self.move(bound)
@@ -141,6 +145,8 @@ class Alignment:
     ) -> Written:
         """Write the moved source, in the anchor's gauge; with `anchor_out` the anchor too, as OUT averages with it."""
         source = self.solution.source.checkpoint
+        if anchor_out is not None:
+            self._anchor()  # refuse before anything is written
         inputs = [m.checkpoint for m in (self.solution.source, self.solution.anchor) if m is not None]
         targets = [Path(p) for p in (out, anchor_out) if p is not None]
         for target in targets:
@@ -151,7 +157,7 @@ class Alignment:
         if anchor_out is not None:
             self._write(self.anchor_move(), Path(anchor_out), shard_size, out_dtype, force, measure=False)
         if verify:
-            self._difference = self._compare_outputs(source, Path(out))
+            self._difference = largest_difference(source, open_checkpoint(out), max_memory=self.max_memory)
         return written
 
     def save_transform(self, path: str | Path) -> None:
@@ -185,20 +191,6 @@ class Alignment:
             out, plan, move.produce(plan, record), config=changes, donor=move.model.checkpoint,
             shard_size=shard_size, force=force, progress=advance,
         )  # fmt: skip
-
-    def _compare_outputs(self, source: Checkpoint, out: Path) -> tuple[float | None, str]:
-        from isomerge.evaluate.probe import largest_difference, load_stock
-
-        if source.folder is None:
-            return None, "the source is in memory only; save it to compare outputs"
-        need = 4 * sum(torch.Size(i.shape).numel() for i in source.tensors.values())
-        if self.max_memory is not None and need > self.max_memory:
-            return None, f"the model needs {need / 1e9:.1f} GB in float32, more than --max-memory allows"
-        if "config.json" not in {p.name for p in source.folder.iterdir()}:
-            return None, f"{source.name} has no config.json, so no stock class can load it"
-        folder = source.folder
-        config = dict(source.config)
-        return largest_difference(lambda: load_stock(folder, config), lambda: load_stock(out, config))
 
     # --- saying it --------------------------------------------------------------------------------------------------
     def distances(self) -> dict[str, Distance]:
@@ -234,7 +226,14 @@ class Alignment:
 
     def notes(self) -> list[str]:
         """What a reader of the result should know: what stayed and why, what was untied, what a cast lost."""
-        return [*self.solution.notes, *reporting.warnings(self.untied, self.fragile, self._lost)]
+        notes = [*self.solution.notes, *reporting.warnings(self.untied, self.fragile, self._lost)]
+        before, after = (reporting.relative(self.distances().values(), k) for k in (0, 1))
+        if before is not None and after is not None and after > before * (1 + 1e-9):
+            notes.append(
+                "as files the models are now farther apart: every unit counts the same in the objective, so that a "
+                "large table does not decide for all layers"
+            )
+        return notes
 
 
 def _new_module(model: nn.Module, tensors: Mapping[str, Tensor], changes: Mapping[str, Any]) -> nn.Module:

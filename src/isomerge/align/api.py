@@ -13,7 +13,7 @@ from isomerge.align.alignment import Alignment, Progress
 from isomerge.align.family import AlignedFamily
 from isomerge.align.levels import Scope
 from isomerge.align.many import nearest_to_mean, solve_universe
-from isomerge.align.pairwise import solve_pair
+from isomerge.align.pairwise import solve_pair, solve_to_anchor
 from isomerge.align.parallel import parallel
 from isomerge.align.storage import load_solution
 from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require_floating
@@ -57,7 +57,10 @@ def align(
         raise RequestError(f"Aligning with {sweeps} sweeps: at least one is needed. Try --sweeps 15.")
     start = time.perf_counter()
     memory = parse_size(max_memory) if max_memory is not None else None
+    _require_device(device)
     if transform is not None:
+        if scope != Scope():
+            raise RequestError("Applying a stored transform: it has its own level and parts. Leave those options out.")
         return _stored(transform, source, anchor, others, memory, progress)
     models = [_open(m) for m in (source, *([] if anchor is None else [anchor]), *others)]
     if len(models) < 2:
@@ -69,15 +72,17 @@ def align(
         kwargs["tick"] = _ticker(progress)
         if len(models) == 2 and anchor is not None and many == "anchor":
             solution = solve_pair(models[0], models[1], scope, **kwargs)
-            return Alignment(solution, time.perf_counter() - start, memory, progress)
+            return Alignment(solution, time.perf_counter() - start, memory, progress, threads)
         if many == "universe":
             chosen, solutions = solve_universe(models, scope, **kwargs)
         else:
             chosen = 1 if anchor is not None else nearest_to_mean(models)
-            target = models[chosen]
-            solutions = [solve_pair(m, target, scope, **kwargs) for k, m in enumerate(models) if k != chosen]
+            rest = [m for k, m in enumerate(models) if k != chosen]
+            solutions = solve_to_anchor(rest, models[chosen], scope, **kwargs)
     seconds = time.perf_counter() - start
-    members = [Alignment(s, seconds, memory, progress) for s in solutions]
+    members = [Alignment(s, seconds, memory, progress, threads) for s in solutions]
+    if len(members) == 1:
+        return members[0]
     return AlignedFamily(members, models[chosen], many, seconds)
 
 
@@ -85,6 +90,14 @@ def _open(model: Any) -> Checkpoint:
     checkpoint = open_checkpoint(model)
     require_floating(checkpoint)
     return checkpoint
+
+
+def _require_device(device: str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        cause = str(error).splitlines()[0]
+        raise RequestError(f"Aligning on device '{device}': {cause}. Use cpu, or a device this machine has.") from error
 
 
 def _wake(device: str) -> None:
@@ -107,7 +120,7 @@ def _stored(
     opened = [None if m is None else _open(m) for m in (source, anchor)]
     assert opened[0] is not None
     solution, gauge = load_solution(Path(path), opened[0], opened[1])
-    return Alignment(solution, time.perf_counter() - start, memory, progress, gauge)
+    return Alignment(solution, time.perf_counter() - start, memory, progress, gauge=gauge)
 
 
 def _ticker(progress: Progress | None) -> Any:

@@ -47,8 +47,8 @@ def require_same_spaces(source: BoundModel, anchor: BoundModel) -> None:
             found.append(f"{name} plays different roles (is one model tied, or of another head class?)")
     for name, group in source.architecture.spaces.items():
         other = anchor.architecture.spaces.get(name)
-        if other is None or other.size != group.size:
-            found.append(f"space {name} has {group.size} units and {other.size if other else 'none'}")
+        if other is not None and other.size != group.size:
+            found.append(f"space {name} has {group.size} units and {other.size}")
     if found:
         shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
         raise RequestError(

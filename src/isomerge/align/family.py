@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.align.alignment import Alignment
-from isomerge.checkpoint import Checkpoint, Written
+from isomerge.checkpoint import Checkpoint, Written, refuse_overwrite
 from isomerge.errors import RequestError
 
 
@@ -37,8 +37,19 @@ class AlignedFamily:
 
     def save(self, out: str | Path, *, anchor_out: str | Path | None = None, **options: Any) -> Written:
         """Write every moved model into its own folder below `out`."""
+        folders = self.folders(Path(out))
+        inputs = [self.anchor, *(member.solution.source.checkpoint for member in self.members)]
+        for target in (*folders, *([] if anchor_out is None else [anchor_out])):
+            refuse_overwrite(
+                target, inputs
+            )  # all of them first: a later input must not be overwritten by an earlier output
+        if len({bool(member.fragile) for member in self.members}) > 1:
+            raise RequestError(
+                "Writing the aligned models: the gains of the anchor are too small to write some of them in its gauge. "
+                "Name another anchor."
+            )
         written = []
-        for number, (folder, member) in enumerate(self.folders(Path(out)).items()):
+        for number, (folder, member) in enumerate(folders.items()):
             written.append(member.save(folder, anchor_out=anchor_out if number == 0 else None, **options))
         files = tuple(f for w in written for f in w.files)
         digest = written[0].sha256 if len(written) == 1 else _joined(w.sha256 for w in written)

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, replace
 
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.symmetry.architecture import RESIDUAL, Architecture, layer_of, part_of
+from isomerge.symmetry.architecture import Architecture, layer_of, part_of
 from isomerge.symmetry.groups import (
     Group,
     Invertible,
@@ -60,17 +60,20 @@ class Scope:
 
         def rule(space: str, group: Group) -> Group:
             part = part_of(architecture.root(space))
-            layer = layer_of(architecture.root(space))
             if self.only is not None and part != self.only:
                 return group.restricted(None)
-            if wanted is not None and layer not in wanted and (layer is not None or part == RESIDUAL):
+            if wanted is not None and layer_of(space) not in wanted:  # spaces of no layer run through several, or all
                 return group.restricted(None)
             return at_level(self, part, group)
 
-        note = ""
-        if wanted is not None and self.only != RESIDUAL and self.level != "rotation":
-            note = "the residual stream runs through all layers, so it stays where --layers names some of them"
-        return architecture.restricted(rule, note)
+        found = architecture.restricted(rule)
+        if not found.movable() and architecture.movable():
+            note = f"level '{self.level}' leaves nothing to move in what --only and --layers name"
+            return replace(found, notes=[*found.notes, note])
+        if wanted is not None and self.level != "rotation":
+            note = "only the named layers move; what runs through several (residual stream, task heads) stays"
+            return replace(found, notes=[*found.notes, note])
+        return found
 
 
 def at_level(scope: Scope, part: str, group: Group) -> Group:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from isomerge.align.evidence import Pair, common_part
 from isomerge.align.levels import Scope
-from isomerge.align.pairwise import Solution, describe_all, prepare_all, solve_pair
+from isomerge.align.pairwise import Solution, describe_all, prepare_all, rotates_the_stream, solve_to_anchor
 from isomerge.align.parallel import Run
 from isomerge.align.prepared import Prepared
+from isomerge.align.rescale import rescaled_all
 from isomerge.align.sweep import Sweeper
 from isomerge.checkpoint import Checkpoint
 from isomerge.symmetry.patterns import Layout
@@ -43,22 +44,22 @@ def solve_universe(
     Start from the medoid, align all models to the same current mean, update it from all at once, until it stops moving.
     """
     medoid = nearest_to_mean(checkpoints)
-    others = [
-        solve_pair(c, checkpoints[medoid], scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick)
-        for k, c in enumerate(checkpoints)
-        if k != medoid
-    ]
+    rest = [c for k, c in enumerate(checkpoints) if k != medoid]
+    options = {"run": run, "sweeps": sweeps, "budget": budget, "device": device, "tick": tick}
+    others = solve_to_anchor(rest, checkpoints[medoid], scope, **options)
     anchor = others[0].anchor
     if anchor is not None and all(not s.transform.elements for s in others):  # siblings: the mean is the plain one
         itself = Solution(anchor, anchor, scope, Transform(others[0].transform.spaces))
         return medoid, others[:medoid] + [itself] + others[medoid:]
-    models = describe_all(checkpoints, scope, device=device)
+    models = describe_all(checkpoints, scope, rotates_the_stream(scope), device)
     sides = prepare_all(models, scope, run, budget)
     names = {n: lay for n, lay in models[0].layouts.items() if all(n in m.layouts for m in models)}
     found = _to_common_mean(sides, medoid, names, run, sweeps, tick)
     solutions = []
     for side, own in zip(sides, found, strict=True):
         total = own
+        if scope.level == "rotation" and scope.rescales:
+            total = rescaled_all(Pair(side.tensor, sides[medoid].tensor, names, side.model.architecture), own, run)
         if side.balance.elements:
             total = side.balance.then(own).then(sides[medoid].balance.inverse())
         solution = Solution(side.model, models[medoid], scope, total.without_identities())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from isomerge.align import noise
@@ -13,7 +15,7 @@ from isomerge.align.evidence import Pair, common_part
 from isomerge.align.levels import Scope
 from isomerge.align.parallel import Run
 from isomerge.align.prepared import Prepared
-from isomerge.align.rescale import rescaled
+from isomerge.align.rescale import rescaled_all
 from isomerge.align.sweep import Sweeper
 from isomerge.architectures import describe
 from isomerge.checkpoint.base import Checkpoint
@@ -36,6 +38,12 @@ class Solution:
     objective: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def untied(self) -> bool:
+        """An output table had to be separated from the input table, in the source or in the anchor."""
+        models = [m for m in (self.source, self.anchor) if m is not None]
+        return any(m.architecture.untied_config for m in models)
+
 
 def solve_pair(
     source: Checkpoint,
@@ -49,14 +57,34 @@ def solve_pair(
     tick: Callable[[int], None] = lambda n: None,
     untie: bool | None = None,
 ) -> Solution:
-    """The transform that brings `source` next to `anchor`. `budget` bounds what may be kept between sweeps (bytes)."""
-    models = describe_all([source, anchor], scope, untie, device)
+    """The transform that brings `source` next to `anchor`. `budget` bounds what may be kept between sweeps (bytes).
+
+    A rotation of the stream needs input and output table apart: by default (`untie=None`) they are untied for that and
+    tied again if nothing rotates; True and False decide beforehand.
+    """
+    apart = rotates_the_stream(scope) if untie is None else untie
+    models = describe_all([source, anchor], scope, apart, device)
     solution = _solve(models[0], models[1], scope, run, sweeps, budget, tick)
-    if models[0].architecture.untied_config and _needs_no_rotation(solution.transform.elements.get(RESIDUAL)):
+    if untie is None and solution.untied and _needs_no_rotation(solution.transform.elements.get(RESIDUAL)):
         return solve_pair(
             source, anchor, scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick, untie=False
         )
     return solution
+
+
+def solve_to_anchor(checkpoints: list[Checkpoint], anchor: Checkpoint, scope: Scope, **options: Any) -> list[Solution]:
+    """Every model to one anchor, all tied or all untied, so that any of the outputs can be averaged."""
+    solutions = [solve_pair(c, anchor, scope, **options) for c in checkpoints]
+    if len({s.untied for s in solutions}) == 1:
+        return solutions
+    return [
+        s if s.untied else solve_pair(c, anchor, scope, **options, untie=True)
+        for s, c in zip(solutions, checkpoints, strict=True)
+    ]
+
+
+def rotates_the_stream(scope: Scope) -> bool:
+    return scope.level == "full" and scope.layers is None and scope.only in (None, RESIDUAL)
 
 
 def _needs_no_rotation(element: Tensor | None) -> bool:
@@ -67,19 +95,20 @@ def _needs_no_rotation(element: Tensor | None) -> bool:
     return bool(((size < 1e-6) | ((size - 1).abs() < 1e-6)).all())
 
 
-def describe_all(
-    checkpoints: list[Checkpoint], scope: Scope, untie: bool | None = None, device: str = "cpu"
-) -> list[BoundModel]:
+def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool, device: str = "cpu") -> list[BoundModel]:
     """Models bound to one architecture, with the groups the scope leaves; every misfit is an error."""
     for checkpoint in checkpoints[:-1]:
         require_compatible(checkpoint, checkpoints[-1])
-    if untie is None:  # a rotation of the stream needs input and output table apart; it is undone if nothing rotates
-        untie = scope.level == "full" and scope.layers is None and scope.only in (None, RESIDUAL)
     models = [describe(c, untie=untie) for c in checkpoints]
     for model in models[:-1]:
         require_same_spaces(model, models[-1])
     models = [replace(m, architecture=scope.restrict(m.architecture)) for m in models]
     held = {s for m in models for s, g in m.architecture.spaces.items() if isinstance(g, Trivial)}
+    alone = {s for m in models for s in m.architecture.spaces if any(s not in n.architecture.spaces for n in models)}
+    if alone:  # a leftover pooler, say
+        note = f"held at the identity, since not every model has it: {', '.join(sorted(alone))}"
+        models = [replace(m, architecture=m.architecture.frozen(alone, note)) for m in models]
+        held |= alone
     # Sending a tensor to an accelerator costs more than everything done to it there, so it is sent once.
     return [
         replace(m, architecture=m.architecture.frozen(held), device=device, kept=None if device == "cpu" else {})
@@ -93,7 +122,9 @@ def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -
     moving = models[0].architecture.movable()
     many_passes = not isinstance(spaces.get(RESIDUAL, Trivial(0)), Trivial)
     keep = many_passes and sum(8 * m.parameters() for m in models) <= budget
-    sides = [Prepared(m, moving, gauges=scope.gauges, keep=keep) for m in models]
+    wide = any(m.stored_precision == torch.float64 for m in models)
+    precision = torch.float64 if wide else torch.float32
+    sides = [Prepared(m, moving, gauges=scope.gauges, precision=precision, keep=keep) for m in models]
     if scope.gauges and scope.rescales:
         for side in sides:
             side.balance_spaces(moving, run)
@@ -112,9 +143,7 @@ def _solve(
     sweeper = Sweeper(pair, run, tick, skip_names=set(sides[0].canonical.norm_weight), device=source.device)
     found = sweeper.solve(sweeps)
     if scope.level == "rotation" and scope.rescales:
-        wanted = [s for s in found.elements if not isinstance(spaces[s], Permutation)]
-        scaled = run(lambda s: rescaled(pair, s, found.elements[s]), wanted)
-        found = Transform(spaces, {**found.elements, **dict(zip(wanted, scaled, strict=True))})
+        found = rescaled_all(pair, found, run)
     total = sides[0].balance.then(found).then(sides[1].balance.inverse()) if sides[0].balance.elements else found
     stays: dict[str, str] = {}
     if scope.level == "full":

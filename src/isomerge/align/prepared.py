@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import torch
 from torch import Tensor
 
 from isomerge.align.balancing import balancing_element, is_balanced_by_scale
@@ -20,13 +21,15 @@ class Prepared:
     sum over it, and what is solved from that sum, or applied, is float64 again.
     """
 
-    def __init__(self, model: BoundModel, moving: Collection[str], *, gauges: bool, keep: bool = False) -> None:
+    def __init__(
+        self, model: BoundModel, moving: Collection[str], *, gauges: bool, precision: torch.dtype, keep: bool = False
+    ) -> None:
         self.model = model
         self.canonical = Canonical(model, moving, gauges=gauges)
         self.balance = Transform(model.architecture.spaces)
         self.skipped: dict[str, int] = {}
         self._raw = not gauges
-        self._precision = model.stored_precision
+        self._precision = precision
         self._kept: dict[str, Tensor] | None = {} if keep else None
 
     def balance_spaces(self, spaces: Collection[str], run: Run) -> None:

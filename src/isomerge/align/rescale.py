@@ -10,7 +10,8 @@ from torch import Tensor
 
 from isomerge.align import solvers
 from isomerge.align.evidence import Pair
-from isomerge.symmetry.groups import Group, Rotary
+from isomerge.align.parallel import Run
+from isomerge.symmetry.groups import Group, Permutation, Rotary
 from isomerge.symmetry.transform import Transform
 
 
@@ -36,6 +37,13 @@ def rescaled(pair: Pair, space: str, element: Tensor) -> Tensor:
         return solvers.rotary_scaled(forward_cross, dual_cross, forward.real, dual.real).cpu()
     scale = solvers.head_scale(forward, forward_cross, dual_cross, dual, signed=True).cpu()
     return element * scale[:, None, None]
+
+
+def rescaled_all(pair: Pair, found: Transform, run: Run) -> Transform:
+    """Every continuous element of a transform with its best scale."""
+    wanted = [s for s in found.elements if not isinstance(pair.architecture.spaces[s], Permutation)]
+    scaled = run(lambda space: rescaled(pair, space, found.elements[space]), wanted)
+    return Transform(found.spaces, {**found.elements, **dict(zip(wanted, scaled, strict=True))})
 
 
 def _terms(group: Group, left: Tensor, right: Tensor) -> list[Tensor]:

@@ -15,6 +15,7 @@ from isomerge.align.levels import Scope
 from isomerge.align.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint, require_floating, write_checkpoint
+from isomerge.evaluate.probe import largest_difference
 
 UNCHANGED = 1e-3  # of the largest output: float32 through every layer, with invertible elements of condition 4
 
@@ -36,7 +37,7 @@ def selftest(model: Any, *, seed: int = 0, level: str = "full", threads: int | N
         plan = move.plan(dtype)
         changes = {} if dtype is None else {"dtype": "float32"}
         write_checkpoint(out, plan, move.produce(plan, lambda *_: None), config=changes, donor=checkpoint)
-        difference, reason = _difference(checkpoint.folder, out, dict(checkpoint.config))
+        difference, reason = largest_difference(checkpoint, open_checkpoint(out))
         found = align(out, checkpoint, level=level, threads=threads)
         report = found.report()
     return {
@@ -53,12 +54,3 @@ def selftest(model: Any, *, seed: int = 0, level: str = "full", threads: int | N
         "notes": report["notes"],
         "seconds": time.perf_counter() - start,
     }
-
-
-def _difference(source: Path | None, out: Path, config: dict[str, Any]) -> tuple[float | None, str]:
-    from isomerge.evaluate.probe import largest_difference, load_stock
-
-    if source is None:
-        return None, "the model is in memory only; save it to compare outputs"
-    folder = source
-    return largest_difference(lambda: load_stock(folder, config), lambda: load_stock(out, config))

@@ -27,6 +27,7 @@ FORMAT = "isomerge-transform-1"
 
 def save_transform(alignment: Alignment, path: Path) -> None:
     """Write aside, then rename: a half-written file never looks finished."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     solution = alignment.solution
@@ -45,6 +46,10 @@ def save_transform(alignment: Alignment, path: Path) -> None:
     try:
         save_file(tensors or {"empty": torch.zeros(1)}, aside, metadata=metadata)
         aside.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise AlignmentError(
+            f"Writing the transform {path}: {error}. The model itself is written; make room and run again with --force."
+        ) from error
     finally:
         aside.unlink(missing_ok=True)
 

@@ -38,8 +38,10 @@ def refuse_overwrite(out: str | os.PathLike[str], inputs: Iterable[Checkpoint | 
         if folder is None or not folder.exists():
             continue  # in memory, or on the hub
         resolved = folder.resolve() if folder.is_dir() else folder.resolve().parent
-        if target == resolved or resolved in target.parents:
-            name = source.name if isinstance(source, Checkpoint) else os.fspath(source)
+        # A loose weight file in, say, the current folder does not make everything below that folder its own.
+        name = source.name if isinstance(source, Checkpoint) else os.fspath(source)
+        loose = Path(name).expanduser().is_file() and not (resolved / "config.json").exists()
+        if target == resolved or (resolved in target.parents and not loose):
             where = "the folder" if target == resolved else "inside the folder"
             raise RequestError(
                 f"While preparing to write {out}: it is {where} of the input {name}, and inputs are never modified. "

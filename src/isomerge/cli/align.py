@@ -94,6 +94,7 @@ def align(
     """
     models = [source, *([anchor] if anchor else []), *(more or [])]
     _check_request(models, transform, many, nearest)
+    _check_outputs(models, anchor, anchor_out, save_transform, transform, many)
     _reserve(models, out, anchor_out, save_transform, force=force)
 
     import isomerge
@@ -134,6 +135,24 @@ def _check_request(models: list[str], transform: Path | None, many: str, nearest
         raise RequestError("align needs a second model to move SOURCE next to: isomerge align SOURCE ANCHOR -o OUT.")
     if nearest and many == "universe":
         raise RequestError("--nearest chooses an anchor, and --many universe has none. Leave out one of the two.")
+
+
+def _check_outputs(
+    models: list[str],
+    anchor: str | None,
+    anchor_out: Path | None,
+    save_transform: Path | None,
+    transform: Path | None,
+    many: str,
+) -> None:
+    if save_transform and (len(models) > 2 or many == "universe"):
+        raise RequestError(
+            "--save-transform stores one transform, and several models have one each. Align two at a time."
+        )
+    if anchor_out and transform and not anchor:
+        raise RequestError(
+            "--anchor-out writes ANCHOR, and none was named beside --transform. Name it, or leave it out."
+        )
 
 
 def _reserve(models: list[str], out: Path, anchor_out: Path | None, transform: Path | None, *, force: bool) -> None:

@@ -89,7 +89,11 @@ Device = Annotated[str, typer.Option(help="Where to solve: cpu, cuda, cuda:1, â€
 Threads = Annotated[int | None, typer.Option(min=1, help="How many units are solved at once; all cores if not named.")]
 MaxMemory = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", callback=readable("--max-memory", "parse_size"), help="Stay below this much memory."),
+    typer.Option(
+        metavar="SIZE",
+        callback=readable("--max-memory", "parse_size"),
+        help="Keep at most half of this between sweeps, and skip the output check above it.",
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Names the random numbers.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is already in OUT.")]

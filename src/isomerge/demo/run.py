@@ -111,6 +111,7 @@ def _pair(k: int, a: Any, b: Any, folder: Path, digits: Any) -> tuple[dict[str, 
 def _align(a: Any, b: Any, folder: Path) -> tuple[dict[str, Any], Any]:
     """Write the four models of a pair. Returns b as it is and moved at every level, and the merged model as written."""
     from isomerge.align.api import align
+    from isomerge.checkpoint import open_checkpoint
     from isomerge.checkpoint.module import quiet_transformers
     from isomerge.evaluate.probe import load_stock
     from isomerge.merge.api import merge
@@ -123,7 +124,8 @@ def _align(a: Any, b: Any, folder: Path) -> tuple[dict[str, Any], Any]:
     alignments["full"].save(aligned, force=True)
     merge([first, aligned]).save(merged, force=True)
     moved = {"none": b, **{level: alignment.apply(b) for level, alignment in alignments.items()}}
-    return moved, load_stock(merged, a.config.to_dict())
+    stored = open_checkpoint(merged)
+    return moved, load_stock(stored.config, {name: stored.read(name) for name in stored.tensors})
 
 
 def _line(a: Any, b: Any, digits: Any) -> dict[str, list[float]]:

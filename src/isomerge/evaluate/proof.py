@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.errors import CheckpointError
-from isomerge.evaluate.probe import outputs, random_inputs, stock_class
+from isomerge.evaluate.probe import load_stock, outputs, random_inputs
 from isomerge.symmetry.groups import Group, Permutation, Trivial
 from isomerge.symmetry.patterns import Layout, bind
 from isomerge.symmetry.transform import Transform, batch_sizes
@@ -127,7 +125,7 @@ class Prover:
 
     def _run(self, state: Mapping[str, Tensor]) -> Tensor:
         try:
-            model = load_state(self.config, state, self.dtype)
+            model = load_stock(self.config, state, dtype=self.dtype)
             return outputs(model, random_inputs(model))
         except ImportError as error:
             raise Unprovable("transformers is not installed (install isomerge[hf] to find symmetries)") from error
@@ -147,27 +145,6 @@ def random_state(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor
         gain = noise.ndim == 1 and name.endswith("weight")
         state[name] = noise / noise.shape[-1] ** 0.5 if noise.ndim > 1 else 0.3 * noise + float(gain)
     return state
-
-
-def load_state(config: Mapping[str, Any], state: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
-    """The stock class of a config.json with these tensors, none of which may be missing."""
-    import transformers
-
-    kind = stock_class(config)
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        model, info = kind.from_pretrained(
-            None, config=kind.config_class.from_dict(dict(config)), state_dict=dict(state), dtype=dtype,
-            output_loading_info=True, experts_implementation="eager",
-        )  # fmt: skip
-    finally:
-        transformers.logging.set_verbosity(before)
-    wrong = [f"{why} {sorted(map(str, info[why]))[:3]}" for why in ("missing_keys", "mismatched_keys") if info[why]]
-    if wrong:
-        raise CheckpointError("; ".join(wrong))
-    return model.eval()
 
 
 def some_element(spaces: Mapping[str, Group], space: str) -> Tensor:

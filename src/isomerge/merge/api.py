@@ -121,20 +121,25 @@ def _aligned(
     checkpoints: list[Checkpoint], anchor: Checkpoint, options: dict[str, Any]
 ) -> tuple[list[Output], dict[str, Any], list[str], Checkpoint]:
     """Every model moved next to the anchor; nothing is rounded before it is merged."""
-    alignments = [None if c is anchor else _to_anchor(c, anchor, options) for c in checkpoints]
-    known = [a for a in alignments if a is not None]
-    if any(a.untied != known[0].untied or bool(a.fragile) != bool(known[0].fragile) for a in known):
+    others = [c for c in checkpoints if c is not anchor]
+    if not others:
+        return _plain(checkpoints), {}, [], anchor
+    found = align_models(others[0], anchor, others=others[1:], **options)
+    known = [found] if isinstance(found, Alignment) else found.members
+    waiting = iter(known)
+    alignments = [None if c is anchor else next(waiting) for c in checkpoints]
+    if any(bool(a.fragile) != bool(known[0].fragile) for a in known):
         raise RequestError(
-            "Merging with --align: some models are siblings of the anchor and others had to be untied from it. Merge "
-            "the siblings first, then align the result with the others."
+            "Merging with --align: the gains of the anchor are too small to bring some of the models to it. "
+            "Name another one with --base."
         )
     own = max(known, key=lambda a: len(a.transform.elements)).anchor_move()
     moves = [own if a is None else a.move() for a in alignments]
     problems = _shape_mismatches(moves, own)
     if problems:
         raise RequestError(
-            f"Merging: {'; '.join(problems[:6])}. Tables of different length cannot be averaged; give the models the "
-            "same vocabulary and position table first."
+            f"Merging: {'; '.join(problems[:6])}. Only tensors of one shape can be averaged; give the models the same "
+            "head, vocabulary and position table first."
         )
     plan = own.plan(None)
     outputs = []
@@ -143,14 +148,10 @@ def _aligned(
         outputs.append(Output({f: plan[f] for f in files}, [_Named(m, own, name) for m in moves]))
     for name in own.model.extra:
         outputs.append(Output({name: plan[name]}, [_reader(own.model.checkpoint, name)]))
-    notes = list(dict.fromkeys(n for a in known for n in a.notes()))
+    notes = list(dict.fromkeys(n for a in known for n in a.solution.notes))
+    if own.model.architecture.untied_config:
+        notes.append("input and output table were tied and are now separate, since the stream was rotated")
     return outputs, dict(own.model.architecture.untied_config), notes, anchor
-
-
-def _to_anchor(checkpoint: Checkpoint, anchor: Checkpoint, options: dict[str, Any]) -> Alignment:
-    found = align_models(checkpoint, anchor, **options)
-    assert isinstance(found, Alignment)  # two models, one alignment
-    return found
 
 
 def _shape_mismatches(moves: list[Move], own: Move) -> list[str]:
@@ -159,6 +160,6 @@ def _shape_mismatches(moves: list[Move], own: Move) -> list[str]:
         for name, layout in own.model.layouts.items():
             other = move.model.layouts.get(name)
             if other is None or other.shape != layout.shape:
-                shape = None if other is None else other.shape
-                found.append(f"{name} is {layout.shape} in {own.model.name} and {shape} in {move.model.name}")
+                state = "missing" if other is None else str(other.shape)
+                found.append(f"{name} is {layout.shape} in {own.model.name} and {state} in {move.model.name}")
     return found

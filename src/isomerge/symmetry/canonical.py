@@ -57,7 +57,9 @@ class Canonical:
     ) -> None:
         self.model = model
         self.stored = record
-        self.moving = {s for s in moving if not isinstance(model.architecture.spaces[s], Trivial)} if gauges else set()
+        spaces = model.architecture.spaces
+        movable = {s for s in moving if not isinstance(spaces.get(s, Trivial(0)), Trivial)}
+        self.moving = movable if gauges else set()
         stream = RESIDUAL in self.moving
         norms = model.architecture.norms if stream else ()
         self.folds = [f for n in norms if isinstance(n, Norm) and (f := self._fold(n))]
