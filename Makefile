@@ -45,8 +45,8 @@ format: $(STAMP)  ## let ruff repair and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## the benchmark tables
-	$(BIN)/python benchmarks/align.py
+bench: $(STAMP)  ## the benchmark table of two shapes (minutes)
+	$(BIN)/python benchmarks/align.py --shapes vit roberta-base
 
 clean:  ## remove .venv, caches and demo output
 	rm -rf $(VENV) build dist site demo-out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

@@ -95,3 +95,14 @@ def test_a_way_to_align_many_that_does_not_exist_is_refused_with_a_hint() -> Non
 def test_one_model_alone_has_nothing_to_be_aligned_to() -> None:
     with pytest.raises(RequestError, match="Name an anchor"):
         isomerge.align(model("vit", 0))
+
+
+def test_the_universe_reports_the_distance_to_the_mean_of_its_members() -> None:
+    models = [model("bert", seed) for seed in (0, 1, 2)]
+    report = isomerge.align(models[0], None, others=models[1:], many="universe").report()
+    weights = [tensors(m) for m in models]
+    mean = {n: sum(w[n] for w in weights) / 3 for n in weights[0]}
+    apart = sum(float((w[n] - mean[n]).square().sum()) for w in weights for n in mean)
+    expected = (apart / (3 * sum(float(t.square().sum()) for t in mean.values()))) ** 0.5
+    assert report["distance"]["before"] == pytest.approx(expected, rel=1e-9)
+    assert report["distance"]["after"] < report["distance"]["before"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from isomerge.align.many import nearest_to_mean, solve_universe
 from isomerge.align.pairwise import solve_pair, solve_to_anchor
 from isomerge.align.parallel import parallel
 from isomerge.align.storage import load_solution
+from isomerge.align.sweep import Tick
 from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require_floating
 from isomerge.errors import RequestError, did_you_mean
 
@@ -123,14 +125,16 @@ def _stored(
     return Alignment(solution, time.perf_counter() - start, memory, progress, gauge=gauge)
 
 
-def _ticker(progress: Progress | None) -> Any:
-    """Units solved so far; how many sweeps there will be is not known beforehand."""
+def _ticker(progress: Progress | None) -> Tick:
+    """Bytes of units solved so far, out of the most that all sweeps could take."""
     done = 0
+    lock = threading.Lock()
 
-    def tick(count: int) -> None:
+    def tick(count: int, most: int) -> None:
         nonlocal done
-        done += count
-        if progress:
-            progress(done, 0, "solving units")
+        with lock:
+            done += count
+            if progress:
+                progress(min(done, most), most, "solving")
 
     return tick

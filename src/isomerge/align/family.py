@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from isomerge.align.alignment import Alignment
+from isomerge.align.evidence import common_part
 from isomerge.checkpoint import Checkpoint, Written, refuse_overwrite
 from isomerge.errors import RequestError
 
@@ -65,6 +70,9 @@ class AlignedFamily:
         """The JSON record: one report per model, and the means over them."""
         reports = [member.report() for member in self.members]
         before, after = (_mean([r["distance"][k] for r in reports]) for k in ("before", "after"))
+        if self.many == "universe":
+            before = self._spread([member.solution.source.raw for member in self.members])
+            after = self._spread([member.move().tensor for member in self.members])
         differences = [r["max_output_difference"] for r in reports]
         known = [d for d in differences if d is not None]
         goal = self.anchor.name if self.many == "anchor" else "their mean"
@@ -81,6 +89,17 @@ class AlignedFamily:
             "notes": list(dict.fromkeys(note for r in reports for note in r["notes"])),
             "seconds": self.seconds,
         }
+
+    def _spread(self, tensors: list[Callable[[str], Tensor]]) -> float:
+        """How far the models are from their mean: √(Σ‖W_k − W̄‖² / K‖W̄‖²)."""
+        layouts = [member.solution.source.layouts for member in self.members]
+        apart = size = 0.0
+        for name in sorted(set(layouts[0]).intersection(*layouts[1:])):
+            found = torch.stack(common_part(*(read(name).double() for read in tensors)))
+            mean = found.mean(0)
+            apart += float((found - mean).square().sum())
+            size += len(found) * float(mean.square().sum())
+        return (apart / size) ** 0.5 if size else 0.0
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from isomerge.align.pairwise import Solution, describe_all, prepare_all, rotates
 from isomerge.align.parallel import Run
 from isomerge.align.prepared import Prepared
 from isomerge.align.rescale import rescaled_all
-from isomerge.align.sweep import Sweeper
+from isomerge.align.sweep import Sweeper, Tick, no_tick
 from isomerge.checkpoint import Checkpoint
 from isomerge.symmetry.patterns import Layout
 from isomerge.symmetry.transform import Transform
@@ -37,7 +37,7 @@ def nearest_to_mean(checkpoints: list[Checkpoint]) -> int:
 
 def solve_universe(
     checkpoints: list[Checkpoint], scope: Scope, *, run: Run, sweeps: int, budget: int, device: str,
-    tick: Callable[[int], None] = lambda n: None,
+    tick: Tick = no_tick,
 ) -> tuple[int, list[Solution]]:  # fmt: skip
     """Every model to one common mean. Returns the model whose gauge they are written in, and a solution each.
 
@@ -70,7 +70,7 @@ def solve_universe(
 
 def _to_common_mean(
     sides: list[Prepared], medoid: int, names: Mapping[str, Layout], run: Run, sweeps: int,
-    tick: Callable[[int], None],
+    tick: Tick,
 ) -> list[Transform]:  # fmt: skip
     # Sums in an order that depends on the models and not on the list make the result independent of it, to the bit.
     order = sorted(range(len(sides)), key=lambda k: _fingerprint(sides[k], names))

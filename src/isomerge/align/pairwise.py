@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from isomerge.align.levels import Scope
 from isomerge.align.parallel import Run
 from isomerge.align.prepared import Prepared
 from isomerge.align.rescale import rescaled_all
-from isomerge.align.sweep import Sweeper
+from isomerge.align.sweep import Sweeper, Tick, no_tick
 from isomerge.architectures import describe
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.symmetry.architecture import RESIDUAL
@@ -54,7 +53,7 @@ def solve_pair(
     sweeps: int = 15,
     budget: int = 8 << 30,
     device: str = "cpu",
-    tick: Callable[[int], None] = lambda n: None,
+    tick: Tick = no_tick,
     untie: bool | None = None,
 ) -> Solution:
     """The transform that brings `source` next to `anchor`. `budget` bounds what may be kept between sweeps (bytes).
@@ -133,7 +132,7 @@ def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -
 
 def _solve(
     source: BoundModel, anchor: BoundModel, scope: Scope, run: Run, sweeps: int, budget: int,
-    tick: Callable[[int], None],
+    tick: Tick,
 ) -> Solution:  # fmt: skip
     spaces = source.architecture.spaces
     moving = source.architecture.movable()

@@ -24,13 +24,20 @@ from isomerge.symmetry.transform import Transform, dimension
 STOP_RISING = 1e-6  # relative rise of the objective below which a sweep was the last
 
 
+Tick = Callable[[int, int], None]  # bytes just solved, and the most there can be
+
+
+def no_tick(done: int, most: int) -> None:
+    """Nobody is watching."""
+
+
 @dataclass
 class Sweeper:
-    """Solves all spaces of a pair. `run` maps over units (in parallel); `tick` is told about finished units."""
+    """Solves all spaces of a pair. `run` maps over units (in parallel); `tick` is told of every finished unit."""
 
     pair: Pair
     run: Run
-    tick: Callable[[int], None] = lambda n: None
+    tick: Tick = no_tick
     skip_names: Collection[str] = ()  # folded norms carry no evidence
     device: str = "cpu"
     objective: list[float] = field(default_factory=list)
@@ -44,6 +51,9 @@ class Sweeper:
         self.stream = spaces.get(RESIDUAL, Trivial(0))
         self.names = [n for n in self.pair.layouts if n not in self.skip_names]
         self._weights: dict[str, float] | None = None
+        self._passes = 1  # over all units, at most
+        sizes = {n: 4 * torch.Size(lay.shape).numel() for n, lay in self.pair.layouts.items()}
+        self._bytes = {u.root: sum(sizes[n] for n in self.pair.touching(u.members)) for u in self.units}
 
     # --- the loop ---------------------------------------------------------------------------------------------------
     def solve(self, sweeps: int) -> Transform:
@@ -51,6 +61,7 @@ class Sweeper:
         spaces = self.pair.architecture.spaces
         if isinstance(self.stream, Trivial) or self._stream_stays():
             return Transform(spaces, self._solve_units(Transform(spaces))[0])
+        self._passes = max(1, sweeps) + 1
         residual = self._first_guess()
         elements: Elements = {}
         for sweep in range(max(1, sweeps)):
@@ -99,15 +110,16 @@ class Sweeper:
             parts = zip(solved.cpu().split(sizes), scores.cpu().split(sizes), strict=True)
             for (number, space, _), (element, score) in zip(members, parts, strict=True):
                 results[number] = ({**results[number][0], space: element}, results[number][1] + score.sum())
-        self.tick(len(self.units))
+        for unit in self.units:
+            self._done(unit)
         return results
 
     def _solve_unit(self, unit: Unit, around: Transform) -> tuple[Elements, Tensor]:
         if self._keeps_its_order(unit, around):
-            self.tick(1)
+            self._done(unit)
             return {unit.root: unit.spaces[unit.root].identity()}, torch.zeros((), dtype=torch.float64)
         found, score = unit.solve(unit_blocks(self.pair, unit.members, around, diagonal=unit.diagonal))
-        self.tick(1)
+        self._done(unit)
         return {s: e.cpu() for s, e in found.items()}, score.cpu()
 
     def _keeps_its_order(self, unit: Unit, around: Transform) -> bool:
@@ -125,6 +137,9 @@ class Sweeper:
                         if s.atoms[0].space == unit.root:
                             side.append(s.take(tensor, axis).reshape(s.sizes[0], -1))
         return solvers.identity_is_optimal(*rows)
+
+    def _done(self, unit: Unit) -> None:
+        self.tick(self._bytes[unit.root], self._passes * sum(self._bytes.values()))
 
     # --- the residual stream ----------------------------------------------------------------------------------------
     def _stream_names(self) -> list[str]:
