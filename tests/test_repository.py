@@ -111,3 +111,20 @@ def test_the_version_is_the_same_everywhere() -> None:
     declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert declared and isomerge.__version__ == declared[1]
     assert f"[{declared[1]}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+STAGES = (
+    "errors", "checkpoint", "symmetry", "evaluate", "architectures", "align", "merge", "catalogue", "report", "demo",
+    "cli",
+)  # fmt: skip
+
+
+def test_a_module_imports_only_from_its_own_stage_and_earlier_ones() -> None:
+    for path in sorted((ROOT / "src" / "isomerge").rglob("*.py")):
+        stage = path.relative_to(ROOT / "src" / "isomerge").parts[0].removesuffix(".py")
+        if stage == "__init__":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("isomerge."):
+                used = (node.module or "").split(".")[1]
+                assert STAGES.index(used) <= STAGES.index(stage), f"{path}:{node.lineno} imports {node.module}"
