@@ -114,8 +114,8 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 STAGES = (
-    "errors", "checkpoint", "symmetry", "evaluate", "architectures", "align", "merge", "catalogue", "report", "demo",
-    "cli",
+    "verbs", "errors", "checkpoint", "symmetry", "evaluate", "architectures", "align", "merge", "catalogue", "report",
+    "demo", "cli",
 )  # fmt: skip
 
 

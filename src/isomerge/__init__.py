@@ -27,7 +27,7 @@ _WHERE = {
     "open_checkpoint": "isomerge.checkpoint",
     "selftest": "isomerge.align.selftest",
 }
-_PACKAGES = {"align", "merge"}  # both a folder and a verb: the packages themselves are callable
+_PACKAGES = {"align", "demo", "merge"}  # both a folder and a verb: the packages themselves are callable
 
 __all__ = ["__version__", *sorted(_WHERE)]
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from isomerge.align.selftest import selftest as selftest
     from isomerge.catalogue import catalogue as catalogue
     from isomerge.checkpoint import open_checkpoint as open_checkpoint
-    from isomerge.demo import demo as demo
+    from isomerge.demo.run import demo as demo
     from isomerge.errors import IsomergeError as IsomergeError
     from isomerge.merge.api import merge as merge
     from isomerge.merge.merged import Merged as Merged

@@ -26,6 +26,7 @@ from isomerge.checkpoint import (
     refuse_overwrite,
     write_checkpoint,
 )
+from isomerge.checkpoint.saving import counted, dtype_entry
 from isomerge.errors import RequestError
 from isomerge.evaluate.probe import largest_difference
 from isomerge.symmetry.binding import BoundModel
@@ -169,27 +170,18 @@ class Alignment:
     def _write(
         self, move: Move, out: Path, shard_size: int | str, out_dtype: str | None, force: bool, *, measure: bool
     ) -> Written:
-        plan = move.plan(parse_dtype(out_dtype) if out_dtype else None)
-        total = sum(info.nbytes for info in plan.values())
-        done = 0
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            if self.progress:
-                self.progress(done, total, f"writing {out.name}")
+        dtype = parse_dtype(out_dtype) if out_dtype else None
+        plan = move.plan(dtype)
+        donor = move.model.checkpoint
 
         def record(file: str, lost: CastReport) -> None:
             if measure:
                 self._lost[file] = lost
 
-        changes = dict(move.model.architecture.untied_config)
-        if out_dtype:
-            key = "dtype" if "dtype" in move.model.checkpoint.config else "torch_dtype"
-            changes[key] = str(parse_dtype(out_dtype)).removeprefix("torch.")
+        changes = {**move.model.architecture.untied_config, **dtype_entry(donor.config, dtype)}
         return write_checkpoint(
-            out, plan, move.produce(plan, record), config=changes, donor=move.model.checkpoint,
-            shard_size=shard_size, force=force, progress=advance,
+            out, plan, move.produce(plan, record), config=changes, donor=donor, shard_size=shard_size, force=force,
+            progress=counted(self.progress, plan, f"writing {out.name}"),
         )  # fmt: skip
 
     # --- saying it --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from isomerge.align.levels import Scope
 from isomerge.align.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint, require_floating, write_checkpoint
+from isomerge.checkpoint.saving import dtype_entry
 from isomerge.evaluate.probe import largest_difference
 
 UNCHANGED = 1e-3  # of the largest output: float32 through every layer, with invertible elements of condition 4
@@ -35,7 +36,7 @@ def selftest(model: Any, *, seed: int = 0, level: str = "full", threads: int | N
     with tempfile.TemporaryDirectory(prefix="isomerge-selftest-") as folder:
         out = Path(folder) / "scrambled"
         plan = move.plan(dtype)
-        changes = {} if dtype is None else {"dtype": "float32"}
+        changes = dtype_entry(checkpoint.config, dtype)
         write_checkpoint(out, plan, move.produce(plan, lambda *_: None), config=changes, donor=checkpoint)
         difference, reason = largest_difference(checkpoint, open_checkpoint(out))
         found = align(out, checkpoint, level=level, threads=threads)

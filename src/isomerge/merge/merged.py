@@ -24,6 +24,7 @@ from isomerge.checkpoint import (
     require_finite,
     write_checkpoint,
 )
+from isomerge.checkpoint.saving import counted, dtype_entry
 from isomerge.merge.methods import METHODS
 
 
@@ -83,21 +84,10 @@ class Merged:
             for output in self.outputs
             for name, info in output.plan.items()
         }
-        changes = dict(self.config_changes)
-        if dtype is not None:
-            key = "dtype" if "dtype" in self.donor.config else "torch_dtype"
-            changes[key] = str(dtype).removeprefix("torch.")
-        total, done = sum(i.nbytes for i in plan.values()), 0
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            if self.progress:
-                self.progress(done, total, f"writing {Path(out).name}")
-
+        changes = {**self.config_changes, **dtype_entry(self.donor.config, dtype)}
         written = write_checkpoint(
             out, plan, self.tensors(dtype), config=changes, donor=self.donor, shard_size=shard_size, force=force,
-            progress=advance,
+            progress=counted(self.progress, plan, f"writing {Path(out).name}"),
         )  # fmt: skip
         self.seconds = time.perf_counter() - self.started
         return written
