@@ -90,3 +90,13 @@ def test_wrong_requests_say_what_to_do() -> None:
         isomerge.merge([model("vit", 0), model("vit", 1)], weights=[1])
     with pytest.raises(RequestError, match="at least two"):
         isomerge.merge([model("vit", 0)])
+
+
+@pytest.mark.parametrize("align", [False, True])
+def test_a_buffer_only_one_model_stores_does_not_stand_in_the_way(align: bool) -> None:
+    buffer = {"bert.embeddings.position_ids": torch.arange(19)[None]}
+    models = [model("bert", 0), variant(model("bert", 1), buffer, "buffer")]
+    for pair in (models, models[::-1]):
+        found = isomerge.merge(pair, align=align).state_dict()
+        assert ("bert.embeddings.position_ids" in found) == (pair[0] is models[1])
+        assert found.keys() >= tensors(models[0]).keys()

@@ -13,7 +13,7 @@ from torch import Tensor
 from isomerge.align.alignment import Alignment, Progress
 from isomerge.align.api import align as align_models
 from isomerge.align.move import Move
-from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
+from isomerge.checkpoint import Checkpoint, is_harmless_buffer, open_checkpoint, require_floating
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merge.merged import Merged, Output
 from isomerge.merge.methods import METHODS
@@ -78,7 +78,7 @@ def _plain(checkpoints: list[Checkpoint]) -> list[Output]:
     first = checkpoints[0]
     problems = []
     for other in checkpoints[1:]:
-        missing = sorted(set(first.tensors) ^ set(other.tensors))
+        missing = sorted(n for n in set(first.tensors) ^ set(other.tensors) if not is_harmless_buffer(n))
         if missing:
             shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
             problems.append(f"{first.name} and {other.name} do not hold the same tensors ({shown})")
@@ -92,8 +92,8 @@ def _plain(checkpoints: list[Checkpoint]) -> list[Output]:
         raise RequestError(f"Merging: {shown}. Merge models of one architecture, head class and vocabulary.")
     outputs = []
     for name, info in first.tensors.items():
-        averaged = checkpoints if info.dtype.is_floating_point else [first]
-        outputs.append(Output({name: info}, [_reader(c, name) for c in averaged]))
+        shared = info.dtype.is_floating_point and all(name in c.tensors for c in checkpoints)
+        outputs.append(Output({name: info}, [_reader(c, name) for c in (checkpoints if shared else [first])]))
     return outputs
 
 
