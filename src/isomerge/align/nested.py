@@ -83,8 +83,8 @@ class Unit:
         inner = [b for b in blocks if b.depth > 1]
         pairs = inner[0].value.shape[0]
         if self._fixed(space):
-            chosen = group.identity((pairs,))
-            order = torch.arange(group.size).expand(pairs, -1)
+            chosen = group.identity((pairs,)).to(inner[0].value.device)
+            order = torch.arange(group.size, device=chosen.device).expand(pairs, -1)
         else:
             table = self._score_children(space, [_all_pairs(b) for b in inner]).reshape(pairs, group.size, group.size)
             C, unsigned = _sum(direct) if direct else (torch.zeros_like(table), None)
@@ -146,20 +146,23 @@ class Unit:
     def _alternate(self, space: str, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
         """Order the query heads and solve the spaces they share, together."""
         query = next(b.spaces[0] for b in blocks if b.depth > 1)
-        size = self.spaces[query].size
+        size, device = self.spaces[query].size, blocks[0].value.device
         if self._fixed(query):
-            orders = torch.arange(size).expand(blocks[0].value.shape[0], 1, size)
+            orders = torch.arange(size, device=device).expand(blocks[0].value.shape[0], 1, size)
         elif math.factorial(size) <= FEW_ORDERS:
-            every = torch.tensor(list(itertools.permutations(range(size))))
+            every = torch.tensor(list(itertools.permutations(range(size))), device=device)
             orders = every.expand(blocks[0].value.shape[0], *every.shape)
         else:
-            starts = [self.spaces[query].identity(blocks[0].value.shape[:1]), self._first_order(query, blocks)]
+            home = self.spaces[query].identity(blocks[0].value.shape[:1]).to(device)
+            starts = [home, self._first_order(query, blocks)]
             orders = torch.stack([self._improved(query, blocks, start.cpu()) for start in starts], dim=1)
         best: tuple[Elements, Tensor] | None = None
         for k in range(orders.shape[1]):
             order = orders[:, k]
             elements, scores = self._given_order(query, blocks, order)
-            elements[query] = self.spaces[query].identity((len(order),)) if self._fixed(query) else order.clone()
+            elements[query] = (
+                self.spaces[query].identity((len(order),)).to(device) if self._fixed(query) else order.clone()
+            )
             if best is None:
                 best = elements, scores
                 continue

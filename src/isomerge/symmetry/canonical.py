@@ -230,7 +230,7 @@ def _scaled(tensor: Tensor, axis: int, factor: Tensor) -> Tensor:
 def _filled(tensor: Tensor, segment: Segment, values: Tensor) -> Tensor:
     result = tensor.clone()
     target = segment.take(tensor, 0)
-    segment.put(result, 0, values.to(tensor.dtype).expand_as(target))
+    segment.put(result, 0, values.to(tensor).expand_as(target))
     return result
 
 
