@@ -94,7 +94,7 @@ def test_wrong_requests_say_what_to_do() -> None:
 
 @pytest.mark.parametrize("align", [False, True])
 def test_a_buffer_only_one_model_stores_does_not_stand_in_the_way(align: bool) -> None:
-    buffer = {"bert.embeddings.position_ids": torch.arange(19)[None]}
+    buffer = {"bert.embeddings.position_ids": torch.arange(19)[None], "bert.rotary.inv_freq": torch.ones(4)}
     models = [model("bert", 0), variant(model("bert", 1), buffer, "buffer")]
     for pair in (models, models[::-1]):
         found = isomerge.merge(pair, align=align).state_dict()

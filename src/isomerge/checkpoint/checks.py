@@ -13,12 +13,13 @@ from isomerge.errors import CheckpointError
 
 FLOATING = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 BUFFERS = re.compile(
-    r"(^|\.)(position_ids|token_type_ids|num_batches_tracked|(attn|attention)\.(masked_)?bias|relative_position_index)$"
+    r"(^|\.)(position_ids|token_type_ids|num_batches_tracked|(attn|attention)\.bias|masked_bias|inv_freq|"
+    r"relative_position_index)$"
 )
 
 
 def is_harmless_buffer(name: str) -> bool:
-    """Integer tensors that old checkpoints carry along and no loader needs merged.
+    """Buffers that old checkpoints carry along and models make anew: copied, never moved or merged.
 
     >>> is_harmless_buffer("h.0.attn.bias"), is_harmless_buffer("h.0.attn.c_attn.qweight")
     (True, False)
