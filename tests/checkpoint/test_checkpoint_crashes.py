@@ -141,28 +141,15 @@ def test_too_small_a_disk_is_noticed_before_anything_is_written(tmp_path, monkey
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_disk_that_fills_up_midway_is_explained_and_cleaned(tmp_path, monkeypatch, code):
-    create = Staging.create
+    pwrite, room = os.pwrite, [400]
 
-    class Full:
-        def __init__(self, file):
-            self.file, self.room = file, 400
+    def filling(descriptor, data, offset):
+        room[0] -= len(data)
+        if room[0] < 0:
+            raise OSError(code, os.strerror(code))
+        return pwrite(descriptor, data, offset)
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *args):
-            self.file.close()
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-        def write(self, data):
-            self.room -= len(data)
-            if self.room < 0:
-                raise OSError(code, os.strerror(code))
-            return self.file.write(data)
-
-    monkeypatch.setattr(Staging, "create", lambda self, name: Full(create(self, name)))
+    monkeypatch.setattr(os, "pwrite", filling)
     with pytest.raises(CheckpointError, match="disk is full"):
         write(tmp_path / "out", shard_size="1GB", metadata={"padding": "x" * 300})
     assert files_in(tmp_path) == []

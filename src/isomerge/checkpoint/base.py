@@ -56,6 +56,16 @@ class Checkpoint(ABC):
         """Like `read`, but perhaps in the caller's own memory: to look at, never to write to."""
         return self.read(name)
 
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) of axis 0, in the stored dtype or, where they are computed, a wider one; a tensor of fewer
+        than two axes whole. To look at, never to write to, and only until this thread's next call."""
+        tensor = self.peek(name)
+        return tensor[start:stop] if tensor.dim() > 1 else tensor
+
+    def identity(self) -> Any:
+        """What tells these very weights from others without reading them, as JSON; None where nothing does."""
+        return None
+
     @abstractmethod
     def side_files(self) -> list[Path]:
         """Every file beside the weights that a copy of this model needs, except config.json."""
@@ -76,8 +86,16 @@ class WeightFile(ABC):
     label: str
     tensors: Mapping[str, TensorInfo]
 
+    def identity(self) -> Any:
+        """The file's name, size and time of change; None for one that is still to be fetched."""
+        return None
+
     @abstractmethod
     def read(self, name: str) -> torch.Tensor: ...
+
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        tensor = self.read(name)
+        return tensor[start:stop] if tensor.dim() > 1 else tensor
 
 
 def near_miss(given: str, known: Mapping[str, Any] | list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -38,12 +37,13 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, CastRe
             f"While casting from {tensor.dtype} to {dtype}: both must be floating-point. Keep integers as they are."
         )
     result = tensor.to(dtype)
-    if dtype == tensor.dtype or torch.finfo(dtype).bits > torch.finfo(tensor.dtype).bits:
+    if not tensor.numel() or dtype == tensor.dtype or torch.finfo(dtype).bits > torch.finfo(tensor.dtype).bits:
         return result, CastReport(tensor.numel())  # a wider type loses nothing, so there is nothing to count
+    # The smallest and the largest magnitude tell the usual case in one pass; only others are counted.
+    smallest, largest = (float(end) for end in tensor.abs().aminmax())
     overflow = underflow = 0
-    # Two cheap looks at the result tell the usual case: no zeros, and a finite sum has only finite terms.
-    if result.count_nonzero() < result.numel():
+    if not smallest >= torch.finfo(dtype).smallest_normal:
         underflow = int(tensor.count_nonzero() - result.count_nonzero())
-    if not math.isfinite(float(result.sum(dtype=torch.float32))):
+    if not largest <= torch.finfo(dtype).max:
         overflow = int((tensor.isfinite() & ~result.isfinite()).sum())
     return result, CastReport(tensor.numel(), overflow, underflow)

@@ -50,6 +50,11 @@ def require_floating(checkpoint: Checkpoint, *, allowed: Callable[[str], bool] =
 
 def require_finite(name: str, tensor: torch.Tensor, checkpoint: Checkpoint) -> None:
     """Raise when a tensor holds NaN or infinity, with how many."""
+    require_finite_values(f"tensor '{name}' of {checkpoint.name}", tensor)
+
+
+def require_finite_values(label: str, tensor: torch.Tensor) -> None:
+    """The same for a tensor, or a part of one, that `label` describes."""
     # One reduction instead of a mask: a finite sum has only finite terms. (Finite ones may overflow; then look closer.)
     wide = torch.float32 if tensor.element_size() < 4 else tensor.dtype
     if not tensor.is_floating_point() or math.isfinite(float(tensor.sum(dtype=wide))):
@@ -58,6 +63,6 @@ def require_finite(name: str, tensor: torch.Tensor, checkpoint: Checkpoint) -> N
         return
     nan, infinite = int(tensor.isnan().sum()), int(tensor.isinf().sum())
     raise CheckpointError(
-        f"While reading tensor '{name}' of {checkpoint.name}: {nan} of its {tensor.numel()} values are NaN and "
-        f"{infinite} are infinite, which would spread through every merge. Use an intact copy of this model."
+        f"While reading {label}: {nan} of {tensor.numel()} values are NaN and {infinite} are infinite, which would "
+        "spread through every merge. Use an intact copy of this model."
     )

@@ -53,10 +53,16 @@ class HubFile(WeightFile):
         )
 
     def read(self, name: str) -> torch.Tensor:
+        return self._local(name).read(name)
+
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        return self._local(name).read_rows(name, start, stop)
+
+    def _local(self, tensor: str) -> SafetensorsFile:
         with self._lock:
             if self._file is None:
-                self._file = self._fetch(name)
-        return self._file.read(name)
+                self._file = self._fetch(tensor)
+        return self._file
 
     def _fetch(self, tensor: str) -> SafetensorsFile:
         try:

@@ -50,6 +50,17 @@ class FileCheckpoint(Checkpoint):
             self.unknown_tensor(name)
         return self._files[name].read(name)
 
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        if name not in self._files:
+            self.unknown_tensor(name)
+        return self._files[name].read_rows(name, start, stop)
+
+    def identity(self) -> Any:
+        if self.revision is not None:
+            return self.revision
+        files = {file.label: file.identity() for file in self._files.values()}
+        return None if None in files.values() else sorted(files.items())
+
     def side_files(self) -> list[Path]:
         return self._side_files()
 

@@ -1,20 +1,18 @@
-"""One output as several files: how the plan is cut, and how one file is filled from a stream of tensors."""
+"""One output as several files: how the plan is cut, and where each tensor goes in its file."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
 from isomerge.checkpoint.base import TensorInfo
 from isomerge.checkpoint.header import build_header
 from isomerge.errors import CheckpointError
-
-CHUNK = 16 * 2**20
 
 
 def split_shards(plan: Mapping[str, TensorInfo], shard_size: int) -> dict[str, dict[str, TensorInfo]]:
@@ -50,7 +48,6 @@ class TensorStream:
     def __init__(self, produce: Iterable[tuple[str, torch.Tensor]], out: Path) -> None:
         self._stream = iter(produce)
         self._out = out
-        self.error: OSError | None = None  # the producer's own, not to be mistaken for one of the output's disk
 
     def take(self, name: str, info: TensorInfo) -> torch.Tensor:
         act = f"While writing tensor '{name}' to {self._out}"
@@ -58,9 +55,6 @@ class TensorStream:
             given, tensor = next(self._stream)
         except StopIteration:
             raise CheckpointError(f"{act}: the tensors ended before it. Produce every tensor of the plan.") from None
-        except OSError as error:
-            self.error = error
-            raise
         if given != name:
             raise CheckpointError(f"{act}: '{given}' was produced in its place. Produce tensors in the plan's order.")
         if TensorInfo.of(tensor) != info:
@@ -78,42 +72,14 @@ class TensorStream:
 
 
 class Shard:
-    """One safetensors file to come: its header is known before any tensor is."""
+    """One safetensors file to come: its header, and so the place of every tensor, is known before any tensor is."""
 
     def __init__(self, plan: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:
-        self._plan = plan
-        self._header, self._starts = build_header(plan, metadata)
-        self.nbytes = len(self._header) + sum(info.nbytes for info in plan.values())
-
-    def write(self, file: IO[bytes], stream: TensorStream, digest: Any, progress: Callable[[int], None] | None) -> None:
-        """Fill the file in the plan's order and take its bytes, in the file's order, into the digest."""
-        in_order = list(self._starts) == list(self._plan)  # else wide dtypes move ahead, and the hash has to wait
-        file.write(self._header)
-        if in_order:
-            digest.update(self._header)
-        for name, info in self._plan.items():
-            data = stream.take(name, info).detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            view = memoryview(data.numpy())  # type: ignore[arg-type]
-            file.seek(self._starts[name])
-            for begin in range(0, len(view), CHUNK):
-                piece = view[begin : begin + CHUNK]
-                file.write(piece)
-                if in_order:
-                    digest.update(piece)
-                if progress:
-                    progress(len(piece))
-        sync(file)
-        if not in_order:
-            file.seek(0)
-            update_digest(digest, file)
+        self.header, self.starts = build_header(plan, metadata)
+        self.nbytes = len(self.header) + sum(info.nbytes for info in plan.values())
 
 
 def sync(file: IO[bytes]) -> None:
     """A rename may reach the disk before the data it names, unless the data is there first."""
     file.flush()
     os.fsync(file.fileno())
-
-
-def update_digest(digest: Any, file: IO[bytes]) -> None:
-    while piece := file.read(CHUNK):
-        digest.update(piece)

@@ -7,16 +7,18 @@ hidden folder holds files and there is no config.json, the output counts as inte
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from isomerge.errors import CheckpointError, RequestError
 
 STAGING = ".isomerge-partial"
+JOURNAL = "journal.jsonl"
 STALE = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 
 
@@ -27,10 +29,13 @@ def was_interrupted(folder: Path) -> bool:
 
 
 class Staging:
-    """`with Staging(out, force=False) as staging:` stage files, then commit. Any exception undoes it all."""
+    """`with Staging(out, force=False) as staging:` stage files, then commit. Any exception undoes it all, except that
+    an interruption keeps what a run with the same `key` can go on from."""
 
-    def __init__(self, out: Path, *, force: bool) -> None:
+    def __init__(self, out: Path, *, force: bool, key: str | None = None) -> None:
+        """`key` names the work: the staged files of a run that was killed are kept for one that has the same."""
         self.out = out
+        self._key = key
         self._folder = out / STAGING
         self._staged: list[str] = []
         self._placed: list[Path] = []
@@ -42,8 +47,11 @@ class Staging:
         try:
             self._make_folders()
             self._lock = _lock_folder(self._folder)
-            for leftover in self._folder.iterdir():  # of a write that was killed
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            if self._key is None or self._journal_key() != self._key:
+                for leftover in self._folder.iterdir():  # of a write that was killed
+                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+                if self._key is not None:
+                    (self._folder / JOURNAL).write_text(json.dumps({"key": self._key}) + "\n", encoding="utf-8")
         except BaseException:
             self._undo()
             raise
@@ -55,6 +63,37 @@ class Staging:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._staged.append(name)
         return path.open("w+b")
+
+    def reopen(self, name: str, size: int) -> IO[bytes] | None:
+        """The file that an interrupted run staged under this name, if it is whole."""
+        path = self._folder / name
+        if not path.is_file() or path.stat().st_size != size:
+            return None
+        self._staged.append(name)
+        return path.open("r+b")
+
+    def journal(self) -> list[dict[str, Any]]:
+        """What an interrupted run noted, without a last line that was cut off."""
+        if self._key is None:
+            return []
+        notes = []
+        for line in (self._folder / JOURNAL).read_text(encoding="utf-8").splitlines()[1:]:
+            with contextlib.suppress(ValueError):
+                notes.append(json.loads(line))
+        return notes
+
+    def note(self, **entry: Any) -> None:
+        """Add to the journal, in one write, so that a line is there whole or not at all."""
+        if self._key is not None:
+            with (self._folder / JOURNAL).open("ab", buffering=0) as file:
+                file.write((json.dumps(entry) + "\n").encode("utf-8"))
+
+    def _journal_key(self) -> str | None:
+        try:
+            with (self._folder / JOURNAL).open(encoding="utf-8") as file:
+                return str(json.loads(file.readline())["key"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def commit(self, last: str) -> None:
         """Rename everything to its place in the order it was staged, `last` at the very end."""
@@ -84,7 +123,10 @@ class Staging:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
+        if kind is not None and self._key is not None and issubclass(kind, KeyboardInterrupt) and not self._placed:
+            if self._lock is not None:
+                _unlock(self._lock)
+        elif kind is not None:
             self._undo()
         elif self._lock is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,37 +1,221 @@
-"""Write a checkpoint as a stream: the plan gives every header in advance, then one tensor at a time is in memory."""
+"""Write a checkpoint: the plan gives every header in advance, so tensors can come in any order and in pieces."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any
 
 import torch
 
 from isomerge.checkpoint.base import Checkpoint, TensorInfo
 from isomerge.checkpoint.disk import check_space, disk_failure
+from isomerge.checkpoint.hashing import raw_bytes, tensors_digest
 from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards, sync
 from isomerge.checkpoint.staging import Staging
 from isomerge.checkpoint.units import parse_size
 from isomerge.errors import RequestError
 
 INDEX = "model.safetensors.index.json"
+CHUNK = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class Written:
-    """What is now on disk. `bytes` counts the weight files; `sha256` is of those files, one after the other."""
+    """What is now on disk. `bytes` counts the weight files; `sha256` is of the lines "name  sha256 of its bytes" of all
+    tensors, sorted, and so the same however the model is cut into files; None where nothing was hashed."""
 
     out: Path
     files: tuple[Path, ...]
     tensors: int
     bytes: int
-    sha256: str
+    sha256: str | None
+
+
+class CheckpointWriter:
+    """A folder in the making. Any thread may write any piece of any tensor; `commit` makes it a model.
+
+    After an exception nothing new looks finished and nothing is left, except that a KeyboardInterrupt, like a kill,
+    keeps the finished tensors for a later writer with the same `key`.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        plan: Mapping[str, TensorInfo],
+        *,
+        config: Mapping[str, Any] | None = None,
+        donor: Checkpoint | None = None,
+        copies: Mapping[str, Path] | None = None,
+        shard_size: int | str = "5GB",
+        metadata: Mapping[str, str] | None = None,
+        force: bool = False,
+        key: str | None = None,
+    ) -> None:
+        """`config` holds what changes in the donor's config.json; `copies` are the side files, the donor's by default."""
+        self.out = Path(out).expanduser()
+        if not plan:
+            raise RequestError(
+                f"While preparing to write {self.out}: the plan holds no tensor. Check the models and filters."
+            )
+        self.plan = plan
+        self._shards = split_shards(plan, parse_size(shard_size))
+        self._layout = {name: Shard(tensors, metadata or {}) for name, tensors in self._shards.items()}
+        self._file_of = {tensor: name for name, tensors in self._shards.items() for tensor in tensors}
+        self._copies = dict(side_copies(donor) if copies is None else copies)
+        self._texts = {} if len(self._shards) == 1 else {INDEX: index_text(self._shards)}
+        self._config = config_text(config, donor)
+        self.bytes = sum(shard.nbytes for shard in self._layout.values())
+        self._needed = (
+            self.bytes
+            + sum(path.stat().st_size for path in self._copies.values())
+            + sum(map(len, self._texts.values()))
+            + len(self._config or b"")
+        )
+        self._staging = Staging(self.out, force=force, key=key)
+        self._files: dict[str, IO[bytes]] = {}
+        self._hashes: dict[str, str | None] = {}
+        self._noting = threading.Lock()
+
+    def __enter__(self) -> CheckpointWriter:
+        with self._blaming_the_disk():
+            self._staging.__enter__()
+        try:
+            with self._blaming_the_disk():
+                whole = self._open_files()
+            self._keep_finished(whole)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def _open_files(self) -> set[str]:
+        """Open every weight file; the names of those that an interrupted run left whole."""
+        kept = set()
+        for name, shard in self._layout.items():
+            file = self._staging.reopen(name, shard.nbytes)
+            if file is not None:
+                kept.add(name)
+            self._files[name] = file if file is not None else self._staging.create(name)
+        # What is kept needs no new room.
+        check_space(self.out, self._needed - sum(self._layout[name].nbytes for name in kept))
+        for name in [name for name in self._layout if name not in kept]:
+            file, shard = self._files[name], self._layout[name]
+            _reserve(file, shard.nbytes)
+            os.pwrite(file.fileno(), shard.header, 0)
+        return kept
+
+    def _keep_finished(self, kept: set[str]) -> None:
+        for entry in self._staging.journal():
+            name, sha256 = entry.get("tensor"), entry.get("sha256")
+            if name not in self.plan or self._file_of[name] not in kept:
+                continue
+            if sha256 is None or self._hash_staged(name) == sha256:
+                self._hashes[name] = sha256
+
+    @property
+    def finished(self) -> Mapping[str, str | None]:
+        """The tensors that are whole on disk, with their hashes; at first those of an interrupted run."""
+        return self._hashes
+
+    def write(self, name: str, offset: int, piece: torch.Tensor) -> None:
+        """Put a piece of a tensor at its place, `offset` counted in bytes from the tensor's own start."""
+        self.write_bytes(name, offset, raw_bytes(piece))
+
+    def write_bytes(self, name: str, offset: int, view: memoryview) -> None:
+        file = self._file_of[name]
+        start = self._layout[file].starts[name] + offset
+        with self._blaming_the_disk():
+            descriptor = self._files[file].fileno()
+            while view:
+                done = os.pwrite(descriptor, view, start)
+                view, start = view[done:], start + done
+
+    def finish(self, name: str, sha256: str | None) -> None:
+        """Note that a tensor is whole."""
+        with self._noting, self._blaming_the_disk():
+            self._staging.note(tensor=name, sha256=sha256)
+            self._hashes[name] = sha256
+
+    def file_of(self, name: str) -> str:
+        """The weight file that holds a tensor."""
+        return self._file_of[name]
+
+    def sha256(self) -> str | None:
+        """Of all tensors together; None while one is missing or was not hashed."""
+        known = {name: sha256 for name, sha256 in self._hashes.items() if sha256 is not None}
+        return tensors_digest(known) if len(known) == len(self.plan) else None
+
+    def side_hashes(self) -> dict[str, str]:
+        """The sha256 of everything that is written beside the weights, as far as it is known now."""
+        texts = self._texts if self._config is None else {**self._texts, "config.json": self._config}
+        found = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in self._copies.items()}
+        return found | {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+
+    def add(self, name: str, content: bytes) -> None:
+        """One more side file, in the place of a copied one of the same name."""
+        self._copies.pop(name, None)
+        self._texts = {name: content, **{k: v for k, v in self._texts.items() if k != name}}
+
+    def commit(self, *, durable: bool = True) -> Written:
+        """Rename everything to its place, config.json last: a folder without it does not load.
+
+        `durable` waits until the weights are on the disk and not only in its cache.
+        """
+        unfinished = sorted(set(self.plan) - set(self._hashes))
+        if unfinished:
+            raise RuntimeError(f"{len(unfinished)} tensors were not written, {unfinished[0]} the first of them")
+        with self._blaming_the_disk():
+            for file in self._files.values():
+                if durable:
+                    sync(file)
+                file.close()
+            for name, path in self._copies.items():
+                with path.open("rb") as source, self._staging.create(name) as file:
+                    shutil.copyfileobj(source, file)
+                    sync(file)
+            texts = self._texts if self._config is None else {**self._texts, "config.json": self._config}
+            for name, text in texts.items():
+                with self._staging.create(name) as file:
+                    file.write(text)
+                    sync(file)
+            self._staging.commit(last=list(texts or self._layout)[-1])
+        files = [*self._layout, *self._copies, *texts]
+        return Written(self.out, tuple(self.out / name for name in files), len(self.plan), self.bytes, self.sha256())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._files.values():
+            file.close()
+        self._staging.__exit__(kind, error, trace)
+
+    def _hash_staged(self, name: str) -> str:
+        """A tensor's hash as it lies in the staged file: what a power cut took is written again."""
+        file = self._file_of[name]
+        start, left = self._layout[file].starts[name], self.plan[name].nbytes
+        digest = hashlib.sha256()
+        while left:
+            piece = os.pread(self._files[file].fileno(), min(left, CHUNK), start)
+            digest.update(piece)
+            start, left = start + len(piece), left - len(piece)
+        return digest.hexdigest()
+
+    @contextlib.contextmanager
+    def _blaming_the_disk(self) -> Any:
+        try:
+            yield
+        except OSError as error:
+            raise disk_failure(self.out, self._needed, error) from error
 
 
 def write_checkpoint(
@@ -51,43 +235,36 @@ def write_checkpoint(
     `config` holds what changes in the donor's config.json (all of it when there is no donor); the donor's side files
     are copied. `progress` is told the bytes of each piece written. After any failure nothing new looks finished.
     """
-    out = Path(out).expanduser()
-    if not plan:
-        raise RequestError(f"While preparing to write {out}: the plan holds no tensor. Check the models and filters.")
-    shards = split_shards(plan, parse_size(shard_size))
-    layout = {name: Shard(tensors, metadata or {}) for name, tensors in shards.items()}
-    copies = side_copies(donor)
-    texts = {} if len(shards) == 1 else {INDEX: index_text(shards)}
-    config_json = config_text(config, donor)
-    if config_json is not None:
-        texts["config.json"] = config_json  # the last: a folder without it does not load
-    weight_bytes = sum(shard.nbytes for shard in layout.values())
-    needed = weight_bytes + sum(path.stat().st_size for path in copies.values()) + sum(map(len, texts.values()))
-    check_space(out, needed)
+    stream = TensorStream(produce, Path(out).expanduser())
+    writer = CheckpointWriter(
+        out, plan, config=config, donor=donor, shard_size=shard_size, metadata=metadata, force=force
+    )
+    with writer:
+        for name, info in plan.items():
+            view = raw_bytes(stream.take(name, info))
+            digest = hashlib.sha256()
+            for begin in range(0, len(view), CHUNK):
+                piece = view[begin : begin + CHUNK]
+                writer.write_bytes(name, begin, piece)
+                digest.update(piece)
+                if progress:
+                    progress(len(piece))
+            writer.finish(name, digest.hexdigest())
+        stream.end()
+        return writer.commit()
 
-    stream = TensorStream(produce, out)
-    digest = hashlib.sha256()
-    try:
-        with Staging(out, force=force) as staging:
-            for name, shard in layout.items():
-                with staging.create(name) as file:
-                    shard.write(file, stream, digest, progress)
-            stream.end()
-            for name, path in copies.items():
-                with path.open("rb") as source, staging.create(name) as file:
-                    shutil.copyfileobj(source, file)
-                    sync(file)
-            for name, text in texts.items():
-                with staging.create(name) as file:
-                    file.write(text)
-                    sync(file)
-            files = [*layout, *copies, *texts]
-            staging.commit(last=list(texts or layout)[-1])
-    except OSError as error:
-        if error is stream.error:
-            raise
-        raise disk_failure(out, needed, error) from error
-    return Written(out, tuple(out / name for name in files), len(plan), weight_bytes, digest.hexdigest())
+
+def _reserve(file: IO[bytes], size: int) -> None:
+    """Take the room now, so that a full disk is known before hours of work; where that cannot be done, only name it."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV):
+                raise
+    with contextlib.suppress(OSError):
+        file.truncate(size)
 
 
 def config_text(changes: Mapping[str, Any] | None, donor: Checkpoint | None) -> bytes | None:
