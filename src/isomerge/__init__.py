@@ -24,8 +24,11 @@ _WHERE = {
     "check": "isomerge.align.check",
     "demo": "isomerge.demo",
     "merge": "isomerge.merge",
+    "merge_recipe": "isomerge.merge.api",
+    "merge_state_dicts": "isomerge.merge.state_dicts",
     "open_checkpoint": "isomerge.checkpoint",
     "selftest": "isomerge.align.selftest",
+    "verify": "isomerge.evaluate.verify",
 }
 _PACKAGES = {"align", "demo", "merge"}  # both a folder and a verb: the packages themselves are callable
 
@@ -40,8 +43,11 @@ if TYPE_CHECKING:
     from isomerge.checkpoint import open_checkpoint as open_checkpoint
     from isomerge.demo.run import demo as demo
     from isomerge.errors import IsomergeError as IsomergeError
+    from isomerge.evaluate.verify import verify as verify
     from isomerge.merge.api import merge as merge
+    from isomerge.merge.api import merge_recipe as merge_recipe
     from isomerge.merge.merged import Merged as Merged
+    from isomerge.merge.state_dicts import merge_state_dicts as merge_state_dicts
 
 
 def __getattr__(name: str) -> Any:

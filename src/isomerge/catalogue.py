@@ -10,8 +10,8 @@ from isomerge.errors import RequestError, did_you_mean
 def catalogue(kind: str) -> list[dict[str, Any]]:
     """Rows with a name and a summary.
 
-    >>> [row["name"] for row in catalogue("methods")]
-    ['linear']
+    >>> [row["name"] for row in catalogue("methods")][:2]
+    ['arcee_fusion', 'breadcrumbs']
     """
     readers = {"methods": _methods, "architectures": _architectures, "solvers": _solvers}
     if kind not in readers:
@@ -23,7 +23,14 @@ def _methods() -> list[dict[str, Any]]:
     from isomerge.merge.methods import METHODS
 
     return [
-        {"name": name, "summary": (method.__doc__ or "").partition("\n")[0]} for name, method in sorted(METHODS.items())
+        {
+            "name": name,
+            "base": method.base,
+            "options": [option.name for option in method.options],
+            "summary": method.summary,
+            "reference": method.reference,
+        }
+        for name, method in sorted(METHODS.items())
     ]
 
 

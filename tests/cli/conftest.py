@@ -42,9 +42,13 @@ class Api:
         self.called("align", *args, **kwargs)
         return self
 
-    def merge(self, *args: Any, **kwargs: Any) -> Api:
-        self.called("merge", *args, **kwargs)
+    def merge_recipe(self, *args: Any, **kwargs: Any) -> Api:
+        self.called("merge_recipe", *args, **kwargs)
         return self
+
+    def verify(self, written: Written) -> bool:
+        self.called("verify", written)
+        return True
 
     def save(self, out: Path, **kwargs: Any) -> Written:
         self.called("save", out, **kwargs)
@@ -73,7 +77,7 @@ class Api:
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     fake = Api()
-    for name in ("align", "merge", "check", "selftest", "demo", "catalogue"):
+    for name in ("align", "merge_recipe", "check", "selftest", "demo", "catalogue"):
         monkeypatch.setattr(isomerge, name, getattr(fake, name), raising=False)
     return fake
 

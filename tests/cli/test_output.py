@@ -77,6 +77,10 @@ def test_the_progress_bar_accepts_stages(capfd: pytest.CaptureFixture[str]) -> N
         ("merge a b -o out --method linaer", "Did you mean 'linear'?"),
         ("merge a b -o out --weights 1,x", "--weights cannot be '1,x'"),
         ("merge a b -o out --weights 1", "1 numbers for 2 models"),
+        ("merge a b -o out --methd ties", "No such option: --methd. Did you mean '--method'?"),
+        ("merge a b -o out --densty 0.5", "No such option: --densty. Did you mean '--density'?"),
+        ("merge a b -o out --density 0.5", "The method linear has no option --density."),
+        ("merge a b --method ties --base x -o out --density half", "--density cannot be 'half'. Write a number"),
     ],
 )
 def test_a_wrong_request_ends_with_2_and_says_what_to_write(run: Any, api: Any, line: str, words: str) -> None:
@@ -86,7 +90,7 @@ def test_a_wrong_request_ends_with_2_and_says_what_to_write(run: Any, api: Any, 
     assert len(told) == 1 and words in told[0]
     assert result.stdout == ""
     assert words in json.loads(run(line + " --json").stdout)["error"]
-    assert not {"align", "merge", "check"} & api.calls.keys()
+    assert not {"align", "merge_recipe", "check"} & api.calls.keys()
 
 
 def test_an_input_is_never_the_output(run: Any, api: Any, tmp_path: Path) -> None:

@@ -117,15 +117,32 @@ def test_selftest_fails_when_the_function_changed(run: Any, api: Any, unchanged:
     assert api.calls["selftest"] == (("a",), {"seed": 3, "level": "rotation"})
 
 
-def test_merge_passes_weights_as_numbers(run: Any, api: Any) -> None:
-    api.record = {"method": "linear", "weights": [0.25, 0.75], "aligned": True, "seconds": 1.0}
-    result = run("merge a b --method linear --weights 0.25,0.75 --align --level rotation --base x -o out")
+def test_merge_makes_a_recipe_of_its_flags(run: Any, api: Any) -> None:
+    api.record = {"method": "ties", "aligned": True, "seconds": 1.0}
+    flags = "--weights 0.25,0.75 --density 0.5,0.7 --lambda 2 --no-normalize --align --level rotation --base x --seed 3"
+    result = run(f"merge a b --method ties {flags} -o out")
     assert result.exit_code == 0, result.output
-    args, options = api.calls["merge"]
-    assert args == (["a", "b"],)
-    assert options["weights"] == [0.25, 0.75] and options["align"] is True
-    assert options["base"] == "x" and options["level"] == "rotation"
-    assert "0.25, 0.75" in result.stdout
+    (documents,), options = api.calls["merge_recipe"]
+    assert options["seed"] == 3
+    (recipe,) = documents
+    assert recipe.merge_method == "ties" and str(recipe.base_model) == "x" and recipe.align.level == "rotation"
+    assert [entry.parameters for entry in recipe.models] == [
+        {"weight": 0.25, "density": 0.5},
+        {"weight": 0.75, "density": 0.7},
+    ]
+    assert recipe.parameters == {"lambda": 2.0, "normalize": False}
+    assert api.calls["save"][1]["lock"] is True and api.calls["save"][1]["report"] is True
+
+
+def test_merge_reads_a_recipe(run: Any, api: Any, tmp_path: Path) -> None:
+    (tmp_path / "r.yml").write_text("merge_method: linear\nmodels:\n- model: a\n- model: b\n")
+    assert run("merge r.yml -o out --no-lock --no-report --no-verify").exit_code == 0
+    (documents,), _ = api.calls["merge_recipe"]
+    assert [str(entry.model) for entry in documents[0].models] == ["a", "b"]
+    assert api.calls["save"][1]["lock"] is False and api.calls["save"][1]["report"] is False
+    assert "verify" not in api.calls
+    told = run("merge r.yml -o out2 --density 0.5").stderr
+    assert "--density belongs in the recipe" in told
 
 
 def test_list_prints_one_line_per_entry(run: Any, api: Any) -> None:

@@ -25,7 +25,7 @@ def parallel(threads: int | None = None) -> Iterator[Run]:
     [1, 4, 9]
     """
     count = thread_count(threads)
-    with _workers(count) as pool:
+    with workers(count) as pool:
 
         def run(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
             if count == 1 or len(items) < 2:
@@ -42,7 +42,7 @@ def parallel(threads: int | None = None) -> Iterator[Run]:
 
 
 @contextmanager
-def _workers(count: int) -> Iterator[ThreadPoolExecutor]:
+def workers(count: int) -> Iterator[ThreadPoolExecutor]:
     """A pool with one BLAS thread per worker: a reduction split over several rounds differently for each number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -68,7 +68,7 @@ def ahead(function: Callable[[T], R], items: Iterable[T], threads: int | None = 
     """
     count = thread_count(threads)
     waiting: deque[Future[R]] = deque()
-    with _workers(count) as pool:
+    with workers(count) as pool:
         try:
             for item in items:
                 waiting.append(pool.submit(function, item))

@@ -40,7 +40,7 @@ __all__ = [
 LOCK = "isomerge.lock.json"
 FORMAT = 1
 # They speak about the model and are no part of it: people may edit them, and a newer isomerge words them anew.
-DESCRIPTIONS = {"README.md", "mergekit_config.yml"}
+DESCRIPTIONS = {"README.md", "mergekit_config.yml", LOCK}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ class LockedInput:
     """A model or adapter as it was read. `config_sha256` is of the bytes of its config.json or adapter_config.json."""
 
     reference: str
-    """As the recipe names it."""
+    """As the recipe names it; a model and the adapter on top of it share one."""
+    source: str
+    """What opens it: the path as it was given, or the hub id."""
     tensors: Mapping[str, LockedTensor]
     kind: str = "model"
     revision: str | None = None
@@ -161,6 +163,7 @@ def locked_input(reference: str, checkpoint: Checkpoint, hashes: Mapping[str, st
     kind = "adapter" if adapter_config(checkpoint) else "model"
     return LockedInput(
         reference=reference,
+        source=checkpoint.name,
         tensors=locked_tensors(checkpoint.tensors, hashes),
         kind=kind,
         revision=checkpoint.revision,
@@ -218,7 +221,7 @@ def _parse(record: Any) -> Lock:
     return Lock(
         recipe=_text(record["recipe"]),
         inputs=tuple(
-            LockedInput(**{**entry, "reference": _text(entry["reference"]), "tensors": _tensors(entry["tensors"])})
+            LockedInput(**{**entry, "source": _text(entry["source"]), "tensors": _tensors(entry["tensors"])})
             for entry in record["inputs"]
         ),
         tensors=_tensors(output["tensors"]),

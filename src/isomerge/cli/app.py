@@ -15,7 +15,11 @@ from isomerge.cli.check import check
 from isomerge.cli.demo import demo
 from isomerge.cli.list import list_
 from isomerge.cli.merge import merge
+from isomerge.cli.plan import plan
+from isomerge.cli.reproduce import reproduce
+from isomerge.cli.request import ANY_OPTION
 from isomerge.cli.selftest import selftest
+from isomerge.cli.verify import verify
 
 
 class Verbs(TyperGroup):
@@ -72,8 +76,12 @@ _VERBS: list[tuple[Callable[..., None], str]] = [
     (check, "isomerge check model-a model-b"),
     (selftest, "isomerge selftest model-a --seed 1"),
     (list_, "isomerge list architectures"),
-    (merge, "isomerge merge model-a model-b --method linear --align -o merged"),
+    (merge, "isomerge merge model-a model-b --method ties --base base --density 0.5 -o merged"),
+    (plan, "isomerge plan recipe.yml --explain model.layers.0.mlp.up_proj.weight"),
+    (verify, "isomerge verify merged"),
+    (reproduce, "isomerge reproduce merged"),
     (demo, "isomerge demo -o demo-out --seeds 5"),
 ]
 for _verb, _example in _VERBS:
-    app.command(_verb.__name__.rstrip("_"), epilog=f"Example: {_example}")(_verb)
+    _settings = ANY_OPTION if _verb in (merge, plan) else {}
+    app.command(_verb.__name__.rstrip("_"), epilog=f"Example: {_example}", context_settings=_settings)(_verb)

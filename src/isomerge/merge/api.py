@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from isomerge.align.alignment import Alignment, Progress
-from isomerge.align.api import align as align_models
-from isomerge.align.move import Move
-from isomerge.checkpoint import Checkpoint, is_harmless_buffer, open_checkpoint, require_floating
+from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_dtype, require_floating
+from isomerge.checkpoint.saving import dtype_entry
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merge.merged import Merged, Output
+from isomerge.merge.assemble import assemble
+from isomerge.merge.merged import Merged, Progress, as_checkpoint
 from isomerge.merge.methods import METHODS
+from isomerge.merge.recipe import ModelReference, Recipe, RecipePlan, load_recipe, plan_tensors, recipe_of
+from isomerge.merge.sources import InputHashes
+
+if TYPE_CHECKING:
+    from isomerge.merge.recipe.definitions import TokenSettings
+    from isomerge.merge.vocabulary import TokenRule, Vocabulary
 
 
 def merge(
@@ -25,141 +28,261 @@ def merge(
     method: str = "linear",
     weights: Sequence[float] | None = None,
     base: Any = None,
-    align: bool = False,
+    align: bool | Mapping[str, Any] = False,
     level: str = "full",
     scale: bool | None = None,
     sweeps: int = 15,
+    dtype: str | None = None,
     threads: int | None = None,
     device: str = "cpu",
     max_memory: int | str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    **options: Any,
 ) -> Merged:
     """Merge models of one architecture; with `align`, each is first moved next to the anchor, unrounded.
 
-    The anchor, and the donor of config and side files, is `base` if given, else the first model.
+    Models are folders, files, hub ids, `model+adapter` references, state_dicts or modules. `options` are the method's
+    own (`isomerge list methods`): one value for all models or a list with one for each. The anchor, and the donor of
+    config and side files, is `base` if given, else the first model.
 
-    >>> isomerge.merge(["model-a", "model-b"], align=True).save("merged")     # doctest: +SKIP
+    >>> isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5).save("merged")  # doctest: +SKIP
     """
-    start = time.perf_counter()
     if method not in METHODS:
         raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, METHODS)}")
-    checkpoints = [open_checkpoint(m) for m in models]
-    if len(checkpoints) < 2:
-        raise RequestError("Merging: at least two models are needed.")
-    for checkpoint in checkpoints:
-        require_floating(checkpoint)
-    shares = _weights(weights, len(checkpoints))
-    donor = open_checkpoint(base) if base is not None else checkpoints[0]
-    notes: list[str] = []
-    if align:
-        options = {"level": level, "scale": scale, "sweeps": sweeps, "threads": threads, "device": device}
-        outputs, changes, notes, donor = _aligned(checkpoints, donor, {**options, "max_memory": max_memory})
-    else:
-        outputs, changes = _plain(checkpoints), {}
-    return Merged(
-        donor=donor, method=method, weights=shares, outputs=outputs, config_changes=changes, aligned=align,
-        notes=notes, started=start, progress=progress, inputs=checkpoints,
+    if not models:
+        raise RequestError("Merging: there is no model. Name at least one, and two to have something to merge.")
+    if weights is not None:
+        options = {"weight": list(weights), **options}
+    given = {_reference(model, f"model {place}"): model for place, model in enumerate(models, start=1)}
+    if len(given) < len(models):
+        raise RequestError("Merging: a model is named twice. Name each once, with the weight it shall have.")
+    origin = _reference(base, "base") if base is not None else None
+    if origin is not None:
+        given.setdefault(origin, base)
+    settings: bool | dict[str, Any] = {"level": level, "scale": scale, "sweeps": sweeps} if align is True else (
+        dict(align) if align else False
     )  # fmt: skip
+    named = [_reference(model, f"model {place}") for place, model in enumerate(models, start=1)]
+    recipe = recipe_of(named, method, base=origin, options=options, align=settings, dtype=dtype, seed=seed)
+    checkpoints = {reference: _open(reference, model) for reference, model in given.items()}
+    return _merge([recipe], checkpoints, _Settings(threads, device, max_memory, seed, progress))
 
 
-def _weights(weights: Sequence[float] | None, count: int) -> list[float]:
-    if weights is None:
-        return [1 / count] * count
-    found = [float(w) for w in weights]
-    if len(found) != count or not all(map(math.isfinite, found)) or abs(sum(found)) < 1e-12:
-        wanted = f"give {count} finite numbers with a non-zero sum"
-        raise RequestError(f"Merging {count} models with weights {found}: {wanted}.")
-    return found
+def merge_recipe(
+    recipe: str | Path | dict[str, Any] | list[Recipe],
+    *,
+    models: Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    device: str = "cpu",
+    max_memory: int | str | None = None,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> Merged:
+    """Merge as a recipe says: a path, YAML text or a dict. `models` replaces references by state_dicts or modules.
+
+    >>> isomerge.merge_recipe("recipe.yml").save("merged")                                              # doctest: +SKIP
+    """
+    documents = recipe if isinstance(recipe, list) else load_recipe(recipe)
+    given = {ModelReference.parse(reference): model for reference, model in (models or {}).items()}
+    checkpoints = open_models(documents, given)
+    chosen = seed if seed is not None else documents[-1].seed
+    return _merge(documents, checkpoints, _Settings(threads, device, max_memory, chosen, progress))
 
 
-def _plain(checkpoints: list[Checkpoint]) -> list[Output]:
-    """No specification needed: tensors by name. Everything that does not fit is listed at once, before any is read."""
-    first = checkpoints[0]
-    problems = []
-    for other in checkpoints[1:]:
-        missing = sorted(n for n in set(first.tensors) ^ set(other.tensors) if not is_harmless_buffer(n))
-        if missing:
-            shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-            problems.append(f"{first.name} and {other.name} do not hold the same tensors ({shown})")
-        for name in sorted(set(first.tensors) & set(other.tensors)):
-            a, b = first.tensors[name], other.tensors[name]
-            if a.shape != b.shape:
-                shapes = tuple(a.shape), tuple(b.shape)
-                problems.append(f"{name} has shape {shapes[0]} in {first.name} and {shapes[1]} in {other.name}")
+def open_models(
+    documents: Sequence[Recipe], given: Mapping[ModelReference, Any] | None = None
+) -> dict[ModelReference, Checkpoint]:
+    """Every model that the documents name and do not make themselves, by headers only; all that fail, at once."""
+    made = {document.name for document in documents if document.name}
+    wanted = dict.fromkeys(
+        reference
+        for document in documents
+        for reference in document.referenced_models()
+        if str(reference) not in made
+    )
+    opened, problems = {}, []
+    for reference in wanted:
+        try:
+            opened[reference] = _open(reference, (given or {}).get(reference))
+        except Exception as error:  # told together with the others below
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
     if problems:
-        shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
-        raise RequestError(f"Merging: {shown}. Merge models of one architecture, head class and vocabulary.")
-    outputs = []
-    for name, info in first.tensors.items():
-        shared = info.dtype.is_floating_point and all(name in c.tensors for c in checkpoints)
-        outputs.append(Output({name: info}, [_reader(c, name) for c in (checkpoints if shared else [first])]))
-    return outputs
+        told = " ".join(f"({place}) {error}" for place, error in enumerate(problems, start=1))
+        raise RequestError(f"Opening the models of the recipe, {len(problems)} problems: {told}")
+    return opened
 
 
-def _reader(checkpoint: Checkpoint, name: str) -> Callable[[], dict[str, Tensor]]:
-    def read() -> dict[str, Tensor]:
-        tensor = checkpoint.read(name)
-        return {name: tensor.double() if tensor.is_floating_point() else tensor}
-
-    return read
-
-
-@dataclass(frozen=True)
-class _Named:
-    """A moved model's tensor, under the names the anchor has on disk."""
-
-    move: Move
-    names: Move
-    tensor: str
-
-    def __call__(self) -> dict[str, Tensor]:
-        return self.names.model.split(self.tensor, self.move.tensor(self.tensor))
+def recipe_plans(documents: Sequence[Recipe]) -> list[RecipePlan]:
+    """What each document makes of which models, tensor by tensor, from headers only."""
+    known: dict[ModelReference, Checkpoint] = dict(open_models(documents))
+    plans = []
+    for document in documents:
+        own = {reference: known[reference] for reference in document.referenced_models()}
+        plans.append(plan_tensors(document, own))
+        if document is not documents[-1]:
+            made = _one(document, plans[-1], own, _Settings(), solve=False)
+            known[ModelReference.parse(str(document.name))] = as_checkpoint(made, str(document.name))
+    return plans
 
 
-def _aligned(
-    checkpoints: list[Checkpoint], anchor: Checkpoint, options: dict[str, Any]
-) -> tuple[list[Output], dict[str, Any], list[str], Checkpoint]:
-    """Every model moved next to the anchor; nothing is rounded before it is merged."""
-    others = [c for c in checkpoints if c is not anchor]
-    if not others:
-        return _plain(checkpoints), {}, [], anchor
-    found = align_models(others[0], anchor, others=others[1:], **options)
-    known = [found] if isinstance(found, Alignment) else found.members
-    waiting = iter(known)
-    alignments = [None if c is anchor else next(waiting) for c in checkpoints]
-    if any(bool(a.fragile) != bool(known[0].fragile) for a in known):
-        raise RequestError(
-            "Merging with --align: the gains of the anchor are too small to bring some of the models to it. "
-            "Name another one with --base."
+def planned(documents: Sequence[Recipe]) -> Merged:
+    """The merge as far as headers tell: everything is checked, nothing is aligned or computed."""
+    return _merge(list(documents), open_models(documents), _Settings(), solve=False)
+
+
+@dataclass
+class _Settings:
+    """How a merge is run, whatever the recipe says."""
+
+    threads: int | None = None
+    device: str = "cpu"
+    max_memory: int | str | None = None
+    seed: int = 0
+    progress: Progress | None = None
+    hashes: InputHashes = field(default_factory=InputHashes)
+
+
+def _merge(
+    documents: list[Recipe],
+    checkpoints: Mapping[ModelReference, Checkpoint],
+    settings: _Settings,
+    *,
+    solve: bool = True,
+) -> Merged:
+    start = time.perf_counter()
+    known = dict(checkpoints)
+    for checkpoint in known.values():
+        require_floating(checkpoint)
+    merged: Merged | None = None
+    for place, document in enumerate(documents):
+        own = {reference: known[reference] for reference in document.referenced_models()}
+        merged = _one(document, plan_tensors(document, own), own, settings, solve=solve)
+        if place < len(documents) - 1:
+            known[ModelReference.parse(str(document.name))] = as_checkpoint(merged, str(document.name))
+    assert merged is not None
+    merged.recipes = list(documents)
+    merged.inputs = {str(reference): checkpoint for reference, checkpoint in checkpoints.items()}
+    merged.started = start
+    return merged
+
+
+def _one(
+    document: Recipe,
+    plan: RecipePlan,
+    models: Mapping[ModelReference, Checkpoint],
+    settings: _Settings,
+    *,
+    solve: bool,
+) -> Merged:
+    donor = models[plan.donor]
+    notes, changes = list(plan.notes), dict(plan.config_changes)
+    aligned = vocabulary = template = None
+    if document.align is not None and solve:
+        from isomerge.merge.aligned import align_models
+
+        anchor = models[document.align.anchor] if document.align.anchor else donor
+        aligned = align_models(
+            list(models.values()),
+            anchor,
+            **document.align.model_dump(exclude={"anchor"}),
+            threads=settings.threads,
+            device=settings.device,
+            max_memory=settings.max_memory,
+            progress=settings.progress,
         )
-    own = max(known, key=lambda a: len(a.transform.elements)).anchor_move()
-    moves = [own if a is None else a.move() for a in alignments]
-    problems = _shape_mismatches(moves, own)
-    if problems:
-        raise RequestError(
-            f"Merging: {'; '.join(problems[:6])}. Only tensors of one shape can be averaged; give the models the same "
-            "head, vocabulary and position table first."
-        )
-    plan = own.plan(None)
-    outputs = []
-    for name in sorted(own.model.layouts):
-        files = own.model.files.get(name, (name,))
-        outputs.append(Output({f: plan[f] for f in files}, [_Named(m, own, name) for m in moves]))
-    for name in own.model.extra:
-        outputs.append(Output({name: plan[name]}, [_reader(own.model.checkpoint, name)]))
-    notes = list(dict.fromkeys(n for a in known for n in a.solution.notes))
-    if own.model.architecture.untied_config:
-        notes.append("input and output table were tied and are now separate, since the stream was rotated")
-    return outputs, dict(own.model.architecture.untied_config), notes, anchor
+        if aligned is not None:
+            notes += aligned.notes
+            changes |= aligned.config_changes
+    if document.tokenizer is not None:
+        vocabulary = _vocabulary(document, models)
+        changes |= vocabulary.config_changes()
+        notes += vocabulary.report.get("notes", [])
+    if document.chat_template is not None:
+        from isomerge.merge.vocabulary import chat_template
+
+        template = chat_template(document.chat_template, {str(r): c for r, c in models.items()})
+    if document.out_dtype or document.dtype:
+        changes |= dtype_entry(donor.config, parse_dtype(document.out_dtype or document.dtype or ""))
+    jobs = assemble(
+        document,
+        plan,
+        models,
+        aligned=aligned,
+        vocabulary=vocabulary,
+        hashes=settings.hashes,
+        seed=settings.seed,
+        device=settings.device,
+    )
+    return Merged(
+        recipes=[document],
+        inputs={str(reference): checkpoint for reference, checkpoint in models.items()},
+        donor=donor,
+        jobs=jobs,
+        config_changes=changes,
+        notes=notes,
+        alignment=aligned.record if aligned else None,
+        vocabulary=vocabulary,
+        chat_template=template,
+        hashes=settings.hashes,
+        seed=settings.seed,
+        device=settings.device,
+        threads=settings.threads,
+        max_memory=settings.max_memory,
+        progress=settings.progress,
+    )
 
 
-def _shape_mismatches(moves: list[Move], own: Move) -> list[str]:
-    found = []
-    for move in moves:
-        for name, layout in own.model.layouts.items():
-            other = move.model.layouts.get(name)
-            if other is None or other.shape != layout.shape:
-                state = "missing" if other is None else str(other.shape)
-                found.append(f"{name} is {layout.shape} in {own.model.name} and {state} in {move.model.name}")
-    return found
+def _reference(model: Any, otherwise: str) -> ModelReference:
+    """How a recipe calls a model that was given as an object."""
+    if isinstance(model, ModelReference):
+        return model
+    if isinstance(model, (str, Path)):
+        return ModelReference.parse(str(model))
+    return ModelReference(getattr(model, "name", None) or otherwise)
+
+
+def _open(reference: ModelReference, model: Any = None) -> Checkpoint:
+    """A model by its header, with its adapter on top."""
+    named = model is None or isinstance(model, (str, Path, ModelReference))
+    checkpoint = open_checkpoint(reference.path, revision=reference.revision) if named else open_checkpoint(model)
+    if reference.adapter is None or not named:
+        return checkpoint
+    from isomerge.adapters import apply_adapter
+
+    return apply_adapter(checkpoint, reference.adapter, revision=reference.adapter_revision, name=str(reference))
+
+
+def _vocabulary(document: Recipe, models: Mapping[ModelReference, Checkpoint]) -> Vocabulary:
+    from isomerge.merge.vocabulary import merge_vocabularies
+
+    settings = document.tokenizer
+    assert settings is not None
+    known = {str(reference): checkpoint for reference, checkpoint in models.items()}
+    rules = {token: _rule(rule) for token, rule in (settings.tokens or {}).items()}
+    wanted = [settings.source, *(rule.source.model for rule in rules.values() if rule.source and rule.source.model)]
+    for name in map(str, wanted):  # a tokenizer may come from a model that is not merged
+        if name not in known and name not in ("union", "base"):
+            known[name] = _open(ModelReference.parse(name))
+    return merge_vocabularies(
+        known,
+        source=str(settings.source),
+        base=str(document.base_model) if document.base_model else None,
+        rules=rules,
+        pad_to_multiple_of=settings.pad_to_multiple_of,
+    )
+
+
+def _rule(given: TokenSettings) -> TokenRule:
+    from isomerge.merge.vocabulary import TokenRule, TokenSource
+
+    source = given.source
+    if source is None:
+        return TokenRule(None, given.force)
+    if isinstance(source, ModelReference):
+        return TokenRule(TokenSource("model", str(source)), given.force)
+    if source.kind == "zero":
+        return TokenRule(TokenSource("zero"), given.force)
+    return TokenRule(TokenSource("model_token", str(source.model), source.token, source.token_id), given.force)

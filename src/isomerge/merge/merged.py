@@ -4,107 +4,165 @@ from __future__ import annotations
 
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from isomerge.checkpoint import (
-    CastReport,
-    Checkpoint,
-    TensorInfo,
-    Written,
-    cast,
-    parse_dtype,
-    refuse_overwrite,
-    require_finite,
-    write_checkpoint,
-)
+from isomerge.align.parallel import ahead, thread_count
+from isomerge.checkpoint import CastReport, Checkpoint, TensorInfo, Written, cast, parse_dtype, refuse_overwrite
 from isomerge.checkpoint.saving import counted, dtype_entry
-from isomerge.merge.methods import METHODS
+from isomerge.checkpoint.writer import CheckpointWriter
+from isomerge.merge.pipeline import Job, run
+from isomerge.merge.sources import InputHashes
 
+if TYPE_CHECKING:
+    from isomerge.merge.recipe import Recipe
+    from isomerge.merge.vocabulary import Vocabulary
 
-@dataclass(frozen=True)
-class Output:
-    """One tensor of the result (several on disk where experts are stacked) and the functions that give its inputs."""
-
-    plan: Mapping[str, TensorInfo]
-    inputs: list[Any]
+Progress = Callable[[int, int, str], None]
 
 
 @dataclass
 class Merged:
-    """The result of `isomerge.merge`. Nothing is computed until `save`, `state_dict` or `module`."""
+    """The result of `isomerge.merge`. Nothing is computed until `save`, `state_dict` or `load_into`."""
 
+    recipes: list[Recipe]
+    """All documents; the last is the one whose result this is."""
+    inputs: Mapping[str, Checkpoint]
+    """By the reference under which the recipe names them."""
     donor: Checkpoint
-    inputs: list[Checkpoint]
-    method: str
-    weights: list[float]
-    outputs: list[Output]
-    config_changes: dict[str, Any]
-    aligned: bool
-    notes: list[str]
-    started: float
-    progress: Callable[[int, int, str], None] | None = None
+    """Whose config and side files the result has."""
+    jobs: list[Job]
+    config_changes: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    alignment: dict[str, Any] | None = None
+    vocabulary: Vocabulary | None = None
+    chat_template: str | None = None
+    hashes: InputHashes = field(default_factory=InputHashes)
+    seed: int = 0
+    device: str = "cpu"
+    threads: int | None = None
+    max_memory: int | str | None = None
+    progress: Progress | None = None
+    started: float = field(default_factory=time.perf_counter)
     seconds: float | None = None
     _lost: dict[str, CastReport] = field(default_factory=dict)
 
-    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Merged tensors under their names on disk, in the order they are written."""
-        method = METHODS[self.method]
-        for output in self.outputs:
-            parts = [read() for read in output.inputs]
-            for name, info in output.plan.items():
-                if len(parts) == 1:  # an integer buffer, or a tensor only the donor has
-                    only = parts[0][name]
-                    yield name, only.to(dtype or info.dtype) if info.dtype.is_floating_point else only
-                    continue
-                for part, checkpoint in zip(parts, self.inputs, strict=True):
-                    require_finite(name, part[name], checkpoint)
-                merged, self._lost[name] = cast(
-                    method([p[name] for p in parts], weights=self.weights), dtype or info.dtype
-                )
-                yield name, merged.cpu()
+    @property
+    def recipe(self) -> Recipe:
+        return self.recipes[-1]
+
+    @property
+    def plan(self) -> dict[str, TensorInfo]:
+        """Names, shapes and dtypes of the result."""
+        return {job.name: job.info for job in self.jobs}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {**self.donor.config, **self.config_changes}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Merged tensors in the written dtype, one at a time, under their names on disk."""
+        for job, tensor in zip(self.jobs, ahead(Job.tensor, self.jobs, self.threads), strict=True):
+            if tensor.is_floating_point():
+                tensor, self._lost[job.name] = cast(tensor, job.info.dtype)
+            yield job.name, tensor
 
     def state_dict(self) -> dict[str, Tensor]:
+        """The whole result in memory."""
         return dict(self.tensors())
 
+    def load_into(self, module: nn.Module) -> nn.Module:
+        """Put the merged weights into a module of the same architecture, in place, and return it."""
+        from isomerge.checkpoint import load_into_module
+
+        load_into_module(module, self.state_dict())
+        return module
+
     def save(
-        self, out: str | Path, *, shard_size: int | str = "5GB", out_dtype: str | None = None, force: bool = False
+        self,
+        out: str | Path,
+        *,
+        shard_size: int | str = "5GB",
+        out_dtype: str | None = None,
+        force: bool = False,
+        lock: bool = True,
+        report: bool = True,
     ) -> Written:
-        """Write the merged model with the donor's config and side files."""
-        refuse_overwrite(out, [*self.inputs, self.donor])
-        dtype = parse_dtype(out_dtype) if out_dtype else None
-        plan = {
-            name: TensorInfo(info.shape, dtype if dtype and info.dtype.is_floating_point else info.dtype)
-            for output in self.outputs
-            for name, info in output.plan.items()
-        }
-        changes = {**self.config_changes, **dtype_entry(self.donor.config, dtype)}
-        written = write_checkpoint(
-            out, plan, self.tensors(dtype), config=changes, donor=self.donor, shard_size=shard_size, force=force,
-            progress=counted(self.progress, plan, f"writing {Path(out).name}"),
-        )  # fmt: skip
+        """Write the merged model with the donor's config and side files.
+
+        `lock` hashes every input and output tensor into isomerge.lock.json; `report` writes the model card. A run that
+        was killed or interrupted goes on from its finished tensors when the same call is made again.
+        """
+        from isomerge.merge.memory import fitting_threads
+        from isomerge.merge.outcome import card_files, lock_text, resume_key, side_files
+
+        refuse_overwrite(out, [*self.inputs.values(), self.donor])
+        jobs, changes = self._in_dtype(out_dtype)
+        plan = {job.name: job.info for job in jobs}
+        threads = fitting_threads(jobs, self.threads, self.max_memory)
+        options = {"shard_size": str(shard_size), "out_dtype": out_dtype}
+        key = resume_key(self, plan, {**options, "hashed": lock})
+        tell = counted(self.progress, plan, f"writing {Path(out).name}")
+        with side_files(self) as copies:
+            writer = CheckpointWriter(
+                out, plan, config={**self.config_changes, **changes}, donor=self.donor, copies=copies,
+                shard_size=shard_size, force=force, key=key,
+            )  # fmt: skip
+            with writer:
+                self._lost.update(run(jobs, writer, threads=threads, hashing=lock, progress=tell))
+                if lock:
+                    writer.add("isomerge.lock.json", lock_text(self, writer, options).encode())
+                if report:
+                    for name, text in card_files(self, writer, writer.sha256()).items():
+                        writer.add(name, text.encode())
+                written = writer.commit(durable=False)
         self.seconds = time.perf_counter() - self.started
         return written
+
+    def verify(self, written: Written) -> bool:
+        """Look at what was written: whole, of the structure of its class, tokens in place; raise if it is not."""
+        from isomerge.errors import CheckpointError
+        from isomerge.evaluate.verify import verify
+
+        record = verify(written.out, deep=False, same_structure_as=self.donor, threads=self.threads)
+        if record["problems"]:
+            raise CheckpointError(
+                f"While verifying {written.out}: {'; '.join(record['problems'])}. The folder is left for you to look at."
+            )
+        return True
+
+    def _in_dtype(self, out_dtype: str | None) -> tuple[list[Job], dict[str, Any]]:
+        """The jobs for another written dtype, and what that changes in config.json."""
+        if out_dtype is None:
+            return self.jobs, {}
+        dtype = parse_dtype(out_dtype)
+        jobs = [
+            replace(job, info=TensorInfo(job.info.shape, dtype)) if job.info.dtype.is_floating_point else job
+            for job in self.jobs
+        ]
+        return jobs, dtype_entry(self.config, dtype)
 
     def report(self) -> dict[str, Any]:
         """The JSON record of the merge."""
         notes = list(self.notes)
-        for name, lost in self._lost.items():
+        for name, lost in sorted(self._lost.items()):
             if not lost.lossless:
                 what = f"{lost.overflow} values overflowed, {lost.underflow} became zero"
                 notes.append(f"{name}: {what} in the written dtype")
         return {
-            "method": self.method,
-            "weights": self.weights,
-            "aligned": self.aligned,
-            "models": [c.name for c in self.inputs],
+            "method": self.recipe.merge_method,
+            "models": list(self.inputs),
             "donor": self.donor.name,
+            "aligned": self.alignment is not None,
+            "alignment": self.alignment,
+            "vocabulary": self.vocabulary.report if self.vocabulary else None,
+            "threads": thread_count(self.threads),
             "peak_memory_bytes": peak_memory(),
             "notes": notes,
             "seconds": self.seconds if self.seconds is not None else time.perf_counter() - self.started,
@@ -115,3 +173,38 @@ def peak_memory() -> int:
     """Largest resident size of this process so far, in bytes (kilobytes on Linux, bytes on macOS)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def as_checkpoint(merged: Merged, name: str) -> Checkpoint:
+    """The result as the input of another merge: computed when it is read, and never rounded on the way."""
+    return _MergedCheckpoint(merged, name)
+
+
+class _MergedCheckpoint(Checkpoint):
+    def __init__(self, merged: Merged, name: str) -> None:
+        self.name, self.config, self.folder, self.revision = name, merged.config, merged.donor.folder, None
+        self._merged = merged
+        self._jobs = {job.name: job for job in merged.jobs}
+        self.tensors = {name: self._jobs[name].info for name in sorted(self._jobs)}
+        self._last = threading.local()  # each worker reads one tensor in blocks; what it holds is its own
+
+    def read(self, name: str) -> Tensor:
+        if name not in self._jobs:
+            self.unknown_tensor(name)
+        job = self._jobs[name]
+        tensor = job.tensor()
+        # An intermediate dtype that the recipe asks for is obeyed; without one nothing is rounded.
+        asked = self._merged.recipe.out_dtype or self._merged.recipe.dtype
+        return tensor.to(job.info.dtype) if asked and tensor.is_floating_point() else tensor
+
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        if getattr(self._last, "name", None) != name:
+            self._last.name, self._last.tensor = name, self.read(name)
+        tensor: Tensor = self._last.tensor
+        return tensor[start:stop] if tensor.dim() > 1 else tensor
+
+    def identity(self) -> Any:
+        return {ref: checkpoint.identity() for ref, checkpoint in sorted(self._merged.inputs.items())}
+
+    def side_files(self) -> list[Path]:
+        return self._merged.donor.side_files()

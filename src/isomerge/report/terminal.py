@@ -47,14 +47,52 @@ def selftest_table(record: Record) -> RenderableType:
 
 def merge_table(record: Record) -> RenderableType:
     """What was merged, how, and what was written."""
-    facts: dict[str, Any] = {"method": record.get("method")}
-    if record.get("weights"):
-        facts["weights"] = ", ".join(number(weight) for weight in record["weights"])
-    if record.get("aligned") is not None:
-        facts["aligned"] = record["aligned"]
+    facts: dict[str, Any] = {
+        "method": record.get("method"),
+        "models": record.get("models"),
+        "config from": record.get("donor"),
+        "aligned": record.get("aligned"),
+    }
+    for model in (record.get("alignment") or {}).get("models", []):
+        facts[f"  {model['model']}"] = model["verdict"]
     if record.get("peak_memory_bytes"):
         facts["peak memory"] = size(record["peak_memory_bytes"])
-    return _page(_facts(facts | _written(record)), _notes(record.get("notes")))
+    facts |= _written(record) | {"sha256": record.get("sha256"), "pushed": record.get("pushed")}
+    return _page(_facts(facts), _notes(record.get("notes")))
+
+
+def plan_table(record: Record) -> RenderableType:
+    """What a merge would read, write and need."""
+    facts = {
+        "method": record["method"],
+        "models": record["models"],
+        "config from": record["donor"],
+        "tensors": record["tensors"],
+        "to read": size(record["bytes_read"]),
+        "to write": size(record["bytes_written"]),
+        "peak memory, about": size(record["peak_memory_bytes"]),
+        "time, about": f"{record['seconds']:.1f} s of computing on {record['threads']} threads",
+        "changes in config.json": ", ".join(f"{k}: {v}" for k, v in record["config_changes"].items()) or None,
+    }
+    return _page(_facts(facts), _notes(record.get("notes")))
+
+
+def explain_table(record: Record) -> RenderableType:
+    """The inputs of one tensor, and every option with where it comes from."""
+    facts: dict[str, Any] = {"tensor": record["tensor"], "method": record["method"]}
+    if record["base"]:
+        facts["base"] = f"{record['base']['model']}: {record['base']['tensor']}"
+    for place, given in enumerate(record["inputs"], start=1):
+        facts[f"model {place}"] = f"{given['model']}: {given['tensor']}"
+    table = Table(box=None, pad_edge=False)
+    for column in ("option", "value", "from"):
+        table.add_column(column)
+    for name, option in record["options"].items():
+        origin = option["origin"]
+        if isinstance(origin, Mapping):
+            origin = "; ".join(f"{model}: {where}" for model, where in origin.items())
+        table.add_row(name, Text(_say(option["value"])), Text(str(origin)))
+    return _page(_facts(facts), table if record["options"] else None)
 
 
 def demo_table(record: Record) -> RenderableType:

@@ -1,10 +1,13 @@
-"""Merge methods: one pure function per file. Its keyword-only arguments are its options everywhere."""
+"""Merge methods: one small file each. A new file with a decorated function is a new method, everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import importlib
+import pkgutil
 
-from isomerge.merge.methods.linear import linear
+from isomerge.merge.methods.method import METHODS, Method, Option
 
-METHODS: dict[str, Callable[..., Any]] = {"linear": linear}
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["METHODS", "Method", "Option"]

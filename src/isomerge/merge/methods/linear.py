@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from isomerge.errors import RequestError
+from isomerge.merge.group import Combine, Group
+from isomerge.merge.methods.method import PerModel, each, method
+from isomerge.merge.reduce import mixture
 
-from torch import Tensor
 
+@method(reference="https://arxiv.org/abs/2203.05482")
+def linear(group: Group, *, weight: PerModel[float] = each(1.0), normalize: bool = True) -> Combine:
+    """Weighted average: Σ w_k W_k, the weights divided by their sum.
 
-def linear(tensors: Sequence[Tensor], *, weights: Sequence[float], normalize: bool = True) -> Tensor:
-    """Weighted average: Σ w_k W_k, the weights divided by their sum unless `normalize` is false.
-
-    >>> import torch
-    >>> linear([torch.zeros(1), torch.ones(1)], weights=[1, 3])
-    tensor([0.7500])
-
-    Wortsman et al., "Model soups", 2022.
+    Options:
+        weight: how much of each model
+        normalize: divide the weights by their sum
     """
-    total = sum(weights) if normalize else 1.0
-    result = tensors[0] * (weights[0] / total)
-    for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
-        result += tensor * (weight / total)
-    return result
+    total = sum(weight) if normalize else 1.0
+    if abs(total) < 1e-12:
+        raise RequestError(f"the weights {weight} add up to zero. Give others, or normalize: false.")
+    return mixture([w / total for w in weight])

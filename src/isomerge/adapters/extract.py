@@ -1,0 +1,285 @@
+"""What a fine-tuned model added to its base, as a LoRA adapter."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isomerge.adapters.layout import TRANSPOSED, Layout
+from isomerge.adapters.lowrank import choose_rank, decompose, halves, squared_error
+from isomerge.adapters.settings import BIAS
+from isomerge.adapters.write import lora_config, write_adapter
+from isomerge.checkpoint import (
+    Checkpoint,
+    is_harmless_buffer,
+    refuse_overwrite,
+    require_finite,
+    require_floating,
+)
+from isomerge.checkpoint.base import name_some
+from isomerge.errors import RequestError
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class _Found:
+    """What has been extracted so far. Names are those in memory, without PEFT's prefix."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
+    whole: set[str] = field(default_factory=set)
+    """Modules stored as they are: norms, and whatever else is not a matrix."""
+    bias: str = "none"
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+    squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """Of everything that changed, and of what the adapter misses of it."""
+
+
+def extract_adapter(
+    base: Checkpoint,
+    finetuned: Checkpoint,
+    *,
+    rank: int | None = None,
+    out: str | os.PathLike[str],
+    targets: str | None = None,
+    energy: float | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write the best adapter of this rank for base → fine-tuned, and say how much of the change it misses.
+
+    `rank` is the most a layer may have, `energy` the share of its squared change to keep (0.99), whatever rank that
+    takes; one of them is needed. `targets` is a regular expression for the ends of layers' names: "q_proj|v_proj".
+    Layers without a matrix (norms) are stored whole; what PEFT cannot hold is listed in the record.
+    """
+    start = time.perf_counter()
+    pattern = _check_request(rank, energy, targets)
+    refuse_overwrite(out, [base, finetuned])
+    layout = _common_layout(base, finetuned)
+    found = _Found()
+    floating = [n for n, info in base.tensors.items() if info.dtype.is_floating_point and not is_harmless_buffer(n)]
+    total, done = sum(base.tensors[name].nbytes for name in floating), 0
+    # Vectors come last: where a bias goes depends on what became of its layer's matrix.
+    for name in sorted(floating, key=lambda name: (not _is_matrix(base, name), name)):
+        if _is_matrix(base, name):
+            _extract_matrix(name, base, finetuned, layout, pattern, (rank, energy), found)
+        else:
+            _store_whole(name, base, finetuned, layout, pattern, found)
+        done += base.tensors[name].nbytes
+        if progress:
+            progress(done, total, "extracting")
+    if not found.tensors:
+        raise RequestError(
+            f"While extracting an adapter from {finetuned.name}: nothing that an adapter can hold differs from "
+            f"{base.name}{' in the named layers' if targets else ''}. Check that these are two models."
+        )
+    written = write_adapter(out, found.tensors, _config(base, layout, found), force=force)
+    changed, missed = found.squares
+    return {
+        "out": written.out,
+        "targets": found.rows,
+        "whole": sorted(found.whole),
+        "left_out": found.left_out,
+        "error": math.sqrt(missed / changed) if changed else 0.0,
+        "notes": _notes(found),
+        "tensors": written.tensors,
+        "bytes": written.bytes,
+        "files": written.files,
+        "sha256": written.sha256,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def _check_request(rank: int | None, energy: float | None, targets: str | None) -> re.Pattern[str] | None:
+    if rank is None and energy is None:
+        raise RequestError("While extracting an adapter: neither a rank nor an energy was named. Give rank=16, say.")
+    if rank is not None and rank < 1:
+        raise RequestError(f"While extracting an adapter: the rank cannot be {rank}. Give a positive whole number.")
+    if energy is not None and not 0 < energy <= 1:
+        raise RequestError(f"While extracting an adapter: the energy cannot be {energy}. Give a share such as 0.99.")
+    try:
+        return re.compile(rf"(.*\.)?({targets})") if targets is not None else None
+    except re.error as error:
+        raise RequestError(
+            f"While extracting an adapter: targets '{targets}' is no regular expression ({error}). "
+            "Write the ends of layer names, as in q_proj|v_proj."
+        ) from error
+
+
+def _common_layout(base: Checkpoint, finetuned: Checkpoint) -> Layout:
+    problems = []
+    for model in (base, finetuned):
+        require_floating(model)
+    differ = [n for n in sorted(base.tensors.keys() ^ finetuned.tensors.keys()) if not is_harmless_buffer(n)]
+    if differ:
+        problems.append(f"only one of them has {name_some(differ)}")
+    for name in sorted(base.tensors.keys() & finetuned.tensors.keys()):
+        one, other = base.tensors[name].shape, finetuned.tensors[name].shape
+        if one != other:
+            problems.append(f"'{name}' is {one} in the base and {other} in the fine-tuned model")
+    layout = Layout(base)
+    if layout.model is None:
+        problems.append(
+            "an adapter names layers by their kind and their name in memory, and no class of transformers is known for "
+            f"{base.config.get('architectures') or 'this base (its config.json names no architecture)'}"
+        )
+    if problems:
+        shown = "; ".join(problems[:8])
+        raise RequestError(
+            f"While extracting an adapter from {finetuned.name} and its base {base.name}: {shown}. "
+            "Name a model and the base it was fine-tuned from, with the same head and vocabulary."
+        )
+    return layout
+
+
+def _is_matrix(base: Checkpoint, name: str) -> bool:
+    return len(base.tensors[name].shape) > 1
+
+
+def _difference(name: str, base: Checkpoint, finetuned: Checkpoint) -> Tensor:
+    before, after = base.read(name), finetuned.read(name)
+    require_finite(name, before, base)
+    require_finite(name, after, finetuned)
+    wide = torch.float64 if torch.float64 in (before.dtype, after.dtype) else torch.float32
+    return after.to(wide).sub_(before.to(wide))
+
+
+def _extract_matrix(
+    name: str,
+    base: Checkpoint,
+    finetuned: Checkpoint,
+    layout: Layout,
+    pattern: re.Pattern[str] | None,
+    size: tuple[int | None, float | None],
+    found: _Found,
+) -> None:
+    difference = _difference(name, base, finetuned)
+    changed = float(difference.square().sum(dtype=torch.float64))
+    if changed == 0:
+        return
+    found.squares[0] += changed
+    module = layout.in_memory.get(name, "").removesuffix(".weight")
+    kind = _kind(layout.modules.get(module), difference)
+    if kind is None or (pattern is not None and not pattern.fullmatch(module)):
+        why = "not among the targets" if kind is not None else "not a layer that LoRA adapts"
+        _leave_out(name, changed, why, found)
+        return
+    matrix = difference.flatten(1)
+    u, values, vt = decompose(matrix, *size)
+    rank = choose_rank(values, changed, *size)
+    left, right = halves(u, values, vt, rank)
+    missed = squared_error(matrix, left, right)
+    found.squares[1] += missed
+    found.ranks[module] = rank
+    found.rows.append({"name": name, "rank": rank, "error": math.sqrt(missed / changed), "norm": math.sqrt(changed)})
+    found.tensors |= named_factors(module, kind, left, right, difference.shape)
+    for tied, source in layout.ties.items():
+        if (
+            source == f"{module}.weight"
+        ):  # PEFT adapts the layer that shares the tensor by itself, with the same factors
+            found.tensors |= named_factors(tied.removesuffix(".weight"), "linear", left, right, difference.shape)
+
+
+def named_factors(module: str, kind: str, left: Tensor, right: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """The factors of a tensor of this shape, left @ right, under the names and in the orientation of PEFT."""
+    if kind == "embedding":
+        return {
+            f"{module}.lora_embedding_A": left.T.contiguous(),
+            f"{module}.lora_embedding_B": right.T.contiguous(),
+        }
+    if kind == "transposed":
+        left, right = right.T.contiguous(), left.T.contiguous()
+    if kind == "convolution":
+        left, right = left.reshape(*left.shape, *[1] * (len(shape) - 2)), right.reshape(-1, *shape[1:])
+    return {f"{module}.lora_A.weight": right.clone(), f"{module}.lora_B.weight": left.clone()}
+
+
+def _kind(layer: nn.Module | None, difference: Tensor) -> str | None:
+    if layer is None:
+        return None
+    if type(layer).__name__ == TRANSPOSED:
+        return "transposed"
+    if isinstance(layer, nn.Embedding):
+        return "embedding"
+    if isinstance(layer, nn.Linear):
+        return "linear"
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and layer.groups == 1:
+        return "convolution"
+    return None
+
+
+def _store_whole(
+    name: str, base: Checkpoint, finetuned: Checkpoint, layout: Layout, pattern: re.Pattern[str] | None, found: _Found
+) -> None:
+    """A changed vector: a trained bias, or part of a layer that is stored whole."""
+    changed = float(_difference(name, base, finetuned).square().sum(dtype=torch.float64))
+    if changed == 0:
+        return
+    found.squares[0] += changed
+    memory = layout.in_memory.get(name, "")
+    module, _, parameter = memory.rpartition(".")
+    layer = layout.modules.get(module) if module else None
+    if module in found.ranks:
+        found.tensors[f"{module}.base_layer.{parameter}"] = finetuned.read(name)
+        found.bias = max(found.bias, "lora_only", key=BIAS.index)
+    elif pattern is not None and not pattern.fullmatch(module):
+        _leave_out(name, changed, "not among the targets", found)
+    elif layer is not None and parameter == "bias":
+        found.tensors[memory] = finetuned.read(name)
+        found.bias = "all"
+    elif layer is not None and all(p.dim() < 2 for p in layer.parameters()) and not list(layer.children()):
+        found.whole.add(module)
+        for parameter, _ in layer.named_parameters():
+            found.tensors[f"{module}.{parameter}"] = finetuned.read(layout.on_disk[f"{module}.{parameter}"])
+    else:
+        _leave_out(name, changed, "a parameter outside of any layer", found)
+
+
+def _leave_out(name: str, changed: float, why: str, found: _Found) -> None:
+    found.squares[1] += changed
+    found.left_out.append({"name": name, "norm": math.sqrt(changed), "why": why})
+
+
+def _config(base: Checkpoint, layout: Layout, found: _Found) -> dict[str, Any]:
+    tied = {source.removesuffix(".weight") for source in layout.ties.values()} & found.ranks.keys()
+    about = {
+        "base_model_name_or_path": base.name,
+        "revision": base.revision,
+        "fan_in_fan_out": any(layout.is_transposed(module) for module in found.ranks),
+        "bias": found.bias,
+        "modules_to_save": sorted(found.whole) or None,
+        "ensure_weight_tying": bool(tied),
+    }
+    return lora_config(found.ranks, _short_names(layout, found.ranks.keys()), about)
+
+
+def _short_names(layout: Layout, modules: Any) -> list[str]:
+    """Layers by the last part of their name where every layer of that name is meant, by their whole name otherwise."""
+    short = []
+    for module in modules:
+        last = module.rpartition(".")[2]
+        alike = [m for m in layout.modules if m.rpartition(".")[2] == last]
+        short.append(last if all(m in modules for m in alike) and not last.isdigit() else module)
+    return sorted(set(short))
+
+
+def _notes(found: _Found) -> list[str]:
+    notes = []
+    if found.left_out:
+        worst = sorted(found.left_out, key=lambda row: -row["norm"])
+        shown = ", ".join(f"{row['name']} (norm {row['norm']:.3g}, {row['why']})" for row in worst[:5])
+        more = f" and {len(worst) - 5} more" if len(worst) > 5 else ""
+        notes.append(f"{len(worst)} changed tensors are not in the adapter: {shown}{more}")
+    if found.whole:
+        notes.append(f"{len(found.whole)} layers without a matrix are stored whole (modules_to_save)")
+    return notes

@@ -1,0 +1,74 @@
+"""`isomerge extract BASE FINETUNED --rank 16 -o OUT`: what fine-tuning added to a model, as a LoRA adapter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isomerge.cli.common import Debug, Force, Json, Out, Quiet, Voice, reserve_output
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LISTED = 12
+DEFAULT_RANK = 16
+
+
+def extract(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="The model that was fine-tuned.")],
+    finetuned: Annotated[str, typer.Argument(metavar="FINETUNED", help="What became of it.")],
+    out: Out,
+    rank: Annotated[
+        int | None, typer.Option(min=1, help=f"The most a layer may have; {DEFAULT_RANK} unless --energy is named.")
+    ] = None,
+    energy: Annotated[
+        float | None, typer.Option(help="Give each layer the rank that keeps this share of its squared change: 0.99.")
+    ] = None,
+    targets: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Only layers whose name ends so, as in 'q_proj|v_proj'.")
+    ] = None,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write the best low-rank adapter for what FINETUNED adds to BASE, and say how much of it is missed."""
+    reserve_output(out, [base, finetuned], force=force)
+
+    from isomerge.adapters import extract_adapter
+    from isomerge.checkpoint import open_checkpoint
+
+    voice = Voice(json, quiet)
+    with voice.work() as progress:
+        record = extract_adapter(
+            open_checkpoint(base),
+            open_checkpoint(finetuned),
+            rank=rank if rank is not None or energy is not None else DEFAULT_RANK,
+            out=out,
+            targets=targets,
+            energy=energy,
+            force=force,
+            progress=progress,
+        )
+    voice.show(record, extract_table)
+
+
+def extract_table(record: dict[str, Any]) -> RenderableType:
+    """The worst layers, the error in all, what was written, and the notes."""
+    from rich.console import Group
+    from rich.table import Table
+
+    table = Table("layer", "rank", "relative error", box=None)
+    worst = sorted(record["targets"], key=lambda row: -row["error"])
+    for row in worst[:LISTED]:
+        table.add_row(row["name"], str(row["rank"]), f"{row['error']:.3g}")
+    if len(worst) > LISTED:
+        table.add_row(f"and {len(worst) - LISTED} with smaller errors", "", "")
+    lines = [
+        f"missed of the whole change: {record['error']:.3g} (relative norm)",
+        f"written: {record['out']} ({record['tensors']} tensors, {record['bytes']:,} bytes) "
+        f"in {record['seconds']:.1f} s",
+        *(f"note: {note}" for note in record["notes"]),
+    ]
+    return Group(table, *lines)

@@ -1,0 +1,44 @@
+"""`isomerge plan`: what a merge would do, from headers only."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from isomerge.cli.common import Debug, Json, MaxMemory, Quiet, Threads, Voice
+from isomerge.cli.merge import Align, Base, Level, Method, Models, Weights, flags_of
+from isomerge.cli.request import read_request
+
+
+def plan(
+    context: typer.Context,
+    models: Models,
+    method: Method = None,
+    weights: Weights = None,
+    align: Align = False,
+    level: Level = None,
+    base: Base = None,
+    explain: Annotated[
+        str | None, typer.Option(metavar="TENSOR", help="Show the inputs and options of one tensor and their origin.")
+    ] = None,
+    threads: Threads = None,
+    max_memory: MaxMemory = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Say what a merge would do: tensors, bytes, peak memory, time. Nothing is read but headers."""
+    request = read_request([*models, *context.args], flags_of(context))
+    documents = request.documents(method=method, base=base, weights=weights, align=align, level=level, seed=0)
+
+    from isomerge.merge.estimate import explain_tensor, plan_merge
+    from isomerge.report.terminal import explain_table, plan_table
+
+    voice = Voice(json, quiet)
+    with voice.work():
+        if explain is not None:
+            record = explain_tensor(documents, explain)
+        else:
+            record = plan_merge(documents, threads=threads, max_memory=max_memory)
+    voice.show(record, explain_table if explain is not None else plan_table)

@@ -1,0 +1,77 @@
+"""`isomerge reproduce OUT`: make a model again from its lock file and compare hashes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isomerge.cli.common import Debug, Force, Json, Quiet, Threads, Voice, reserve_output
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from isomerge.checkpoint.lock import Lock
+
+
+def reproduce(
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="A folder with an isomerge.lock.json.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="NEW", help="Keep the new copy in this folder.")
+    ] = None,
+    threads: Threads = None,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Make OUT again from the recipe and inputs its lock file names, and compare every hash.
+
+    Ends with 0 if the two are identical. OUT itself is not touched; the new copy is removed unless -o names a folder.
+    """
+    from isomerge.checkpoint.lock import read_lock
+    from isomerge.evaluate.reproduce import open_locked
+    from isomerge.evaluate.reproduce import reproduce as make_again
+
+    inputs = [entry.source for entry in read_lock(folder).inputs]
+    if out is not None:
+        reserve_output(out, [str(folder), *inputs], force=force)
+
+    voice = Voice(json, quiet)
+    with voice.work() as progress:
+
+        def rerun(lock: Lock, place: Path) -> Any:
+            from isomerge.merge.api import merge_recipe
+
+            # Hub models at their commits; one with an adapter on top is two things, which only the recipe can name.
+            hub = [entry for entry in lock.inputs if entry.revision and "+" not in entry.reference]
+            pinned = {entry.reference: open_locked(entry) for entry in hub}
+            merged = merge_recipe(
+                lock.recipe, models=pinned, seed=lock.seed, device=lock.options.get("device", "cpu"), threads=threads,
+                progress=progress,
+            )  # fmt: skip
+            return merged.save(
+                place, shard_size=lock.options.get("shard_size", "5GB"), out_dtype=lock.options.get("out_dtype"),
+                force=force, lock=out is not None, report=out is not None,
+            )  # fmt: skip
+
+        record = make_again(folder, rerun, out=out, threads=threads, progress=progress)
+    voice.show(record, reproduce_table)
+    if record["verdict"] != "identical":
+        raise typer.Exit(1)
+
+
+def reproduce_table(record: dict[str, Any]) -> RenderableType:
+    """The verdict, what differs, and the notes."""
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = [f"{record['folder']}: {record['verdict']} ({record['seconds']:.1f} s)"]
+    lines += [f"input {entry['reference']}: {'; '.join(entry['changed'])}" for entry in record["inputs"]]
+    lines += [*record["differences"], *record["notes"]]
+    if record["sha256"]:
+        lines.append(f"sha256 {record['sha256']}, expected {record['expected_sha256']}")
+    if record["out"]:
+        lines.append(f"written {record['out']}")
+    return Group(Text(lines[0], style="bold"), *(Text(f"• {line}") for line in lines[1:]))

@@ -1,0 +1,165 @@
+"""What merge and plan are asked: a recipe, or models with a method and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isomerge.errors import RequestError, did_you_mean
+
+if TYPE_CHECKING:
+    from isomerge.merge.recipe import Recipe
+
+# Options of a method are flags that are not known before the method is, so the verbs take them as they come.
+ANY_OPTION = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A recipe's path, or models and the method's options as they were written."""
+
+    models: list[str]
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def recipe(self) -> Path | None:
+        """The only argument, when it is a file that holds no weights."""
+        path = Path(self.models[0]).expanduser() if len(self.models) == 1 else None
+        weights = {".safetensors", ".bin", ".pt", ".pth"}
+        named = path is not None and path.suffix in {".yml", ".yaml"}
+        return path if path is not None and (named or (path.is_file() and path.suffix not in weights)) else None
+
+    def documents(
+        self,
+        *,
+        method: str | None,
+        base: str | None,
+        weights: str | None,
+        align: bool,
+        level: str | None,
+        seed: int | None,
+    ) -> list[Recipe]:
+        """The recipes to run: read from the file, or made from the flags."""
+        from isomerge.merge.recipe import load_recipe, recipe_of
+
+        if self.recipe is not None:
+            flags = {"--method": method, "--base": base, "--weights": weights, "--level": level}
+            given = [f"--{key}" for key in self.options] + [flag for flag, value in flags.items() if value is not None]
+            if given or align:
+                raise RequestError(
+                    f"{', '.join(given or ['--align'])} belongs in the recipe {self.recipe}. Write it there, or name the "
+                    "models on the command line instead."
+                )
+            return load_recipe(self.recipe)
+        if len(self.models) < 2 and not base:
+            raise RequestError(
+                "Merging needs a recipe, or at least two models: isomerge merge recipe.yml -o OUT, or "
+                "isomerge merge model-a model-b -o OUT."
+            )
+        name = method or "linear"
+        options = typed_options(name, self.options)
+        if weights is not None:
+            options["weight"] = numbers(weights, len(self.models))
+        settings: bool | dict[str, Any] = {"level": level or "full"} if align else False
+        return [recipe_of(self.models, name, base=base, options=options, align=settings, seed=seed or 0)]
+
+
+def read_request(arguments: Sequence[str], known: Sequence[str]) -> Request:
+    """Tell the models from the options among the arguments no flag has taken; `known` are the verb's own flags.
+
+    >>> read_request(["a", "b", "--density", "0.5", "--no-normalize"], [])
+    Request(models=['a', 'b'], options={'density': '0.5', 'normalize': 'false'})
+    """
+    models: list[str] = []
+    options: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-") or word == "-":
+            models.append(word)
+            continue
+        if not word.startswith("--"):
+            raise RequestError(f"No such option: {word}. {did_you_mean(word, known)}")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            follows = bool(rest) and (not rest[0].startswith("--")) and not _is_switch(key)
+            value = rest.pop(0) if follows else "true"
+        if key.startswith("no-") and not equals:
+            key, value = key[3:], "false"
+        options[key.replace("-", "_")] = value
+    if options:
+        _refuse_unknown(options, known)
+    return Request(models, options)
+
+
+def _is_switch(key: str) -> bool:
+    """Whether an option of this name is true or false: then no value follows it."""
+    return bool in _known_options().get(key.removeprefix("no-").replace("-", "_"), set())
+
+
+def _known_options() -> dict[str, set[type]]:
+    """Every option that some method has, with its types."""
+    from isomerge.merge.methods import METHODS
+
+    known: dict[str, set[type]] = {}
+    for method in METHODS.values():
+        for option in method.options:
+            known.setdefault(option.name, set()).add(option.kind)
+    return known
+
+
+def _refuse_unknown(options: Iterable[str], flags: Sequence[str]) -> None:
+    known = _known_options()
+    for key in options:
+        if key not in known:
+            flag = "--" + key.replace("_", "-")
+            hint = did_you_mean(flag, [*flags, *("--" + name.replace("_", "-") for name in known)])
+            raise RequestError(f"No such option: {flag}. {hint if hint.startswith('Did') else 'See isomerge merge --help.'}")
+
+
+def numbers(weights: str, count: int) -> list[float]:
+    """The weights as numbers, one per model.
+
+    >>> numbers("0.25, 0.75", 2)
+    [0.25, 0.75]
+    """
+    try:
+        found = [float(part) for part in weights.split(",")]
+    except ValueError:
+        raise RequestError(f"--weights cannot be '{weights}'. Write numbers with commas, as in 0.5,0.5.") from None
+    if len(found) != count:
+        raise RequestError(f"--weights has {len(found)} numbers for {count} models. Write one for each, in order.")
+    return found
+
+
+def typed_options(method: str, given: dict[str, str]) -> dict[str, Any]:
+    """The values as the method's options want them; a list where there are commas."""
+    from isomerge.merge.methods import METHODS
+
+    if method not in METHODS:
+        raise RequestError(f"--method cannot be '{method}'. {did_you_mean(method, METHODS)}")
+    known = {option.name: option for option in METHODS[method].options}
+    found: dict[str, Any] = {}
+    for key, text in given.items():
+        if key not in known:
+            flags = [f"--{name.replace('_', '-')}" for name in known]
+            flag = "--" + key.replace("_", "-")
+            raise RequestError(f"The method {method} has no option {flag}. {did_you_mean(flag, flags)}")
+        values = [_value(key, part.strip(), known[key].kind) for part in text.split(",")]
+        found[key] = values if "," in text else values[0]
+    return found
+
+
+def _value(key: str, text: str, kind: type) -> Any:
+    flag = f"--{key.replace('_', '-')}"
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise RequestError(f"{flag} cannot be '{text}'. Write {flag} or --no-{key.replace('_', '-')}.")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise RequestError(f"{flag} cannot be '{text}'. Write {what}, or one for each model with commas.") from None

@@ -1,0 +1,105 @@
+"""Alignment inside a merge: every model moved next to the anchor, tensor by tensor, unrounded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from isomerge.align.alignment import Alignment
+from isomerge.align.api import align
+from isomerge.align.move import Move
+from isomerge.align.reporting import verdict
+from isomerge.checkpoint import Checkpoint, TensorInfo
+from isomerge.errors import RequestError
+from isomerge.merge.group import Source
+from isomerge.merge.sources import Computed, Stored
+
+
+@dataclass
+class AlignedModels:
+    """Models in the anchor's basis, under the names the anchor has on disk."""
+
+    anchor: Checkpoint
+    own: Move
+    moves: Mapping[int, Move]
+    """By the id of the checkpoint."""
+    notes: list[str]
+    record: dict[str, Any]
+    _tensor_of: dict[str, str] = field(default_factory=dict)
+    _stacks: dict[tuple[int, str], dict[str, Tensor]] = field(default_factory=dict)
+    _stacking: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        for name in self.own.model.layouts:
+            for file in self.own.model.files.get(name, (name,)):
+                self._tensor_of[file] = name
+
+    def plan(self) -> dict[str, TensorInfo]:
+        """Every tensor of the result: those of the anchor, and the table that a rotated stream unties."""
+        return self.own.plan(None)
+
+    def tied_to(self, name: str) -> str | None:
+        """The stored tensor whose copy this is, for a table that was untied."""
+        tied = self.own.model.architecture.tied.get(self._tensor_of.get(name, name))
+        return self.own.model.files[tied[0]][0] if tied and name not in self.anchor.tensors else None
+
+    @property
+    def config_changes(self) -> dict[str, Any]:
+        return dict(self.own.model.architecture.untied_config)
+
+    def source(self, checkpoint: Checkpoint, file: str) -> Source:
+        """A model's tensor in the anchor's basis; what no symmetry touches comes from the file."""
+        if file not in self._tensor_of:
+            return Stored(checkpoint, file)
+        move, name = self.moves[id(checkpoint)], self._tensor_of[file]
+        layout = move.model.layouts.get(name)
+        info = self.plan()[file]
+        if layout is None:
+            raise RequestError(f"Merging with alignment: {checkpoint.name} has no '{name}'. Use models of one kind.")
+        if move.stays(name) and move.model.files[name] == self.own.model.files.get(name):
+            return Stored(checkpoint, file)
+        single = self.own.model.files.get(name, (name,)) == (file,)
+        shape = tuple(layout.shape) if single else info.shape
+        label = f"tensor '{file}' of {checkpoint.name}, aligned"
+        return Computed(TensorInfo(shape, info.dtype), label, lambda: self._part(move, name, file))
+
+    def _part(self, move: Move, name: str, file: str) -> Tensor:
+        files = self.own.model.files.get(name, (name,))
+        if len(files) == 1:
+            return self.own.model.split(name, move.tensor(name))[file]
+        # Experts are solved as one stack and stored apart: make the stack once and hand out its parts.
+        with self._stacking:
+            key = (id(move), name)
+            if key not in self._stacks:
+                for other in [k for k in self._stacks if k[0] == id(move)]:
+                    del self._stacks[other]
+                self._stacks[key] = dict(self.own.model.split(name, move.tensor(name)))
+            return self._stacks[key][file]
+
+
+def align_models(models: Sequence[Checkpoint], anchor: Checkpoint, **options: Any) -> AlignedModels | None:
+    """Align every model with the anchor; None when there is nothing but the anchor."""
+    others = [model for model in models if model is not anchor]
+    if not others:
+        return None
+    found = align(others[0], anchor, others=others[1:], **options)
+    known = [found] if isinstance(found, Alignment) else found.members
+    if any(bool(a.fragile) != bool(known[0].fragile) for a in known):
+        raise RequestError(
+            "Merging with alignment: the gains of the anchor are too small to bring some of the models to it. "
+            "Name another anchor (align: {anchor: …}, or --base)."
+        )
+    own = max(known, key=lambda a: len(a.transform.elements)).anchor_move()
+    moves = {id(other): a.move() for other, a in zip(others, known, strict=True)} | {id(anchor): own}
+    notes = list(dict.fromkeys(n for a in known for n in a.solution.notes))
+    if own.model.architecture.untied_config:
+        notes.append("input and output table were tied and are now separate, since the stream was rotated")
+    records = [
+        {"model": other.name, "verdict": verdict(a.solution), "moved": len(a.transform.elements)}
+        for other, a in zip(others, known, strict=True)
+    ]
+    return AlignedModels(anchor, own, moves, notes, {"anchor": anchor.name, "models": records})

@@ -1,0 +1,136 @@
+"""Ways to drop a part of every task vector: the smallest changes, both ends, or at random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isomerge.merge import draws
+from isomerge.merge.group import Block, Group
+from isomerge.merge.methods.task_vectors import Pruned, task_vectors, unpruned
+from isomerge.merge.reduce import kth_smallest, total
+
+NOTHING = 1e-7  # sums below it are not worth matching
+
+
+def largest(group: Group, density: Sequence[float], rescale: bool = False) -> Pruned:
+    """The largest changes of each model, at least one unless its density is 0."""
+    ranks = [[group.elements - kept] if 0 < (kept := _count(group, d)) < group.elements else [] for d in density]
+    bounds = [
+        (found[0] if found else 0.0 if d > 0 else math.inf, math.inf)
+        for found, d in zip(_magnitudes(group, ranks), density, strict=True)
+    ]
+    return between(group, bounds, rescale)
+
+
+def middle(
+    group: Group, density: Sequence[float], gamma: Sequence[float], rescale: bool = False, strict: bool = False
+) -> Pruned:
+    """What is left without the share `gamma` of the largest changes and without the smallest, `density` in all.
+
+    Where both cannot be had, the density is kept and fewer of the largest go; `strict` has it the other way round.
+    """
+    ranks = []
+    for d, g in zip(density, gamma, strict=True):
+        kept, top = _count(group, d), int(g * group.elements)
+        if strict:
+            ends = max(0, group.elements - kept - top), max(1, group.elements - top)
+        else:
+            first = max(0, group.elements - kept - top) if d < 1 else 0
+            ends = first, first + kept
+        ranks.append([ends[0], ends[1] - 1] if group.elements and d > 0 else [])
+    bounds = [(found[0], found[1]) if found else (math.inf, math.inf) for found in _magnitudes(group, ranks)]
+    return between(group, bounds, rescale)
+
+
+def _count(group: Group, density: float) -> int:
+    """How many elements a density keeps: one at least, so that no tensor is lost because it is small."""
+    return min(group.elements, max(1, int(density * group.elements))) if density > 0 else 0
+
+
+def _magnitudes(group: Group, ranks: list[list[int]]) -> list[list[float]]:
+    if not any(ranks):
+        return [[] for _ in ranks]
+    return kth_smallest(group, lambda block: task_vectors(block).abs_(), ranks)
+
+
+def between(group: Group, bounds: Sequence[tuple[float, float]], rescale: bool) -> Pruned:
+    """The changes whose magnitude is in a closed range. Equal magnitudes share their fate, so that the order in which a
+    tensor is stored decides nothing."""
+    zero = torch.zeros((), dtype=group.dtype)
+
+    def vectors(block: Block) -> Tensor:
+        result = task_vectors(block)
+        for vector, (low, high) in zip(result, bounds, strict=True):
+            if low == math.inf:
+                vector.zero_()
+                continue
+            outliers = torch.hardshrink(vector, high) if high < math.inf else None
+            if low > 0:  # hardshrink drops what equals its bound, and the bound itself is to stay
+                torch.hardshrink(vector, float(torch.nextafter(zero + low, zero)), out=vector)
+            if outliers is not None:
+                vector.sub_(outliers)
+        return result
+
+    if all(bound == (0.0, math.inf) for bound in bounds):
+        return unpruned(group.models)
+    return Pruned(vectors, _norm_ratios(group, vectors) if rescale else [1.0] * group.models)
+
+
+def at_random(
+    group: Group,
+    density: Sequence[float],
+    draw: Callable[[Block, int], Tensor],
+    rescale: bool,
+) -> Pruned:
+    """What `draw(block, model)` says is kept of the models whose density is below 1.
+
+    To match the norms the masks are needed twice. They are drawn once and remembered, a bit an element.
+    """
+    remembered: dict[tuple[int, int, int], np.ndarray] = {}
+
+    def mask(block: Block, model: int) -> Tensor:
+        like = block.tensors[0]
+        place = (block.start, like.numel(), model)
+        bits = remembered.get(place)
+        if bits is not None:
+            kept = torch.from_numpy(np.unpackbits(bits, count=like.numel())).reshape(like.shape).to(like.device)
+        else:
+            kept = draw(block, model)
+            if rescale:
+                remembered[place] = np.packbits(kept.cpu().numpy().reshape(-1))
+            kept = kept.view(torch.uint8)
+        return kept.to(like.dtype)
+
+    def vectors(block: Block) -> Tensor:
+        result = task_vectors(block)
+        for model, (vector, d) in enumerate(zip(result, density, strict=True)):
+            if d <= 0:
+                vector.zero_()
+            elif d < 1:
+                vector.mul_(mask(block, model))
+        return result
+
+    if all(d >= 1 for d in density):
+        return unpruned(group.models)
+    return Pruned(vectors, _norm_ratios(group, vectors) if rescale else [1.0] * group.models)
+
+
+def bernoulli(group: Group, density: Sequence[float], rescale: bool) -> Pruned:
+    """Each change by itself with probability `density`."""
+    return at_random(group, density, lambda block, model: draws.chosen(group, block, model, density[model]), rescale)
+
+
+def _norm_ratios(group: Group, vectors: Callable[[Block], Tensor]) -> list[float]:
+    """By how much the sum of magnitudes has shrunk, for each model."""
+
+    def sums(block: Block) -> Tensor:
+        both = [task_vectors(block), vectors(block)]
+        return torch.stack([tensor.abs_().reshape(group.models, -1).sum(dim=1) for tensor in both])
+
+    before, after = total(group, sums).expand(2, group.models).tolist()
+    return [b / a if min(a, b) >= NOTHING else 1.0 for b, a in zip(before, after, strict=True)]

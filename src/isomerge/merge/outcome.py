@@ -1,0 +1,153 @@
+"""What is written beside the weights: tokenizer, lock file, model card; and the name under which a run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isomerge import __version__
+from isomerge.align.parallel import thread_count
+from isomerge.checkpoint import Checkpoint, TensorInfo
+from isomerge.checkpoint.hashing import hash_tensors
+from isomerge.checkpoint.lock import Lock, LockedInput, current_versions, locked_input, locked_tensors
+from isomerge.checkpoint.writer import CheckpointWriter, side_copies
+from isomerge.merge.group import BLOCK_ELEMENTS
+from isomerge.merge.methods import METHODS
+
+if TYPE_CHECKING:
+    from isomerge.merge.merged import Merged
+
+
+def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[str, Any]) -> str | None:
+    """Names exactly this work: what a killed run has finished may be kept if the name is the same. None where an input
+    cannot be told from a changed one."""
+    inputs = {reference: checkpoint.identity() for reference, checkpoint in merged.inputs.items()}
+    if None in inputs.values():
+        return None
+    work = {
+        "versions": current_versions(),
+        "recipes": [recipe.to_yaml() for recipe in merged.recipes],
+        "inputs": inputs,
+        "plan": {name: [list(info.shape), str(info.dtype)] for name, info in plan.items()},
+        "seed": merged.seed,
+        "device": merged.device,
+        "block": BLOCK_ELEMENTS,
+        **options,
+    }
+    return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def side_files(merged: Merged) -> Iterator[dict[str, Path]]:
+    """Everything the result has beside the weights and config.json: the donor's, with the new tokenizer's instead of
+    its own, and the chat template in its place."""
+    files = side_copies(merged.donor)
+    if merged.vocabulary is None and merged.chat_template is None:
+        yield files
+        return
+    from isomerge.merge.vocabulary import is_tokenizer_file, write_chat_template
+
+    with tempfile.TemporaryDirectory(prefix="isomerge-") as scratch:
+        folder = Path(scratch)
+        if merged.vocabulary is not None:
+            files = {name: path for name, path in files.items() if not is_tokenizer_file(name)}
+            merged.vocabulary.save(folder)
+            _renumber_generation(merged, files, folder)
+        elif merged.chat_template is not None:
+            for name, path in files.items():
+                if is_tokenizer_file(name):
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / name).write_bytes(path.read_bytes())
+        if merged.chat_template is not None:
+            write_chat_template(folder, merged.chat_template)
+        made = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
+        yield {**files, **made}
+
+
+def _renumber_generation(merged: Merged, files: Mapping[str, Path], folder: Path) -> None:
+    assert merged.vocabulary is not None
+    changes = merged.vocabulary.generation_config_changes()
+    if changes and "generation_config.json" in files:
+        config = json.loads(files["generation_config.json"].read_text(encoding="utf-8"))
+        text = json.dumps({**config, **changes}, indent=2, ensure_ascii=False) + "\n"
+        (folder / "generation_config.json").write_text(text, encoding="utf-8")
+
+
+def lock_text(merged: Merged, writer: CheckpointWriter, options: Mapping[str, Any]) -> str:
+    """The lock file: the hashes taken on the way, and those of input tensors that no pass read from end to end."""
+    hashes = {name: sha256 for name, sha256 in writer.finished.items() if sha256 is not None}
+    files = {name: writer.file_of(name) for name in hashes}
+    lock = Lock(
+        recipe=recipe_text(merged),
+        documents=tuple(json.loads(recipe.model_dump_json(exclude_none=True)) for recipe in merged.recipes),
+        inputs=tuple(entry for item in sorted(merged.inputs.items()) for entry in _locked(merged, *item)),
+        tensors=locked_tensors(writer.plan, hashes, files),
+        side_files=writer.side_hashes(),
+        seed=merged.seed,
+        options={"device": merged.device.partition(":")[0], "block_elements": BLOCK_ELEMENTS, **options},
+    )
+    return lock.to_json()
+
+
+def _locked(merged: Merged, reference: str, checkpoint: Checkpoint) -> list[LockedInput]:
+    """An input, and the adapter on top of it as another."""
+    threads = thread_count(merged.threads)
+    parts = {"model": checkpoint}
+    if hasattr(checkpoint, "parts"):
+        parts = checkpoint.parts()
+    entries = []
+    for part in parts.values():
+        known = merged.hashes.of(part)
+        missing = [name for name in part.tensors if name not in known]
+        entries.append(locked_input(reference, part, {**known, **hash_tensors(part, missing, threads=threads)}))
+    return entries
+
+
+def recipe_text(merged: Merged) -> str:
+    """All documents, written out."""
+    return "---\n".join(recipe.to_yaml().rstrip("\n") + "\n" for recipe in merged.recipes)
+
+
+def card_files(merged: Merged, writer: CheckpointWriter, sha256: str | None) -> dict[str, str]:
+    """README.md, and mergekit_config.yml where mergekit could run the recipe."""
+    from isomerge.report.card import card_data, card_page
+
+    recipe = merged.recipe
+    base = str(recipe.base_model) if recipe.base_model else None
+    donor = next((name for name, c in merged.inputs.items() if c is merged.donor), merged.donor.name)
+    record = {
+        "name": writer.out.resolve().name,
+        "inputs": [
+            {
+                "reference": reference,
+                "revision": checkpoint.revision,
+                "role": "base" if reference == base else "model",
+                "card": card_data(checkpoint),
+            }
+            for reference, checkpoint in merged.inputs.items()
+        ],
+        "donor": donor,
+        "method": recipe.merge_method,
+        "summary": METHODS[recipe.merge_method].summary,
+        "paper": METHODS[recipe.merge_method].reference,
+        "recipe": recipe_text(merged),
+        "alignment": _alignment_facts(merged),
+        "sha256": sha256,
+        "version": __version__,
+    }
+    files = {"README.md": card_page(record)}
+    texts = [one.mergekit_yaml() for one in merged.recipes]
+    if all(text is not None for text in texts):
+        files["mergekit_config.yml"] = "---\n".join(str(text).rstrip("\n") + "\n" for text in texts)
+    return files
+
+
+def _alignment_facts(merged: Merged) -> dict[str, str] | None:
+    if merged.alignment is None:
+        return None
+    return {"anchor": merged.alignment["anchor"]} | {m["model"]: m["verdict"] for m in merged.alignment["models"]}

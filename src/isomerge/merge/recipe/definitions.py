@@ -1,0 +1,397 @@
+"""What a recipe may say. The same definitions check it, write it back and make the schema for editors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    PrivateAttr,
+    Strict,
+    Tag,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
+
+from isomerge.align.levels import Scope, parse_layers
+from isomerge.checkpoint import parse_dtype
+from isomerge.errors import RequestError
+from isomerge.merge.recipe.problems import Places
+from isomerge.merge.recipe.reference import ModelReference
+
+Text = Annotated[str, Strict(), Field(min_length=1)]
+Count = Annotated[int, Strict(), Field(ge=1)]
+Switch = Annotated[bool, Strict()]
+
+
+def _read_reference(value: Any) -> Any:
+    if isinstance(value, ModelReference):
+        return value
+    if isinstance(value, dict):
+        return _read_long_reference(value)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"a model is a path or a hub id, and this is {_kind(value)}; put it in quotes if it is a name")
+    return ModelReference.parse(value.strip())
+
+
+def _read_long_reference(value: dict[str, Any]) -> ModelReference:
+    """mergekit's long form, which it writes for paths with spaces: {model: {path, revision}, lora: {…}}."""
+    found: list[str | None] = []
+    unknown = set(value) - {"model", "lora", "override_architecture"}
+    if unknown or value.get("override_architecture") is not None:
+        name = min(unknown) if unknown else "override_architecture"
+        raise ValueError(f"'{name}' is not part of a model's long form, which has 'model' and 'lora'")
+    for key in ("model", "lora"):
+        part = value.get(key)
+        part = {"path": part} if isinstance(part, str) or part is None else part
+        if not isinstance(part, dict) or set(part) - {"path", "revision"} or (key == "model" and not part.get("path")):
+            raise ValueError(f"'{key}' of a model's long form is a path, or a mapping with 'path' and 'revision'")
+        found += [part.get("path"), part.get("revision")]
+    assert found[0] is not None
+    return ModelReference(found[0], *found[1:])
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in the words of YAML."""
+    words = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "a mapping"}
+    return "empty" if value is None or value == "" else f"{words.get(type(value), 'something else')} ({value!r})"
+
+
+REFERENCE = "A model: a folder, a file or a hub id, with @revision and +adapter where needed."
+Reference = Annotated[
+    InstanceOf[ModelReference],
+    BeforeValidator(_read_reference),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "minLength": 1, "description": REFERENCE}),
+]
+
+
+def _read_dtype(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError(f"a dtype is a name such as bfloat16, and this is {_kind(value)}")
+    try:
+        return str(parse_dtype(value)).removeprefix("torch.")
+    except RequestError as error:
+        raise ValueError(f"'{value}': " + str(error).partition(": ")[2]) from None
+
+
+Dtype = Annotated[
+    str,
+    BeforeValidator(_read_dtype),
+    WithJsonSchema({"type": "string", "examples": ["bfloat16", "float16", "float32", "bf16", "fp16"]}),
+]
+
+
+TAG = "\x00"  # begins the names of alternatives, which pydantic puts into paths and no key of YAML can begin with
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+def _read_scalar(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    raise ValueError(f"a value is a number, true, false or text, and this is {_kind(value)}")
+
+
+# Which of these an option takes is the method's business: see options.py.
+Scalar = Annotated[
+    bool | int | float | str | None,
+    WrapValidator(lambda value, _: _read_scalar(value)),
+    WithJsonSchema({"type": ["boolean", "number", "string", "null"]}),
+]
+Gradient = Annotated[tuple[Scalar, ...], Field(min_length=1)]
+
+
+class _Part(BaseModel):
+    """Frozen, and nothing unknown in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Conditional(_Part):
+    """A value for the tensors whose name contains a text."""
+
+    filter: Annotated[str, Strict()] | None = Field(
+        None, description="A part of a tensor's name. Without it, or with '*', the value holds for every tensor."
+    )
+    value: Annotated[
+        Annotated[Scalar, Tag(TAG + "value")] | Annotated[Gradient, Tag(TAG + "gradient")],
+        Discriminator(lambda value: TAG + "gradient" if isinstance(value, (list, tuple)) else TAG + "value"),
+    ] = Field(description="One value, or a list to be interpolated over the layers.")
+
+
+def _form(value: Any) -> str:
+    """Which of the four ways to write a setting this is."""
+    if isinstance(value, (dict, Conditional)):
+        return TAG + "one filter"
+    if isinstance(value, (list, tuple)):
+        return TAG + "filters" if any(isinstance(v, (dict, Conditional)) for v in value) else TAG + "gradient"
+    return TAG + "value"
+
+
+Setting = Annotated[
+    Annotated[Scalar, Tag(TAG + "value")]
+    | Annotated[Gradient, Tag(TAG + "gradient")]
+    | Annotated[tuple[Conditional, ...], Tag(TAG + "filters")]
+    | Annotated[Conditional, AfterValidator(lambda one: (one,)), Tag(TAG + "one filter")],
+    Discriminator(_form),
+]
+Settings = dict[str, Setting]
+OPTIONS = "Options of the merge method: a value, a gradient over the layers, or a list of {filter, value}."
+
+
+# --- models, slices, modules ------------------------------------------------------------------------------------------
+class ModelEntry(_Part):
+    """One of the models."""
+
+    model: Reference
+    parameters: Settings | None = Field(None, description=OPTIONS)
+
+
+def _read_range(value: Any) -> Any:
+    numbers = isinstance(value, (list, tuple)) and [type(v) for v in value] == [int, int]
+    if not numbers or not 0 <= value[0] < value[1]:
+        raise ValueError(
+            f"layer_range is [first, end) as in [0, 16], the end not included, and this is {_kind(value)}"
+            if not numbers
+            else f"layer_range {list(value)} holds no layer: it is [first, end), the end not included"
+        )
+    return tuple(value)
+
+
+class SliceSource(_Part):
+    """Layers of one model."""
+
+    model: Reference
+    layer_range: Annotated[tuple[int, int], BeforeValidator(_read_range)] = Field(
+        description="[first, end): the layers to take, the end not included."
+    )
+    parameters: Settings | None = Field(None, description=OPTIONS)
+
+
+class OutputSlice(_Part):
+    """Layers of the output: as many as each of its sources has."""
+
+    sources: tuple[SliceSource, ...] = Field(min_length=1)
+    base_model: Reference | None = Field(None, description="The base of this slice, if not the recipe's.")
+    parameters: Settings | None = Field(None, description=OPTIONS)
+
+
+class Module(_Part):
+    """One part of a model with several: text_decoder, vision_tower, encoder, decoder…"""
+
+    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)] | None = None
+    slices: Annotated[tuple[OutputSlice, ...], Field(min_length=1)] | None = None
+    parameters: Settings | None = Field(None, description=OPTIONS)
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Module:
+        return _exactly_one(self, "models", "slices")
+
+
+# --- tokenizer, alignment ---------------------------------------------------------------------------------------------
+class ZeroToken(_Part):
+    """A row of zeros."""
+
+    kind: Literal["zero"]
+
+
+class ModelToken(_Part):
+    """The row of some token of some model."""
+
+    kind: Literal["model_token"]
+    model: Reference
+    token: Text | None = None
+    token_id: Annotated[int, Strict(), Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> ModelToken:
+        return _exactly_one(self, "token", "token_id")
+
+
+def _token_form(value: Any) -> str | None:
+    """Which of the three ways to name a token's row this is; None if it is no known one."""
+    if isinstance(value, dict):
+        return {"zero": TAG + "zero", "model_token": TAG + "model token"}.get(str(value.get("kind")))
+    return TAG + {ZeroToken: "zero", ModelToken: "model token"}.get(type(value), "model")
+
+
+class TokenSettings(_Part):
+    """Where one token's row comes from."""
+
+    source: (
+        Annotated[
+            Annotated[ZeroToken, Tag(TAG + "zero")]
+            | Annotated[ModelToken, Tag(TAG + "model token")]
+            | Annotated[Reference, Tag(TAG + "model")],
+            Discriminator(_token_form),
+        ]
+        | None
+    ) = Field(None, description="A model, {kind: zero}, or {kind: model_token, model, token or token_id}.")
+    force: Switch = Field(False, description="Use it also in the models that have a row of their own for this token.")
+
+
+def _read_tokenizer_source(value: Any) -> Any:
+    return value if isinstance(value, str) and value in ("union", "base") else _read_reference(value)
+
+
+TokenizerSource = Annotated[
+    InstanceOf[ModelReference] | Literal["union", "base"],
+    BeforeValidator(_read_tokenizer_source),
+    PlainSerializer(str),
+    WithJsonSchema(
+        {"type": "string", "minLength": 1, "description": "union, base, or the model whose tokenizer the output gets."}
+    ),
+]
+
+
+class TokenizerSettings(_Part):
+    """Which tokens the output has and where their rows come from."""
+
+    source: TokenizerSource = "union"
+    tokens: dict[str, TokenSettings] | None = None
+    pad_to_multiple_of: Count | None = Field(None, description="Add unused rows up to a multiple of this number.")
+
+
+def _read_layers(value: Any) -> Any:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(text, str):
+        raise ValueError(f'layers are written as in "0-4,7", and this is {_kind(value)}')
+    try:
+        parse_layers(text, 10**6)
+    except RequestError as error:
+        raise ValueError(str(error).partition(": ")[2]) from None
+    return text
+
+
+class AlignSettings(_Part):
+    """Align the models before they are merged."""
+
+    level: Literal["permutation", "rotation", "full"] = Field("full", description="How much may move.")
+    anchor: Reference | None = Field(None, description="The model the others are moved to: base_model, or the first.")
+    layers: Annotated[str, BeforeValidator(_read_layers)] | None = Field(None, description='Layers, as in "0-4,7".')
+    scale: Switch | None = Field(None, description="Rescale heads too; by default only level full does.")
+    sweeps: Count = Field(15, description="At most this many rounds over all spaces.")
+    only: Literal["attention", "ffn", "residual"] | None = Field(None, description="Move only this part.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> AlignSettings:
+        try:
+            Scope(self.level, self.scale, self.layers, self.only)
+        except RequestError as error:
+            raise ValueError(str(error).replace("Drop --scale", "Leave scale out")) from None
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of `isomerge.align` that these settings are, besides the anchor."""
+        return {key: getattr(self, key) for key in ("level", "layers", "scale", "sweeps", "only")}
+
+
+def _read_align(value: Any) -> Any:
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+def _read_name(value: Any) -> Any:
+    if isinstance(value, str) and (value.startswith(("/", "~")) or ".." in value.split("/") or "\\" in value):
+        raise ValueError(f"the name '{value}' leads out of the folder of intermediate models; use a plain word")
+    return value
+
+
+# --- the recipe -------------------------------------------------------------------------------------------------------
+class Recipe(_Part):
+    """One model to be made. Read it with `load_recipe`, or make it with `recipe_of`."""
+
+    name: Annotated[Text, BeforeValidator(_read_name)] | None = Field(
+        None, description="How later documents of the same file call the result."
+    )
+    merge_method: Text = Field(description="How tensors are merged.")
+    base_model: Reference | None = Field(
+        None, description="The common ancestor, and the donor of config and tokenizer."
+    )
+    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)] | None = Field(
+        None, description="The models, all layers of each."
+    )
+    slices: Annotated[tuple[OutputSlice, ...], Field(min_length=1)] | None = Field(
+        None, description="The output's layers, from the first to the last."
+    )
+    modules: Annotated[dict[str, Module], Field(min_length=1)] | None = Field(
+        None, description="Models or slices for each part of a model with several parts."
+    )
+    parameters: Settings | None = Field(None, description=OPTIONS)
+    dtype: Dtype | None = Field(None, description="The dtype of the output, if out_dtype does not say otherwise.")
+    out_dtype: Dtype | None = Field(None, description="The dtype of the output.")
+    tokenizer: TokenizerSettings | None = None
+    chat_template: Text | None = Field(None, description="auto, the name of a known template, or a Jinja template.")
+    align: Annotated[AlignSettings | None, BeforeValidator(_read_align)] = Field(
+        None, description="Align the models first: true, or what to align and how."
+    )
+    seed: Annotated[int, Strict(), Field(ge=0)] = Field(0, description="Names the random numbers of random methods.")
+
+    _places: Places = PrivateAttr(default_factory=Places)
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Recipe:
+        return _exactly_one(self, "models", "slices", "modules")
+
+    @property
+    def places(self) -> Places:
+        """Where each part was written."""
+        return self._places
+
+    def placed(self, places: Places) -> Recipe:
+        """This recipe, with the lines it was read from."""
+        copy = self.model_copy()
+        copy._places = places
+        return copy
+
+    def referenced_models(self) -> list[ModelReference]:
+        """Every model whose weights are used: the base first, then in the order of the file."""
+        found = [self.base_model] if self.base_model else []
+        found += [entry.model for entry in self.models or ()]
+        found += _in_slices(self.slices)
+        for module in (self.modules or {}).values():
+            found += [entry.model for entry in module.models or ()] + _in_slices(module.slices)
+        return list(dict.fromkeys(found))
+
+    def to_yaml(self) -> str:
+        """The recipe as YAML, with every abbreviation written out. Reading it gives an equal recipe."""
+        from isomerge.merge.recipe.write import to_yaml
+
+        return to_yaml(self)
+
+    def mergekit_yaml(self) -> str | None:
+        """The recipe as mergekit understands it, or None if it uses what mergekit has not."""
+        from isomerge.merge.recipe.write import mergekit_yaml
+
+        return mergekit_yaml(self)
+
+
+def _in_slices(slices: tuple[OutputSlice, ...] | None) -> list[ModelReference]:
+    found = []
+    for part in slices or ():
+        found += [source.model for source in part.sources] + ([part.base_model] if part.base_model else [])
+    return found
+
+
+def _exactly_one(part: Any, *keys: str) -> Any:
+    if problem := not_exactly_one({key: getattr(part, key) for key in keys}, keys):
+        raise ValueError(problem)
+    return part
+
+
+def not_exactly_one(data: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """What is wrong when not exactly one of the keys is given; nothing if it is."""
+    given = [key for key in keys if data.get(key) is not None]
+    if len(given) == 1:
+        return ""
+    names = ", ".join(f"'{key}'" for key in keys[:-1]) + f" or '{keys[-1]}'"
+    state = "none of them is here" if not given else "here are " + " and ".join(f"'{key}'" for key in given)
+    return f"exactly one of {names} is needed, and {state}"

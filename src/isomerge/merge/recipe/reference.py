@@ -1,0 +1,66 @@
+"""How a recipe names a model: a path or hub id, with a revision, with an adapter on top."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ModelReference:
+    """`path@revision+adapter@revision`, of which only the path must be there.
+
+    >>> ModelReference.parse("org/model@main+org/adapter")
+    ModelReference(path='org/model', revision='main', adapter='org/adapter', adapter_revision=None)
+    """
+
+    path: str
+    revision: str | None = None
+    adapter: str | None = None
+    adapter_revision: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ModelReference:
+        """Read a reference. What exists on this machine is a path, whatever characters are in it."""
+        model, adapter = _at_plus(text)
+        path, revision = _at_sign(model)
+        if adapter is None:
+            return cls(path, revision)
+        return cls(path, revision, *_at_sign(adapter))
+
+    def __str__(self) -> str:
+        text = f"{self.path}@{self.revision}" if self.revision else self.path
+        if self.adapter:
+            text += f"+{self.adapter}" + (f"@{self.adapter_revision}" if self.adapter_revision else "")
+        return text
+
+
+def _exists(text: str) -> bool:
+    return bool(text) and Path(text).expanduser().exists()
+
+
+def _at_plus(text: str) -> tuple[str, str | None]:
+    """The model and the adapter. Of several plus signs, the one after which a folder's name ends."""
+    if "+" not in text or _exists(text):
+        return text, None
+    signs = [i for i, letter in enumerate(text) if letter == "+"]
+    known = [i for i in signs if _exists(text[:i])]
+    if len(signs) > 1 and not known:
+        raise ValueError(
+            f"'{text}' has {len(signs)} plus signs and none of them follows a folder that exists; write model+adapter"
+        )
+    sign = known[-1] if known else signs[0]
+    model, adapter = text[:sign], text[sign + 1 :]
+    if not model or not adapter:
+        raise ValueError(f"'{text}' has nothing {'before' if not model else 'after'} the plus; write model+adapter")
+    return model, adapter
+
+
+def _at_sign(text: str) -> tuple[str, str | None]:
+    """The path and the revision."""
+    if "@" not in text or _exists(text):
+        return text, None
+    path, _, revision = text.rpartition("@")
+    if not path or not revision or ("@" in path and not _exists(path)):
+        raise ValueError(f"'{text}' is not of the form path@revision")
+    return path, revision

@@ -1,0 +1,89 @@
+"""The JSON Schema of recipes, for editors: made from the definitions and the list of methods, shipped as schema.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from isomerge.merge.methods import METHODS, Method, Option
+from isomerge.merge.methods.method import REQUIRED
+from isomerge.merge.recipe.definitions import Recipe
+
+FILE = Path(__file__).with_name("schema.json")
+TYPES = {float: "number", int: "integer", bool: "boolean", str: "string"}
+
+
+def schema() -> dict[str, Any]:
+    """Draft 2020-12. Every method's options are allowed where that method is named."""
+    found = Recipe.model_json_schema()
+    properties = found["properties"]
+    properties["merge_method"] = {
+        "description": "How tensors are merged.",
+        "oneOf": [{"const": name, "description": METHODS[name].summary} for name in sorted(METHODS)],
+    }
+    source = found["$defs"]["TokenizerSettings"]["properties"]["source"]
+    properties["tokenizer_source"] = {**source, "description": "Short for tokenizer: {source: …}."}
+    properties["align"]["anyOf"].append({"type": "boolean"})
+    definitions = found["$defs"]
+    for kind in TYPES:
+        definitions |= {_setting_name(kind, nullable): _setting(kind, nullable) for nullable in (False, True)}
+    for name in sorted(METHODS):
+        definitions[f"options-{name}"] = _options(METHODS[name], of_model=False)
+        definitions[f"model-options-{name}"] = _options(METHODS[name], of_model=True)
+    found["allOf"] = [_where(name) for name in sorted(METHODS)]
+    kinds = ("models", "slices", "modules")
+    found["oneOf"] = [{"required": [kind]} for kind in kinds]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "A recipe of isomerge"}
+
+
+def text() -> str:
+    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _options(method: Method, *, of_model: bool) -> dict[str, Any]:
+    options = [option for option in method.options if option.per_model or not of_model]
+    return {
+        "type": ["object", "null"],
+        "additionalProperties": False,
+        "properties": {option.name: _option(option) for option in options} | {"int8_mask": {"type": "boolean"}},
+    }
+
+
+def _option(option: Option) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "description": option.help,
+        "$ref": f"#/$defs/{_setting_name(option.kind, option.nullable)}",
+    }
+    return found if option.default is REQUIRED else {**found, "default": option.default}
+
+
+def _setting_name(kind: type, nullable: bool) -> str:
+    return f"setting-{TYPES[kind]}" + ("-or-null" if nullable else "")
+
+
+def _setting(kind: type, nullable: bool) -> dict[str, Any]:
+    """A value, a gradient, a value with a filter or a list of these."""
+    one: dict[str, Any] = {"type": [TYPES[kind], "null"] if nullable else TYPES[kind]}
+    values = [one, {"type": "array", "items": one, "minItems": 1}]
+    filtered = {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["value"],
+        "properties": {"filter": {"type": ["string", "null"]}, "value": {"anyOf": values}},
+    }
+    return {"anyOf": [*values, filtered, {"type": "array", "items": filtered, "minItems": 1}]}
+
+
+def _where(method: str) -> dict[str, Any]:
+    """The places of a recipe where a method's options may stand."""
+    shared = {"$ref": f"#/$defs/options-{method}"}
+    each = {"$ref": f"#/$defs/model-options-{method}"}
+    entries = {"type": ["array", "null"], "items": {"properties": {"parameters": each}}}
+    slices = {"type": ["array", "null"], "items": {"properties": {"parameters": shared, "sources": entries}}}
+    inside = {"parameters": shared, "models": entries, "slices": slices}
+    modules = {"type": ["object", "null"], "additionalProperties": {"properties": inside}}
+    return {
+        "if": {"properties": {"merge_method": {"const": method}}, "required": ["merge_method"]},
+        "then": {"properties": {**inside, "modules": modules}},
+    }

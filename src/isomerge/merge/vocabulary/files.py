@@ -1,0 +1,85 @@
+"""What the files of a model say about its vocabulary, without loading a tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from isomerge.checkpoint.base import Checkpoint
+
+TOKENIZER_FILE = re.compile(
+    r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt|bpe)|merges\.txt|tekken\.json"
+    r"|chat_template\.(jinja|json)|additional_chat_templates/.*|tokenization_.*\.py|.*\.(spm|tiktoken)|spiece\.model"
+    r"|sentencepiece.*\.model|bpe\.codes|dict\.txt"
+)
+# Any one of these holds a vocabulary; the others only say something about it.
+VOCABULARY_FILES = re.compile(
+    r"tokenizer\.(json|model)|vocab\.(json|txt)|tekken\.json|.*\.(spm|tiktoken)|spiece\.model|sentencepiece.*\.model"
+    r"|tokenizer_config\.json"
+)
+
+
+def is_tokenizer_file(name: str) -> bool:
+    """Whether a side file belongs to the tokenizer, and would be stale beside another one.
+
+    >>> is_tokenizer_file("tokenizer.model"), is_tokenizer_file("generation_config.json")
+    (True, False)
+    """
+    return TOKENIZER_FILE.fullmatch(name) is not None
+
+
+def tokenizer_files(checkpoint: Checkpoint) -> dict[str, Path]:
+    """The tokenizer's files by name; those of a hub checkpoint are fetched. Empty for a checkpoint in memory."""
+    if checkpoint.folder is None:
+        return {}
+    named = {path.relative_to(checkpoint.folder).as_posix(): path for path in checkpoint.side_files()}
+    return {name: path for name, path in named.items() if is_tokenizer_file(name)}
+
+
+def has_tokenizer(checkpoint: Checkpoint) -> bool:
+    return any(VOCABULARY_FILES.fullmatch(name) for name in tokenizer_files(checkpoint))
+
+
+def tokens_in_files(checkpoint: Checkpoint) -> dict[str, int] | None:
+    """Token string → id from tokenizer.json, or from vocab.json or vocab.txt; None when neither is there."""
+    files = tokenizer_files(checkpoint)
+    if "tokenizer.json" in files:
+        content = read_json(files["tokenizer.json"])
+        vocabulary = content.get("model", {}).get("vocab", {})
+        if isinstance(vocabulary, list):  # a list of [token, score]: the place is the id
+            vocabulary = {entry[0]: place for place, entry in enumerate(vocabulary)}
+        return {**vocabulary, **{entry["content"]: entry["id"] for entry in content.get("added_tokens", [])}}
+    added = read_json(files["added_tokens.json"]) if "added_tokens.json" in files else {}
+    if "vocab.json" in files:
+        return {**read_json(files["vocab.json"]), **added}
+    if "vocab.txt" in files:
+        lines = files["vocab.txt"].read_text(encoding="utf-8").splitlines()
+        return {**{token: place for place, token in enumerate(lines)}, **added}
+    return None
+
+
+def declared_rows(config: Mapping[str, Any]) -> int | None:
+    """config.json's vocab_size, at the top or in the part about text.
+
+    >>> declared_rows({"text_config": {"vocab_size": 10}, "vision_config": {}})
+    10
+    """
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping) and isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    nested = [
+        p["vocab_size"] for p in config.values() if isinstance(p, Mapping) and isinstance(p.get("vocab_size"), int)
+    ]
+    return int(nested[0]) if len(nested) == 1 else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """{} for what is no JSON object: whether a tokenizer loads is found out by loading it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
