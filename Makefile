@@ -4,12 +4,13 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-peers
 
 # One thread per test worker: two workers with all the cores each would be slower than either alone.
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-browser lint format bench clean
+.PHONY: help venv demo test test-all test-peers test-browser lint format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,10 +29,19 @@ demo: $(STAMP)  ## train two tiny models, align, merge, print the numbers
 	$(BIN)/isomerge demo -o demo-out
 
 test: $(STAMP)  ## the quick tests
-	$(PYTEST) -n $(JOBS) -m "not slow and not browser"
+	$(PYTEST) -n $(JOBS) -m "not slow and not browser and not peers"
 
-test-all: $(STAMP)  ## every test but those in a browser
-	$(PYTEST) -n $(JOBS) -m "not browser"
+test-all: $(STAMP)  ## every test but those in a browser or beside mergekit
+	$(PYTEST) -n $(JOBS) -m "not browser and not peers"
+
+$(PEERS)/.installed: constraints.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt) -c constraints.txt
+	$(PEERS)/bin/python -m pip install -q -c constraints.txt mergekit==0.1.5
+	touch $@
+
+test-peers: $(STAMP) $(PEERS)/.installed  ## the same recipes through mergekit, in its own environment
+	MERGEKIT_PYTHON=$${MERGEKIT_PYTHON:-$(CURDIR)/$(PEERS)/bin/python} $(PYTEST) -n $(JOBS) -m peers tests/peers
 
 test-browser: $(STAMP)  ## the tests that look at a page
 	$(PYTEST) -m browser
@@ -49,5 +59,5 @@ bench: $(STAMP)  ## the benchmark table of two shapes (minutes)
 	$(BIN)/python benchmarks/align.py --shapes vit roberta-base
 
 clean:  ## remove .venv, caches and demo output
-	rm -rf $(VENV) build dist site demo-out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) $(PEERS) build dist site demo-out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

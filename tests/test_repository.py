@@ -114,8 +114,8 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 STAGES = (
-    "verbs", "errors", "checkpoint", "symmetry", "evaluate", "architectures", "align", "merge", "catalogue", "report",
-    "demo", "cli",
+    "verbs", "errors", "checkpoint", "adapters", "symmetry", "evaluate", "architectures", "align", "report", "merge",
+    "catalogue", "demo", "cli",
 )  # fmt: skip
 
 

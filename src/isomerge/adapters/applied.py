@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,14 @@ class AdaptedCheckpoint(Checkpoint):
 
     def side_files(self) -> list[Path]:
         return self._base.side_files()
+
+    def identity(self) -> Any:
+        parts = [part.identity() for part in self.parts()]
+        return None if None in parts else parts
+
+    def parts(self) -> list[Checkpoint]:
+        """What it is made of: the base and the adapter, as they are stored."""
+        return [self._base, self._adapter.checkpoint]
 
     def read(self, name: str) -> Tensor:
         if name not in self._changes:

@@ -66,6 +66,10 @@ class Checkpoint(ABC):
         """What tells these very weights from others without reading them, as JSON; None where nothing does."""
         return None
 
+    def parts(self) -> list[Checkpoint]:
+        """The stored checkpoints this one is made of: itself, unless it is a view of others."""
+        return [self]
+
     @abstractmethod
     def side_files(self) -> list[Path]:
         """Every file beside the weights that a copy of this model needs, except config.json."""

@@ -63,6 +63,6 @@ def require_finite_values(label: str, tensor: torch.Tensor) -> None:
         return
     nan, infinite = int(tensor.isnan().sum()), int(tensor.isinf().sum())
     raise CheckpointError(
-        f"While reading {label}: {nan} of {tensor.numel()} values are NaN and {infinite} are infinite, which would "
-        "spread through every merge. Use an intact copy of this model."
+        f"While reading {label}: {nan} of its {tensor.numel()} values are NaN and {infinite} are infinite, which "
+        "would spread through every merge. Use an intact copy of this model."
     )

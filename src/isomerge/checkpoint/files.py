@@ -17,6 +17,17 @@ from isomerge.checkpoint.header import HeaderError, read_header
 from isomerge.errors import CheckpointError
 
 
+def _identity(path: Path) -> list[str | int]:
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise CheckpointError(
+            f"While looking at {path}: {error.strerror or error}. It was there when it was opened; restore it, then "
+            "run again."
+        ) from error
+    return [str(path.resolve()), state.st_size, state.st_mtime_ns]
+
+
 class SafetensorsFile(WeightFile):
     """Reads fetch exactly the bytes asked for from a descriptor that is opened once: positioned reads need no lock, and
     no memory map grows."""
@@ -31,8 +42,7 @@ class SafetensorsFile(WeightFile):
         self._scratch = threading.local()
 
     def identity(self) -> Any:
-        state = self.path.stat()
-        return [str(self.path.resolve()), state.st_size, state.st_mtime_ns]
+        return _identity(self.path)
 
     def read(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
@@ -97,8 +107,7 @@ class PickledFile(WeightFile):
         self.tensors: Mapping[str, TensorInfo] = {name: TensorInfo.of(t) for name, t in self._state.items()}
 
     def identity(self) -> Any:
-        state = self.path.stat()
-        return [str(self.path.resolve()), state.st_size, state.st_mtime_ns]
+        return _identity(self.path)
 
     def read(self, name: str) -> torch.Tensor:
         return self._state[name].detach().clone(memory_format=torch.contiguous_format)

@@ -19,7 +19,7 @@ from isomerge.errors import CheckpointError, RequestError
 
 STAGING = ".isomerge-partial"
 JOURNAL = "journal.jsonl"
-STALE = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+STALE = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?|isomerge\.lock\.json")
 
 
 def was_interrupted(folder: Path) -> bool:

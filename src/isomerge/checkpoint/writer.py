@@ -61,7 +61,7 @@ class CheckpointWriter:
         force: bool = False,
         key: str | None = None,
     ) -> None:
-        """`config` holds what changes in the donor's config.json; `copies` are the side files, the donor's by default."""
+        """`config` holds what changes in the donor's config.json; `copies`: the side files, by default the donor's."""
         self.out = Path(out).expanduser()
         if not plan:
             raise RequestError(
@@ -116,7 +116,7 @@ class CheckpointWriter:
 
     def _keep_finished(self, kept: set[str]) -> None:
         for entry in self._staging.journal():
-            name, sha256 = entry.get("tensor"), entry.get("sha256")
+            name, sha256 = str(entry.get("tensor")), entry.get("sha256")
             if name not in self.plan or self._file_of[name] not in kept:
                 continue
             if sha256 is None or self._hash_staged(name) == sha256:

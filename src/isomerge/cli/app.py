@@ -13,6 +13,7 @@ from isomerge.cli import errors
 from isomerge.cli.align import align
 from isomerge.cli.check import check
 from isomerge.cli.demo import demo
+from isomerge.cli.extract import extract
 from isomerge.cli.list import list_
 from isomerge.cli.merge import merge
 from isomerge.cli.plan import plan
@@ -79,6 +80,7 @@ _VERBS: list[tuple[Callable[..., None], str]] = [
     (merge, "isomerge merge model-a model-b --method ties --base base --density 0.5 -o merged"),
     (plan, "isomerge plan recipe.yml --explain model.layers.0.mlp.up_proj.weight"),
     (verify, "isomerge verify merged"),
+    (extract, "isomerge extract base finetuned --rank 16 -o adapter"),
     (reproduce, "isomerge reproduce merged"),
     (demo, "isomerge demo -o demo-out --seeds 5"),
 ]

@@ -25,6 +25,8 @@ _EXTRAS = {
     "flwr": "flower",
 }
 
+PARTIAL = ".isomerge-partial"  # staging.STAGING, which cannot be imported here without torch
+
 _outputs: list[Path] = []
 
 
@@ -52,8 +54,13 @@ def tell(error: Exception, *, as_json: bool, debug: bool) -> int:
 def tell_interruption(*, as_json: bool) -> None:
     """Say that the work was interrupted and what is left of it on disk."""
     left = [str(path) for path in _outputs if path.exists()]
-    rest = f"What was there or already written stays: {', '.join(left)}." if left else "Nothing was left behind."
-    message = f"Interrupted. {rest} The inputs were not changed; the same command starts again."
+    if any((Path(path) / PARTIAL).exists() for path in left):
+        rest = f"What is finished waits in {', '.join(left)}: the same command goes on from there."
+    elif left:
+        rest = f"What was there or already written stays: {', '.join(left)}. The same command starts again."
+    else:
+        rest = "Nothing was left behind; the same command starts again."
+    message = f"Interrupted. {rest} The inputs were not changed."
     print(f"isomerge: {message}", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": message, "kind": "KeyboardInterrupt", "exit_code": INTERRUPTED}))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from isomerge.cli.common import Debug, Force, Json, Out, Quiet, Voice, reserve_output
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-LISTED = 12
 DEFAULT_RANK = 16
 
 
@@ -38,6 +34,7 @@ def extract(
 
     from isomerge.adapters import extract_adapter
     from isomerge.checkpoint import open_checkpoint
+    from isomerge.report.terminal import adapter_table
 
     voice = Voice(json, quiet)
     with voice.work() as progress:
@@ -51,24 +48,4 @@ def extract(
             force=force,
             progress=progress,
         )
-    voice.show(record, extract_table)
-
-
-def extract_table(record: dict[str, Any]) -> RenderableType:
-    """The worst layers, the error in all, what was written, and the notes."""
-    from rich.console import Group
-    from rich.table import Table
-
-    table = Table("layer", "rank", "relative error", box=None)
-    worst = sorted(record["targets"], key=lambda row: -row["error"])
-    for row in worst[:LISTED]:
-        table.add_row(row["name"], str(row["rank"]), f"{row['error']:.3g}")
-    if len(worst) > LISTED:
-        table.add_row(f"and {len(worst) - LISTED} with smaller errors", "", "")
-    lines = [
-        f"missed of the whole change: {record['error']:.3g} (relative norm)",
-        f"written: {record['out']} ({record['tensors']} tensors, {record['bytes']:,} bytes) "
-        f"in {record['seconds']:.1f} s",
-        *(f"note: {note}" for note in record["notes"]),
-    ]
-    return Group(table, *lines)
+    voice.show(record, adapter_table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,7 +24,7 @@ from isomerge.cli.common import (
     reserve_output,
     written_record,
 )
-from isomerge.cli.request import read_request
+from isomerge.cli.request import Request, numbers, read_request, typed_options
 
 Models = Annotated[
     list[str],
@@ -38,7 +39,9 @@ Align = Annotated[bool, typer.Option("--align", help="Align the models before me
 Level = Annotated[
     str | None,
     typer.Option(
-        metavar="|".join(LEVELS), callback=choice("--level", LEVELS), help="What may move when aligning; all if not named."
+        metavar="|".join(LEVELS),
+        callback=choice("--level", LEVELS),
+        help="What may move when aligning; all if not named.",
     ),
 ]
 
@@ -61,6 +64,7 @@ def merge(
     lock: Annotated[bool, typer.Option("--lock/--no-lock", help="Hash every input and output tensor.")] = True,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write a model card.")] = True,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check what was written.")] = True,
+    rank: Annotated[int | None, typer.Option(min=1, help="When adapters are merged: the rank of the result.")] = None,
     push: Annotated[str | None, typer.Option(metavar="ORG/NAME", help="Upload the result to the hub.")] = None,
     force: Force = False,
     json: Json = False,
@@ -73,6 +77,10 @@ def merge(
     each model.
     """
     request = read_request([*models, *context.args], flags_of(context))
+    if request.are_adapters:
+        reserve_output(out, request.models, force=force)
+        _merge_adapters(request, out, method, weights, base, rank, seed or 0, force, Voice(json, quiet))
+        return
     documents = request.documents(method=method, base=base, weights=weights, align=align, level=level, seed=seed)
     references = list(dict.fromkeys(str(r) for d in documents for r in d.referenced_models()))
     reserve_output(out, references, force=force)
@@ -92,8 +100,35 @@ def merge(
         if push:
             from isomerge.checkpoint.push import push as upload
 
-            record["pushed"] = upload(out, push)
+            record["pushed"] = upload(out, push, quiet=json or quiet)
     voice.show(record, merge_table)
+
+
+def _merge_adapters(
+    request: Request,
+    out: Path,
+    method: str | None,
+    weights: str | None,
+    base: str | None,
+    rank: int | None,
+    seed: int,
+    force: bool,
+    voice: Voice,
+) -> None:
+    from isomerge.checkpoint import open_checkpoint
+    from isomerge.merge.adapters import merge_adapters
+    from isomerge.report.terminal import adapter_table
+
+    name, options = method or "linear", typed_options(method or "linear", request.options)
+    if weights is not None:
+        options["weight"] = numbers(weights, len(request.models))
+    origin = open_checkpoint(base) if base else None
+    with voice.work("steps") as progress:
+        record = merge_adapters(
+            request.models, out=out, method=name, options=options, base=origin, rank=rank, seed=seed, force=force,
+            progress=progress,
+        )  # fmt: skip
+    voice.show(record, adapter_table)
 
 
 def flags_of(context: typer.Context) -> list[str]:

@@ -31,6 +31,16 @@ class Request:
         named = path is not None and path.suffix in {".yml", ".yaml"}
         return path if path is not None and (named or (path.is_file() and path.suffix not in weights)) else None
 
+    @property
+    def are_adapters(self) -> bool:
+        """Every model is the folder of an adapter: they are merged into an adapter again."""
+        folders = [Path(model).expanduser() for model in self.models]
+        if not folders or not all((folder / "adapter_config.json").is_file() for folder in folders):
+            return False
+        from isomerge.adapters.adapter import is_adapter
+
+        return all(map(is_adapter, folders))
+
     def documents(
         self,
         *,
@@ -49,8 +59,8 @@ class Request:
             given = [f"--{key}" for key in self.options] + [flag for flag, value in flags.items() if value is not None]
             if given or align:
                 raise RequestError(
-                    f"{', '.join(given or ['--align'])} belongs in the recipe {self.recipe}. Write it there, or name the "
-                    "models on the command line instead."
+                    f"{', '.join(given or ['--align'])} belongs in the recipe {self.recipe}. Write it there, or name "
+                    "the models on the command line instead."
                 )
             return load_recipe(self.recipe)
         if len(self.models) < 2 and not base:
@@ -116,7 +126,9 @@ def _refuse_unknown(options: Iterable[str], flags: Sequence[str]) -> None:
         if key not in known:
             flag = "--" + key.replace("_", "-")
             hint = did_you_mean(flag, [*flags, *("--" + name.replace("_", "-") for name in known)])
-            raise RequestError(f"No such option: {flag}. {hint if hint.startswith('Did') else 'See isomerge merge --help.'}")
+            raise RequestError(
+                f"No such option: {flag}. {hint if hint.startswith('Did') else 'See isomerge merge --help.'}"
+            )
 
 
 def numbers(weights: str, count: int) -> list[float]:

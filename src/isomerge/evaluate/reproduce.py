@@ -49,7 +49,7 @@ def reproduce(
             rerun(lock, place)
             again = open_checkpoint(place)
             hashes = hash_tensors(again, threads=workers, progress=progress)
-            record["differences"] = differences(lock, hashes, place)
+            record["differences"] = differences(lock, locked_tensors(again.tensors, hashes), place)
         record["sha256"] = tensors_digest(hashes)
         record["verdict"] = "different" if record["differences"] else "identical"
         record["out"] = str(out) if out is not None else None

@@ -10,8 +10,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import FLOATING
 from isomerge.checkpoint.hashing import hash_file, hash_tensors, raw_bytes, scan_tensors
 from isomerge.checkpoint.local import SINGLE_OR_INDEX, find_shards, open_folder
-from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, read_lock
+from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, locked_tensors, read_lock
 from isomerge.checkpoint.staging import STAGING, STALE
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluate.stock import Fit, fit_stock_class, same_structure
@@ -92,7 +92,7 @@ def _checks(
         return
     broken, hashes = _read_weights(checkpoint, threads, progress)
     yield Check("finite", not broken, f"NaN or infinity in {name_some(broken, 8)}" if broken else "every weight is")
-    yield _locked(folder, hashes)
+    yield _locked(folder, locked_tensors(checkpoint.tensors, hashes))
 
 
 def _complete(folder: Path) -> Check:
@@ -145,7 +145,7 @@ def _fit(checkpoint: Checkpoint, donor: Checkpoint | None) -> Fit:
 
 
 def _tied_tables(donor: Checkpoint) -> tuple[tuple[str, str], ...]:
-    """Without the class: tensors with a row per token that are equal in the donor, unless it says that this is chance."""
+    """Without the class: tensors with a row per token that are equal in the donor, unless it says they are two."""
     rows = vocabulary_rows(donor.config)
     if donor.config.get("tie_word_embeddings") is False or rows is None:
         return ()
@@ -209,26 +209,27 @@ def _finite(tensor: torch.Tensor) -> bool:
     return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(tensor))
 
 
-def _locked(folder: Path, hashes: dict[str, str]) -> Check:
+def _locked(folder: Path, tensors: Mapping[str, LockedTensor]) -> Check:
     if not (folder / LOCK).exists():
         return Check("lock", None, f"there is no {LOCK} to compare with")
     try:
         lock = read_lock(folder)
     except CheckpointError as error:
         return Check("lock", False, str(error))
-    problems = differences(lock, hashes, folder)
+    problems = differences(lock, tensors, folder)
     return Check("lock", not problems, "; ".join(problems) or f"every tensor and file is as written ({lock.sha256})")
 
 
-def differences(lock: Lock, hashes: dict[str, str], folder: Path) -> list[str]:
-    """How the tensors with these hashes and the files of a folder differ from what the lock says was written."""
-    both = lock.tensors.keys() & hashes.keys()
+def differences(lock: Lock, tensors: Mapping[str, LockedTensor], folder: Path) -> list[str]:
+    """How these tensors and the files of a folder differ from what the lock says was written."""
+    both = lock.tensors.keys() & tensors.keys()
+    written = {name: replace(lock.tensors[name], file=None) for name in both}  # the same in whichever file
     files = {name: digest for name, digest in lock.side_files.items() if name not in DESCRIPTIONS}
     gone = [name for name in files if not (folder / name).is_file()]
     found = {
-        "changed tensors": sorted(name for name in both if lock.tensors[name].sha256 != hashes[name]),
-        "missing tensors": sorted(lock.tensors.keys() - hashes.keys()),
-        "extra tensors": sorted(hashes.keys() - lock.tensors.keys()),
+        "changed tensors": sorted(name for name in both if written[name] != tensors[name]),
+        "missing tensors": sorted(lock.tensors.keys() - tensors.keys()),
+        "extra tensors": sorted(tensors.keys() - lock.tensors.keys()),
         "changed files": sorted(n for n in files if n not in gone and hash_file(folder / n) != files[n]),
         "missing files": sorted(gone),
     }

@@ -19,7 +19,7 @@ from isomerge.adapters.settings import BIAS
 from isomerge.adapters.write import lora_config, write_adapter
 from isomerge.checkpoint import Checkpoint, TensorInfo, refuse_overwrite, require_finite
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merge.group import Group, Source
+from isomerge.merge.group import Group, InMemory, Source
 from isomerge.merge.methods import METHODS, Method
 
 # Methods whose result is Σ c_k ΔW_k with the same c_k for every element: the sum of products is a product again.
@@ -38,17 +38,6 @@ class Product:
 
     def rows(self, start: int, stop: int) -> Tensor:
         return self.left[start:stop] @ self.right
-
-
-class Whole:
-    """A tensor that an adapter stores whole."""
-
-    def __init__(self, tensor: Tensor, label: str) -> None:
-        self.tensor, self.label = tensor, label
-        self.info = TensorInfo.of(tensor)
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        return self.tensor[start:stop] if self.tensor.dim() > 1 else self.tensor
 
 
 @dataclass(frozen=True)
@@ -212,8 +201,8 @@ class _Merging:
     def _probe(self) -> list[float]:
         """What a linear method multiplies each adapter by: it shows when the adapters are unit vectors."""
         unit = torch.eye(len(self.adapters), dtype=torch.float64)
-        units = [Whole(row[None], "a unit vector") for row in unit]
-        merged = self.run("coefficients", units, Whole(torch.zeros_like(unit[:1]), ZERO))
+        units = [InMemory(row[None], "a unit vector") for row in unit]
+        merged = self.run("coefficients", units, InMemory(torch.zeros_like(unit[:1]), ZERO))
         return [float(value) for value in merged[0]]
 
 
@@ -286,8 +275,8 @@ def _merged_bias(layer: Layer, keys: list[str | None], adapters: list[Adapter], 
         bias = torch.zeros(layer.like.outputs)
         if key is not None and target is not None:
             bias = adapter.read(key).float() * target.scale
-        added.append(Whole(bias, f"the bias added to '{layer.module}' in {adapter.name}"))
-    return merging.run(f"{layer.module}.bias", added, Whole(torch.zeros(layer.like.outputs), ZERO))
+        added.append(InMemory(bias, f"the bias added to '{layer.module}' in {adapter.name}"))
+    return merging.run(f"{layer.module}.bias", added, InMemory(torch.zeros(layer.like.outputs), ZERO))
 
 
 def _named(module: str, like: Target, b: Tensor, a: Tensor) -> dict[str, Tensor]:
@@ -352,8 +341,8 @@ def _merge_whole(
     for adapter in adapters:
         tensor = adapter.read(adapter.replaced[name]) if name in adapter.replaced else original
         assert tensor is not None
-        sources.append(Whole(tensor.float(), f"tensor '{name}' of {adapter.name}"))
-    return merging.run(name, sources, Whole(original.float(), f"'{on_disk}'") if original is not None else None)
+        sources.append(InMemory(tensor.float(), f"tensor '{name}' of {adapter.name}"))
+    return merging.run(name, sources, InMemory(original.float(), f"'{on_disk}'") if original is not None else None)
 
 
 def _config(adapters: list[Adapter], layers: list[Layer], result: _Result) -> dict[str, Any]:

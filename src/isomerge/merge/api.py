@@ -12,6 +12,7 @@ from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_dtype, requir
 from isomerge.checkpoint.saving import dtype_entry
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merge.assemble import assemble
+from isomerge.merge.extras import TensorFiles
 from isomerge.merge.merged import Merged, Progress, as_checkpoint
 from isomerge.merge.methods import METHODS
 from isomerge.merge.recipe import ModelReference, Recipe, RecipePlan, load_recipe, plan_tensors, recipe_of
@@ -54,16 +55,13 @@ def merge(
         raise RequestError("Merging: there is no model. Name at least one, and two to have something to merge.")
     if weights is not None:
         options = {"weight": list(weights), **options}
-    given = {_reference(model, f"model {place}"): model for place, model in enumerate(models, start=1)}
-    if len(given) < len(models):
-        raise RequestError("Merging: a model is named twice. Name each once, with the weight it shall have.")
+    named, given = _named(models)
     origin = _reference(base, "base") if base is not None else None
     if origin is not None:
         given.setdefault(origin, base)
     settings: bool | dict[str, Any] = {"level": level, "scale": scale, "sweeps": sweeps} if align is True else (
         dict(align) if align else False
     )  # fmt: skip
-    named = [_reference(model, f"model {place}") for place, model in enumerate(models, start=1)]
     recipe = recipe_of(named, method, base=origin, options=options, align=settings, dtype=dtype, seed=seed)
     checkpoints = {reference: _open(reference, model) for reference, model in given.items()}
     return _merge([recipe], checkpoints, _Settings(threads, device, max_memory, seed, progress))
@@ -96,10 +94,7 @@ def open_models(
     """Every model that the documents name and do not make themselves, by headers only; all that fail, at once."""
     made = {document.name for document in documents if document.name}
     wanted = dict.fromkeys(
-        reference
-        for document in documents
-        for reference in document.referenced_models()
-        if str(reference) not in made
+        reference for document in documents for reference in document.referenced_models() if str(reference) not in made
     )
     opened, problems = {}, []
     for reference in wanted:
@@ -157,14 +152,16 @@ def _merge(
     for checkpoint in known.values():
         require_floating(checkpoint)
     merged: Merged | None = None
+    files: dict[str, Checkpoint] = {}
     for place, document in enumerate(documents):
         own = {reference: known[reference] for reference in document.referenced_models()}
         merged = _one(document, plan_tensors(document, own), own, settings, solve=solve)
+        files |= {name: found for name, found in merged.inputs.items() if ModelReference.parse(name) not in own}
         if place < len(documents) - 1:
             known[ModelReference.parse(str(document.name))] = as_checkpoint(merged, str(document.name))
     assert merged is not None
     merged.recipes = list(documents)
-    merged.inputs = {str(reference): checkpoint for reference, checkpoint in checkpoints.items()}
+    merged.inputs = {str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files
     merged.started = start
     return merged
 
@@ -197,7 +194,7 @@ def _one(
             notes += aligned.notes
             changes |= aligned.config_changes
     if document.tokenizer is not None:
-        vocabulary = _vocabulary(document, models)
+        vocabulary = _vocabulary(document, models, plan)
         changes |= vocabulary.config_changes()
         notes += vocabulary.report.get("notes", [])
     if document.chat_template is not None:
@@ -206,19 +203,21 @@ def _one(
         template = chat_template(document.chat_template, {str(r): c for r, c in models.items()})
     if document.out_dtype or document.dtype:
         changes |= dtype_entry(donor.config, parse_dtype(document.out_dtype or document.dtype or ""))
+    files = TensorFiles()
     jobs = assemble(
         document,
         plan,
         models,
         aligned=aligned,
         vocabulary=vocabulary,
+        files=files,
         hashes=settings.hashes,
         seed=settings.seed,
         device=settings.device,
     )
     return Merged(
         recipes=[document],
-        inputs={str(reference): checkpoint for reference, checkpoint in models.items()},
+        inputs={str(reference): checkpoint for reference, checkpoint in models.items()} | files.opened,
         donor=donor,
         jobs=jobs,
         config_changes=changes,
@@ -235,6 +234,17 @@ def _one(
     )
 
 
+def _named(models: Sequence[Any]) -> tuple[list[ModelReference], dict[ModelReference, Any]]:
+    """A reference for every model; one that is given as an object may be there twice."""
+    named: list[ModelReference] = []
+    for place, model in enumerate(models, start=1):
+        reference = _reference(model, f"model {place}")
+        if reference in named and not isinstance(model, (str, Path)):
+            reference = ModelReference(f"model {place}")
+        named.append(reference)
+    return named, dict(zip(named, models, strict=True))
+
+
 def _reference(model: Any, otherwise: str) -> ModelReference:
     """How a recipe calls a model that was given as an object."""
     if isinstance(model, ModelReference):
@@ -247,6 +257,14 @@ def _reference(model: Any, otherwise: str) -> ModelReference:
 def _open(reference: ModelReference, model: Any = None) -> Checkpoint:
     """A model by its header, with its adapter on top."""
     named = model is None or isinstance(model, (str, Path, ModelReference))
+    if named and Path(reference.path).is_dir():
+        from isomerge.adapters.adapter import is_adapter
+
+        if is_adapter(reference.path):
+            raise RequestError(
+                f"Opening {reference.path}: it is an adapter and not a model. Write base+adapter to merge the model it "
+                "makes, or name nothing but adapters (isomerge merge adapter-a adapter-b -o OUT) to merge these."
+            )
     checkpoint = open_checkpoint(reference.path, revision=reference.revision) if named else open_checkpoint(model)
     if reference.adapter is None or not named:
         return checkpoint
@@ -255,7 +273,7 @@ def _open(reference: ModelReference, model: Any = None) -> Checkpoint:
     return apply_adapter(checkpoint, reference.adapter, revision=reference.adapter_revision, name=str(reference))
 
 
-def _vocabulary(document: Recipe, models: Mapping[ModelReference, Checkpoint]) -> Vocabulary:
+def _vocabulary(document: Recipe, models: Mapping[ModelReference, Checkpoint], plan: RecipePlan) -> Vocabulary:
     from isomerge.merge.vocabulary import merge_vocabularies
 
     settings = document.tokenizer
@@ -272,7 +290,19 @@ def _vocabulary(document: Recipe, models: Mapping[ModelReference, Checkpoint]) -
         base=str(document.base_model) if document.base_model else None,
         rules=rules,
         pad_to_multiple_of=settings.pad_to_multiple_of,
+        rows=_table_lengths(plan, models),
     )
+
+
+def _table_lengths(plan: RecipePlan, models: Mapping[ModelReference, Checkpoint]) -> dict[str, int]:
+    """How many rows each model's tables have, from the tables: a config may say something else."""
+    found: dict[str, int] = {}
+    for tensor in plan.tensors.values():
+        for given in [*tensor.inputs, *([tensor.base] if tensor.base else [])] if tensor.vocabulary else []:
+            shape = models[given.model].tensors[given.tensor].shape
+            if len(shape) == 2 and shape[0] > 1:
+                found.setdefault(str(given.model), shape[0])
+    return found
 
 
 def _rule(given: TokenSettings) -> TokenRule:

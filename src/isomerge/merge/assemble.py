@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from isomerge.checkpoint import Checkpoint, TensorInfo, parse_dtype
+from isomerge.errors import RequestError
+from isomerge.merge.extras import TensorFiles
 from isomerge.merge.group import Source
 from isomerge.merge.methods import METHODS
 from isomerge.merge.pipeline import Job
@@ -27,6 +29,7 @@ def assemble(
     *,
     aligned: AlignedModels | None = None,
     vocabulary: Vocabulary | None = None,
+    files: TensorFiles,
     hashes: InputHashes,
     seed: int = 0,
     device: str = "cpu",
@@ -57,9 +60,15 @@ def assemble(
                 sources[-1] if tensor.base else None,
                 METHODS[tensor.method] if floating else None,
                 tensor.options if floating else {},
+                files.sources(tensor, sources[0].info.shape, hashes) if floating else {},
                 seed,
                 device,
             )
+        )
+    if files.opened and aligned is not None:
+        raise RequestError(
+            f"Merging with {recipe.merge_method} and align: importances belong to the weights as they were measured, "
+            "and alignment moves the weights. Align the models first (isomerge align), measure again, then merge."
         )
     return jobs
 

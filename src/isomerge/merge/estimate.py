@@ -16,6 +16,7 @@ from isomerge.merge.merged import Merged, peak_memory
 from isomerge.merge.pipeline import Job
 from isomerge.merge.recipe import Recipe, explain
 
+
 def plan_merge(
     documents: Sequence[Recipe], *, threads: int | None = None, max_memory: int | str | None = None
 ) -> dict[str, Any]:
@@ -74,5 +75,3 @@ def _timed(job: Job, group: Group) -> float:
     for block in group.blocks():
         combine(block).to(job.info.dtype)
     return time.perf_counter() - start
-
-

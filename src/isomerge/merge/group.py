@@ -41,9 +41,13 @@ def spans(shape: tuple[int, ...], block_elements: int = BLOCK_ELEMENTS) -> Itera
 class Source(Protocol):
     """One model's tensor, wherever its rows come from."""
 
-    info: TensorInfo
-    label: str
-    """What it is, for messages: "tensor 'x' of model-a"."""
+    @property
+    def info(self) -> TensorInfo: ...
+
+    @property
+    def label(self) -> str:
+        """What it is, for messages: "tensor 'x' of model-a"."""
+        ...
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Rows [start, stop) of axis 0, in the stored dtype or a wider one. A tensor of fewer than two axes is always

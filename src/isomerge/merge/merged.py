@@ -133,7 +133,7 @@ class Merged:
         record = verify(written.out, deep=False, same_structure_as=self.donor, threads=self.threads)
         if record["problems"]:
             raise CheckpointError(
-                f"While verifying {written.out}: {'; '.join(record['problems'])}. The folder is left for you to look at."
+                f"While verifying {written.out}: {'; '.join(record['problems'])}. The folder is left to be looked at."
             )
         return True
 

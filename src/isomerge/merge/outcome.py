@@ -46,7 +46,8 @@ def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[
 def side_files(merged: Merged) -> Iterator[dict[str, Path]]:
     """Everything the result has beside the weights and config.json: the donor's, with the new tokenizer's instead of
     its own, and the chat template in its place."""
-    files = side_copies(merged.donor)
+    # The donor's card describes the donor.
+    files = {name: path for name, path in side_copies(merged.donor).items() if name != "README.md"}
     if merged.vocabulary is None and merged.chat_template is None:
         yield files
         return
@@ -97,11 +98,8 @@ def lock_text(merged: Merged, writer: CheckpointWriter, options: Mapping[str, An
 def _locked(merged: Merged, reference: str, checkpoint: Checkpoint) -> list[LockedInput]:
     """An input, and the adapter on top of it as another."""
     threads = thread_count(merged.threads)
-    parts = {"model": checkpoint}
-    if hasattr(checkpoint, "parts"):
-        parts = checkpoint.parts()
     entries = []
-    for part in parts.values():
+    for part in checkpoint.parts():
         known = merged.hashes.of(part)
         missing = [name for name in part.tensors if name not in known]
         entries.append(locked_input(reference, part, {**known, **hash_tensors(part, missing, threads=threads)}))

@@ -33,6 +33,8 @@ class Job:
     method: Method | None
     """None: the rows of the only source as they are stored."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, Sequence[Source]] = field(default_factory=dict)
+    """What options name beside the models, such as importances."""
     seed: int = 0
     device: str = "cpu"
 
@@ -41,7 +43,7 @@ class Job:
         if self.method is None:
             yield from self._copied()
             return
-        group = Group(self.name, self.sources, self.base, seed=self.seed, device=self.device)
+        group = Group(self.name, self.sources, self.base, extras=self.extras, seed=self.seed, device=self.device)
         try:
             combine = self.method(group, **self.options)
         except RequestError as error:

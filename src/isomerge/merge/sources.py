@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, TensorInfo
-from isomerge.checkpoint.local import FileCheckpoint
 from isomerge.checkpoint.hashing import raw_bytes
+from isomerge.checkpoint.local import FileCheckpoint
 
 
 class InputHashes:

@@ -63,7 +63,7 @@ def iterate_merged(
             continue
         sources = [InMemory(tensor, f"tensor '{name}' of model {k}") for k, tensor in enumerate(tensors, start=1)]
         own, origin = (sources[:-1], sources[-1]) if base is not None else (sources, None)
-        job = Job(name, TensorInfo.of(first), own, origin, chosen, options, seed, device=str(first.device))
+        job = Job(name, TensorInfo.of(first), own, origin, chosen, options, seed=seed, device=str(first.device))
         yield name, cast(job.tensor().to(first.device), first.dtype)[0]
 
 

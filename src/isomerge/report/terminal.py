@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 Record = Mapping[str, Any]
+LISTED = 12
 
 
 def align_table(record: Record) -> RenderableType:
@@ -59,6 +60,20 @@ def merge_table(record: Record) -> RenderableType:
         facts["peak memory"] = size(record["peak_memory_bytes"])
     facts |= _written(record) | {"sha256": record.get("sha256"), "pushed": record.get("pushed")}
     return _page(_facts(facts), _notes(record.get("notes")))
+
+
+def adapter_table(record: Record) -> RenderableType:
+    """The layers an adapter fits worst, what it misses in all, and what was written."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("layer", "rank", "relative error"):
+        table.add_column(column)
+    worst = sorted(record["targets"], key=lambda row: -row["error"])
+    for row in worst[:LISTED]:
+        table.add_row(Text(row["name"]), str(row["rank"]), number(row["error"]))
+    if len(worst) > LISTED:
+        table.add_row(f"and {len(worst) - LISTED} with smaller errors", "", "")
+    facts = {"missed of the whole change": f"{number(record['error'])} (relative norm)"} | _written(record)
+    return _page(table, _facts(facts), _notes(record.get("notes")))
 
 
 def plan_table(record: Record) -> RenderableType:

@@ -11,7 +11,7 @@ from isomerge.merge.methods.matrices import joined, merge_matrices, singular
 from isomerge.merge.methods.method import method
 
 
-@method(base="required", reference="https://arxiv.org/abs/2502.04959")
+@method(base="required", whole=True, reference="https://arxiv.org/abs/2502.04959")
 def iso_c(group: Group, *, lambda_: float = 1.0) -> Combine:
     """Add up the changes and give all their singular directions the mean singular value.
 
@@ -29,7 +29,7 @@ def iso_c(group: Group, *, lambda_: float = 1.0) -> Combine:
     return merge_matrices(group, merge, lambda_)
 
 
-@method(base="required", reference="https://arxiv.org/abs/2502.04959")
+@method(base="required", whole=True, reference="https://arxiv.org/abs/2502.04959")
 def iso_cts(group: Group, *, common: float = 0.8, lambda_: float = 1.0) -> Combine:
     """As iso_c, with the weakest common directions replaced by each model's strongest own ones.
 

@@ -37,13 +37,14 @@ def middle(
     ranks = []
     for d, g in zip(density, gamma, strict=True):
         kept, top = _count(group, d), int(g * group.elements)
-        if strict:
-            ends = max(0, group.elements - kept - top), max(1, group.elements - top)
-        else:
-            first = max(0, group.elements - kept - top) if d < 1 else 0
-            ends = first, first + kept
-        ranks.append([ends[0], ends[1] - 1] if group.elements and d > 0 else [])
-    bounds = [(found[0], found[1]) if found else (math.inf, math.inf) for found in _magnitudes(group, ranks)]
+        first = max(0, group.elements - kept - top)
+        end = max(1, group.elements - top) if strict else first + kept
+        everything = end - first >= group.elements
+        ranks.append([first, end - 1] if kept and not everything else [])
+    bounds = [
+        (found[0], found[1]) if found else (0.0 if d > 0 else math.inf, math.inf)
+        for found, d in zip(_magnitudes(group, ranks), density, strict=True)
+    ]
     return between(group, bounds, rescale)
 
 

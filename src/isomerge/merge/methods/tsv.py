@@ -10,7 +10,7 @@ from isomerge.merge.methods.matrices import joined, merge_matrices, singular
 from isomerge.merge.methods.method import method
 
 
-@method(base="required", reference="https://arxiv.org/abs/2412.00081")
+@method(base="required", whole=True, reference="https://arxiv.org/abs/2412.00081")
 def tsv(group: Group, *, share: float | None = None, lambda_: float = 1.0) -> Combine:
     """Keep the strongest singular directions of each model's change and make those of all models orthogonal.
 

@@ -10,7 +10,7 @@ from isomerge.merge.methods.matrices import merge_matrices
 from isomerge.merge.methods.method import method
 
 
-@method(base="required", reference="https://arxiv.org/abs/2503.08099")
+@method(base="required", whole=True, reference="https://arxiv.org/abs/2503.08099")
 def wudi(group: Group, *, lambda_: float = 1.0) -> Combine:
     """The change that interferes least with every model's: min Σ_k ‖(τ − τ_k) τ_kᵀ‖² / ‖τ_k‖².
 

@@ -9,9 +9,7 @@ from pydantic import BaseModel, ValidationError
 from isomerge.errors import did_you_mean
 from isomerge.merge.methods import METHODS
 from isomerge.merge.recipe.definitions import (
-    TAG,
     AlignSettings,
-    Conditional,
     ModelEntry,
     ModelToken,
     Module,
@@ -21,6 +19,7 @@ from isomerge.merge.recipe.definitions import (
     TokenizerSettings,
     TokenSettings,
 )
+from isomerge.merge.recipe.fields import TAG, Conditional
 from isomerge.merge.recipe.problems import Path, Places, Problems
 
 CONTAINERS: dict[str, tuple[type[BaseModel], str]] = {

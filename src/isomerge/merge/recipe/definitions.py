@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     InstanceOf,
@@ -18,138 +15,30 @@ from pydantic import (
     Strict,
     Tag,
     WithJsonSchema,
-    WrapValidator,
     model_validator,
 )
 
 from isomerge.align.levels import Scope, parse_layers
-from isomerge.checkpoint import parse_dtype
 from isomerge.errors import RequestError
+from isomerge.merge.recipe.fields import (
+    OPTIONS,
+    TAG,
+    Count,
+    Definition,
+    Dtype,
+    Reference,
+    Settings,
+    Switch,
+    Text,
+    kind_of,
+    read_reference,
+)
 from isomerge.merge.recipe.problems import Places
 from isomerge.merge.recipe.reference import ModelReference
 
-Text = Annotated[str, Strict(), Field(min_length=1)]
-Count = Annotated[int, Strict(), Field(ge=1)]
-Switch = Annotated[bool, Strict()]
-
-
-def _read_reference(value: Any) -> Any:
-    if isinstance(value, ModelReference):
-        return value
-    if isinstance(value, dict):
-        return _read_long_reference(value)
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"a model is a path or a hub id, and this is {_kind(value)}; put it in quotes if it is a name")
-    return ModelReference.parse(value.strip())
-
-
-def _read_long_reference(value: dict[str, Any]) -> ModelReference:
-    """mergekit's long form, which it writes for paths with spaces: {model: {path, revision}, lora: {…}}."""
-    found: list[str | None] = []
-    unknown = set(value) - {"model", "lora", "override_architecture"}
-    if unknown or value.get("override_architecture") is not None:
-        name = min(unknown) if unknown else "override_architecture"
-        raise ValueError(f"'{name}' is not part of a model's long form, which has 'model' and 'lora'")
-    for key in ("model", "lora"):
-        part = value.get(key)
-        part = {"path": part} if isinstance(part, str) or part is None else part
-        if not isinstance(part, dict) or set(part) - {"path", "revision"} or (key == "model" and not part.get("path")):
-            raise ValueError(f"'{key}' of a model's long form is a path, or a mapping with 'path' and 'revision'")
-        found += [part.get("path"), part.get("revision")]
-    assert found[0] is not None
-    return ModelReference(found[0], *found[1:])
-
-
-def _kind(value: Any) -> str:
-    """What a value is, in the words of YAML."""
-    words = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "a mapping"}
-    return "empty" if value is None or value == "" else f"{words.get(type(value), 'something else')} ({value!r})"
-
-
-REFERENCE = "A model: a folder, a file or a hub id, with @revision and +adapter where needed."
-Reference = Annotated[
-    InstanceOf[ModelReference],
-    BeforeValidator(_read_reference),
-    PlainSerializer(str),
-    WithJsonSchema({"type": "string", "minLength": 1, "description": REFERENCE}),
-]
-
-
-def _read_dtype(value: Any) -> Any:
-    if not isinstance(value, str):
-        raise ValueError(f"a dtype is a name such as bfloat16, and this is {_kind(value)}")
-    try:
-        return str(parse_dtype(value)).removeprefix("torch.")
-    except RequestError as error:
-        raise ValueError(f"'{value}': " + str(error).partition(": ")[2]) from None
-
-
-Dtype = Annotated[
-    str,
-    BeforeValidator(_read_dtype),
-    WithJsonSchema({"type": "string", "examples": ["bfloat16", "float16", "float32", "bf16", "fp16"]}),
-]
-
-
-TAG = "\x00"  # begins the names of alternatives, which pydantic puts into paths and no key of YAML can begin with
-
-
-# --- parameters -------------------------------------------------------------------------------------------------------
-def _read_scalar(value: Any) -> Any:
-    if isinstance(value, (bool, int, float, str)) or value is None:
-        return value
-    raise ValueError(f"a value is a number, true, false or text, and this is {_kind(value)}")
-
-
-# Which of these an option takes is the method's business: see options.py.
-Scalar = Annotated[
-    bool | int | float | str | None,
-    WrapValidator(lambda value, _: _read_scalar(value)),
-    WithJsonSchema({"type": ["boolean", "number", "string", "null"]}),
-]
-Gradient = Annotated[tuple[Scalar, ...], Field(min_length=1)]
-
-
-class _Part(BaseModel):
-    """Frozen, and nothing unknown in it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Conditional(_Part):
-    """A value for the tensors whose name contains a text."""
-
-    filter: Annotated[str, Strict()] | None = Field(
-        None, description="A part of a tensor's name. Without it, or with '*', the value holds for every tensor."
-    )
-    value: Annotated[
-        Annotated[Scalar, Tag(TAG + "value")] | Annotated[Gradient, Tag(TAG + "gradient")],
-        Discriminator(lambda value: TAG + "gradient" if isinstance(value, (list, tuple)) else TAG + "value"),
-    ] = Field(description="One value, or a list to be interpolated over the layers.")
-
-
-def _form(value: Any) -> str:
-    """Which of the four ways to write a setting this is."""
-    if isinstance(value, (dict, Conditional)):
-        return TAG + "one filter"
-    if isinstance(value, (list, tuple)):
-        return TAG + "filters" if any(isinstance(v, (dict, Conditional)) for v in value) else TAG + "gradient"
-    return TAG + "value"
-
-
-Setting = Annotated[
-    Annotated[Scalar, Tag(TAG + "value")]
-    | Annotated[Gradient, Tag(TAG + "gradient")]
-    | Annotated[tuple[Conditional, ...], Tag(TAG + "filters")]
-    | Annotated[Conditional, AfterValidator(lambda one: (one,)), Tag(TAG + "one filter")],
-    Discriminator(_form),
-]
-Settings = dict[str, Setting]
-OPTIONS = "Options of the merge method: a value, a gradient over the layers, or a list of {filter, value}."
-
 
 # --- models, slices, modules ------------------------------------------------------------------------------------------
-class ModelEntry(_Part):
+class ModelEntry(Definition):
     """One of the models."""
 
     model: Reference
@@ -160,14 +49,14 @@ def _read_range(value: Any) -> Any:
     numbers = isinstance(value, (list, tuple)) and [type(v) for v in value] == [int, int]
     if not numbers or not 0 <= value[0] < value[1]:
         raise ValueError(
-            f"layer_range is [first, end) as in [0, 16], the end not included, and this is {_kind(value)}"
+            f"layer_range is [first, end) as in [0, 16], the end not included, and this is {kind_of(value)}"
             if not numbers
             else f"layer_range {list(value)} holds no layer: it is [first, end), the end not included"
         )
     return tuple(value)
 
 
-class SliceSource(_Part):
+class SliceSource(Definition):
     """Layers of one model."""
 
     model: Reference
@@ -177,7 +66,7 @@ class SliceSource(_Part):
     parameters: Settings | None = Field(None, description=OPTIONS)
 
 
-class OutputSlice(_Part):
+class OutputSlice(Definition):
     """Layers of the output: as many as each of its sources has."""
 
     sources: tuple[SliceSource, ...] = Field(min_length=1)
@@ -185,7 +74,7 @@ class OutputSlice(_Part):
     parameters: Settings | None = Field(None, description=OPTIONS)
 
 
-class Module(_Part):
+class Module(Definition):
     """One part of a model with several: text_decoder, vision_tower, encoder, decoder…"""
 
     models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)] | None = None
@@ -198,13 +87,13 @@ class Module(_Part):
 
 
 # --- tokenizer, alignment ---------------------------------------------------------------------------------------------
-class ZeroToken(_Part):
+class ZeroToken(Definition):
     """A row of zeros."""
 
     kind: Literal["zero"]
 
 
-class ModelToken(_Part):
+class ModelToken(Definition):
     """The row of some token of some model."""
 
     kind: Literal["model_token"]
@@ -221,10 +110,12 @@ def _token_form(value: Any) -> str | None:
     """Which of the three ways to name a token's row this is; None if it is no known one."""
     if isinstance(value, dict):
         return {"zero": TAG + "zero", "model_token": TAG + "model token"}.get(str(value.get("kind")))
-    return TAG + {ZeroToken: "zero", ModelToken: "model token"}.get(type(value), "model")
+    if isinstance(value, ZeroToken):
+        return TAG + "zero"
+    return TAG + ("model token" if isinstance(value, ModelToken) else "model")
 
 
-class TokenSettings(_Part):
+class TokenSettings(Definition):
     """Where one token's row comes from."""
 
     source: (
@@ -240,7 +131,7 @@ class TokenSettings(_Part):
 
 
 def _read_tokenizer_source(value: Any) -> Any:
-    return value if isinstance(value, str) and value in ("union", "base") else _read_reference(value)
+    return value if isinstance(value, str) and value in ("union", "base") else read_reference(value)
 
 
 TokenizerSource = Annotated[
@@ -253,7 +144,7 @@ TokenizerSource = Annotated[
 ]
 
 
-class TokenizerSettings(_Part):
+class TokenizerSettings(Definition):
     """Which tokens the output has and where their rows come from."""
 
     source: TokenizerSource = "union"
@@ -264,7 +155,7 @@ class TokenizerSettings(_Part):
 def _read_layers(value: Any) -> Any:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str):
-        raise ValueError(f'layers are written as in "0-4,7", and this is {_kind(value)}')
+        raise ValueError(f'layers are written as in "0-4,7", and this is {kind_of(value)}')
     try:
         parse_layers(text, 10**6)
     except RequestError as error:
@@ -272,7 +163,7 @@ def _read_layers(value: Any) -> Any:
     return text
 
 
-class AlignSettings(_Part):
+class AlignSettings(Definition):
     """Align the models before they are merged."""
 
     level: Literal["permutation", "rotation", "full"] = Field("full", description="How much may move.")
@@ -306,7 +197,7 @@ def _read_name(value: Any) -> Any:
 
 
 # --- the recipe -------------------------------------------------------------------------------------------------------
-class Recipe(_Part):
+class Recipe(Definition):
     """One model to be made. Read it with `load_recipe`, or make it with `recipe_of`."""
 
     name: Annotated[Text, BeforeValidator(_read_name)] | None = Field(

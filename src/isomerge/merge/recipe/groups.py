@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from isomerge.errors import did_you_mean
 from isomerge.merge.methods import METHODS
-from isomerge.merge.recipe.definitions import ModelEntry, Module, OutputSlice, Recipe, Settings
+from isomerge.merge.recipe.definitions import ModelEntry, Module, OutputSlice, Recipe
+from isomerge.merge.recipe.fields import Settings
 from isomerge.merge.recipe.names import Build, part_called
 from isomerge.merge.recipe.options import base_is_merged
 from isomerge.merge.recipe.problems import Path, Problems

@@ -21,14 +21,16 @@ VISION = re.compile(r"(?:^|\.)(?:visual|vision|image|img)")
 AUDIO = re.compile(r"(?:^|\.)audio")
 PROJECTOR = re.compile(r"projector|merger|connector")
 BEFORE = re.compile(
-    r"embed|wte|wpe|position|pos_emb|rotary|patch|cls_token|mask_token|token_type|project_in|pre_layrnorm|(^|\.)(conv1|"
-    r"conv2|stem|shared)\."
+    r"embed|wte|wpe|position|pos_emb|rotary|patch|feature_|cls_token|mask_token|token_type|project_in|pre_layrnorm|"
+    r"(^|\.)(conv1|conv2|stem|shared)\."
 )
 AFTER = re.compile(r"head|embed_out|unembed|output|classifier|predictions")
-TABLE = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings?|tok_embeddings|embed_in|shared|embeddings?)\.weight$")
+TABLE = re.compile(
+    r"(^|\.)(embed_tokens|wte|word_embeddings?|tok_embeddings|token_embedding|embed_in|shared|embeddings?)\.weight$"
+)
 HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output_layer|output|proj_out|vocab_projector|decoder)\.weight$")
 VOCABULARY = re.compile(r"embed|wte|head|vocab|shared|predictions|output|proj_out|(^|\.)decoder\.(weight|bias)$")
-NOT_VOCABULARY = re.compile(r"position|pos_emb|token_type|wpe|norm|dense|patch|transform")
+NOT_VOCABULARY = re.compile(r"position|pos_emb|token_type|wpe|norm|dense|patch|transform\.")
 NUMBER = re.compile(r"(^|\.)\d+\.")
 ALIASES = {"vision_model": "vision_tower", "language_model": "text_decoder"}
 

@@ -15,7 +15,7 @@ from isomerge.merge.methods.method import REQUIRED
 from isomerge.merge.recipe.definitions import Recipe
 from isomerge.merge.recipe.depth import Origin, depth_changes
 from isomerge.merge.recipe.groups import Slice, Source, slices_of
-from isomerge.merge.recipe.names import TABLE, Build, Part, natural, read_build, tie_flag
+from isomerge.merge.recipe.names import TABLE, Build, Part, natural, part_called, read_build, tie_flag
 from isomerge.merge.recipe.options import parameter_blocks
 from isomerge.merge.recipe.problems import Problems
 from isomerge.merge.recipe.reference import ModelReference
@@ -148,7 +148,7 @@ class _Planner:
             self.problems.general(f"{text}; this model's layers cannot be stacked anew")
         if part.depth and self._stacks(part.name):
             origins = [self._origin(one, offset) for one in slices for offset in range(one.length)]
-            changes, notes = depth_changes(self.builds[self.donor].checkpoint.config, part, part.depth, origins)
+            changes, notes = depth_changes(self._config(), part, part.depth, origins)
             self.config_changes |= changes
             self.notes += notes
 
@@ -156,7 +156,8 @@ class _Planner:
         """Whether the recipe says layer by layer what this part is made of."""
         if self.recipe.modules is None:
             return self.recipe.slices is not None
-        return any(module.slices is not None and part == name for name, module in self.recipe.modules.items())
+        build = self.builds[self.donor]
+        return any(m.slices is not None and part == part_called(build, name) for name, m in self.recipe.modules.items())
 
     def _origin(self, one: Slice, offset: int) -> Origin:
         source = next((s for s in one.sources if s.model == self.donor), one.sources[0])
@@ -179,6 +180,10 @@ class _Planner:
 
     def _own(self, source: Source, part: Part) -> Part:
         return self.builds[source.model].parts[part.name]
+
+    def _config(self) -> dict[str, Any]:
+        """The donor's config.json with what is already known to change."""
+        return {**self.builds[self.donor].checkpoint.config, **self.config_changes}
 
     def _copy_part(self, part: Part) -> None:
         names = [*part.before, *part.after]
@@ -245,7 +250,7 @@ class _Planner:
         return self._untied(name, found)
 
     def _untied(self, name: str, found: list[tuple[Source, str]]) -> list[tuple[Source, str]]:
-        config = self.builds[self.donor].checkpoint.config
+        config = self._config()
         if config and tie_flag(config) is not False:
             nested = "tie_word_embeddings" not in config and "tie_word_embeddings" in (config.get("text_config") or {})
             changed = {"tie_word_embeddings": False}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isomerge.merge.methods import Option
-from isomerge.merge.recipe.definitions import Conditional, Settings
+from isomerge.merge.recipe.fields import Conditional, Settings
 from isomerge.merge.recipe.problems import Path, Places
 
 

@@ -1,4 +1,4 @@
-"""The JSON Schema of recipes, for editors: made from the definitions and the list of methods, shipped as schema.json."""
+"""The JSON Schema of recipes, for editors: made from the definitions and the methods, shipped as schema.json."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from isomerge.merge.methods import METHODS, Method, Option
 from isomerge.merge.methods.method import REQUIRED
 from isomerge.merge.recipe.definitions import Recipe
+from isomerge.merge.recipe.mergekit import WITHOUT_EFFECT
 
 FILE = Path(__file__).with_name("schema.json")
 TYPES = {float: "number", int: "integer", bool: "boolean", str: "string"}
@@ -46,7 +47,7 @@ def _options(method: Method, *, of_model: bool) -> dict[str, Any]:
     return {
         "type": ["object", "null"],
         "additionalProperties": False,
-        "properties": {option.name: _option(option) for option in options} | {"int8_mask": {"type": "boolean"}},
+        "properties": {name: {"type": "boolean"} for name in WITHOUT_EFFECT} | {o.name: _option(o) for o in options},
     }
 
 

@@ -1,0 +1,49 @@
+"""What every comparison needs: tiny models on disk, and one running mergekit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from peers.side_by_side import Mergekit, isomerge, write_recipe
+from peers.tiny import write_family
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder with `base`, `a`, `b` and `c` of one family."""
+
+    @cache
+    def written(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        write_family(name, folder)
+        return folder
+
+    return written
+
+
+@pytest.fixture(scope="session")
+def mergekit() -> Iterator[Mergekit]:
+    peer = Mergekit()
+    yield peer
+    peer.close()
+
+
+@pytest.fixture
+def both(mergekit: Mergekit, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """Run one recipe through both programs: the folders of ours and theirs."""
+
+    def run(text: str, models: Path, *options: str) -> tuple[Path, Path]:
+        recipe = write_recipe(text, models, tmp_path / "recipe.yml")
+        return isomerge(recipe, tmp_path / "ours"), mergekit.merge(recipe, tmp_path / "theirs", *options)
+
+    return run

@@ -1,0 +1,44 @@
+"""Runs inside mergekit's own environment: reads one request per line, merges as its command would, answers in one line.
+
+One process for many recipes, since importing takes longer than merging tiny models. The options are the defaults of
+`mergekit-yaml` and `mergekit-multi`, but for those a request names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    from click.testing import CliRunner
+    from mergekit.merge_methods import registered_methods
+    from mergekit.scripts import multimerge, run_yaml
+
+    if "recipe" not in request:
+        return {"error": None, "methods": [method.spec.name for method in registered_methods()]}
+    if request.get("intermediate"):
+        line = [request["recipe"], "--out-path", request["out"], "--intermediate-dir", request["intermediate"]]
+        command = multimerge.main
+    else:
+        line, command = [request["recipe"], request["out"]], run_yaml.main
+    result = CliRunner().invoke(command, [*line, "--quiet", *request.get("options", [])])
+    if result.exception is None or result.exit_code == 0:
+        return {"error": None}
+    lines = traceback.format_exception(result.exception)
+    return {"error": f"{type(result.exception).__name__}: {result.exception}", "traceback": "".join(lines)}
+
+
+def main() -> None:
+    # What libraries print must not mix with the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
