@@ -24,6 +24,7 @@ from isomerge.cli.common import (
     reserve_output,
     written_record,
 )
+from isomerge.cli.heap import keep_freed_memory
 from isomerge.cli.request import Request, numbers, read_request, typed_options
 
 Models = Annotated[
@@ -88,6 +89,7 @@ def merge(
     import isomerge
     from isomerge.report.terminal import merge_table
 
+    keep_freed_memory()
     voice = Voice(json, quiet)
     with voice.work() as progress:
         merged = isomerge.merge_recipe(

@@ -105,6 +105,7 @@ class Merged:
         refuse_overwrite(out, [*self.inputs.values(), self.donor])
         jobs, changes = self._in_dtype(out_dtype)
         plan = {job.name: job.info for job in jobs}
+        self.hashes.wanted = lock
         threads = fitting_threads(jobs, self.threads, self.max_memory)
         options = {"shard_size": str(shard_size), "out_dtype": out_dtype}
         key = resume_key(self, plan, {**options, "hashed": lock})

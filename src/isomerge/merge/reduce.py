@@ -15,6 +15,7 @@ DOT = 2**15  # a float32 sum of so many products is good to 1e-7, which the erro
 SAMPLED = 2**16
 TINY = 1e-25
 GATHERED = 2**21
+PENDING = 2**18
 BINS = 2**14
 
 
@@ -38,7 +39,9 @@ def gram(group: Group, *, base: bool = False, deltas: bool = False) -> list[list
     count = group.models + (base and group.has_base)
     total = torch.zeros(count, count, dtype=torch.float64)
     for block in group.blocks():
-        rows = list(_rows(block.deltas if deltas else block.tensors))
+        # In place: the block is ours, and another allocation of its size costs as much as the difference.
+        values = block.tensors.sub_(block.base) if deltas and block.base is not None else block.tensors
+        rows = list(_rows(values))
         if base and block.base is not None:
             rows.append(block.base.reshape(-1))
         total += products(rows)
@@ -108,39 +111,70 @@ def _select(group: Group, measure: Callable[[Block], Tensor], wanted: dict[Wante
     found: dict[Wanted, float] = {}
     while brackets:
         below = dict.fromkeys(brackets, 0)
-        held = dict.fromkeys(brackets, 0)
-        inside: dict[Wanted, list[Tensor]] = {key: [] for key in brackets}
+        inside = {key: _Tally() for key in brackets}
         for block in group.blocks():
             values = _rows(measure(block))
             for key, (low, high) in brackets.items():
                 smaller, within = _split(values[key[0]], low, high)
                 below[key] += smaller
-                held[key] += len(within)
-                if low < high and held[key] <= GATHERED:  # one value that many share is only counted
-                    inside[key].append(within)
+                inside[key].add(within)
         again = {}
         for key, (low, high) in brackets.items():
             place = key[1] - below[key]
-            if not 0 <= place < held[key]:  # the sample misled: look at everything on the right side
+            if not 0 <= place < inside[key].count:  # the sample misled: look at everything on the right side
                 again[key] = (-math.inf, low) if place < 0 else (high, math.inf)
-            elif low == high:
-                found[key] = low
-            elif held[key] <= GATHERED:
-                found[key] = float(_sorted(torch.cat(inside[key]).unsqueeze(0))[0, place])
-            else:
+            elif inside[key].overflowed:
                 again[key] = (low, high)
+            else:
+                found[key] = inside[key].kth(place)
         brackets = _narrowed(group, measure, again)
     return found
 
 
-def _split(row: Tensor, low: float, high: float) -> tuple[int, Tensor]:
+class _Tally:
+    """Numbers with how often each occurs: weights stored in few bits differ in few values, so this stays small."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.overflowed = False
+        self._pending: list[np.ndarray] = []
+        self._waiting = 0
+        self._values: np.ndarray | None = None
+        self._counts: np.ndarray | None = None
+
+    def add(self, numbers: np.ndarray) -> None:
+        self.count += len(numbers)
+        if not self.overflowed:
+            self._pending.append(numbers)
+            self._waiting += len(numbers)
+            if self._waiting > PENDING:
+                self._compress()
+                if self._values is not None and len(self._values) > GATHERED:
+                    self.overflowed, self._values, self._counts = True, None, None
+
+    def _compress(self) -> None:
+        values, counts = np.unique(np.concatenate(self._pending), return_counts=True)
+        if self._values is not None and self._counts is not None:
+            values, places = np.unique(np.concatenate([self._values, values]), return_inverse=True)
+            counts = np.bincount(places, weights=np.concatenate([self._counts, counts])).astype(np.int64)
+        self._pending, self._waiting = [], 0
+        self._values, self._counts = values, counts
+
+    def kth(self, place: int) -> float:
+        if self._pending:
+            self._compress()
+        assert self._values is not None and self._counts is not None
+        return float(self._values[np.searchsorted(self._counts.cumsum(), place, side="right")])
+
+
+def _split(row: Tensor, low: float, high: float) -> tuple[int, np.ndarray]:
     """How many numbers lie below a bracket, and those within it."""
     if row.device.type != "cpu":
-        return int((row < low).count_nonzero()), row[(row >= low) & (row <= high)]
+        return int((row < low).count_nonzero()), row[(row >= low) & (row <= high)].cpu().numpy()
     numbers = row.numpy()  # its comparisons are five times as fast as torch's here
     bottom, top = numbers.dtype.type(low), numbers.dtype.type(high)
     within = numbers[np.flatnonzero((numbers >= bottom) & (numbers <= top))]
-    return int(np.count_nonzero(numbers < bottom)), torch.from_numpy(within)
+    return int(np.count_nonzero(numbers < bottom)), within
 
 
 def _guesses(group: Group, measure: Callable[[Block], Tensor], wanted: dict[Wanted, None]) -> dict[Wanted, Bracket]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from isomerge.merge.group import Block, Combine, Group
 from isomerge.merge.methods.method import method
 from isomerge.merge.methods.task_vectors import onto_base, task_vectors
-from isomerge.merge.reduce import gram
+from isomerge.merge.reduce import gram, mixture
 
 FLOOR = 1e-6
 
@@ -31,8 +31,8 @@ def model_stock(group: Group, *, filter_wise: bool = False, paper: bool = False)
             return _moved(block, vectors, _share(products, floor).unsqueeze(-1))
 
         return by_row
-    share = _share(torch.tensor(gram(group, deltas=True), dtype=torch.float64), floor)
-    return lambda block: _moved(block, task_vectors(block), share)
+    share = float(_share(torch.tensor(gram(group, deltas=True), dtype=torch.float64), floor))
+    return mixture([share / group.models] * group.models, base=1 - share)
 
 
 def _moved(block: Block, vectors: Tensor, share: Tensor) -> Tensor:

@@ -64,9 +64,8 @@ def between(group: Group, bounds: Sequence[tuple[float, float]], rescale: bool) 
     tensor is stored decides nothing."""
     zero = torch.zeros((), dtype=group.dtype)
 
-    def vectors(block: Block) -> Tensor:
-        result = task_vectors(block)
-        for vector, (low, high) in zip(result, bounds, strict=True):
+    def prune(block: Block, vectors: Tensor) -> Tensor:
+        for vector, (low, high) in zip(vectors, bounds, strict=True):
             if low == math.inf:
                 vector.zero_()
                 continue
@@ -75,11 +74,11 @@ def between(group: Group, bounds: Sequence[tuple[float, float]], rescale: bool) 
                 torch.hardshrink(vector, float(torch.nextafter(zero + low, zero)), out=vector)
             if outliers is not None:
                 vector.sub_(outliers)
-        return result
+        return vectors
 
     if all(bound == (0.0, math.inf) for bound in bounds):
         return unpruned(group.models)
-    return Pruned(vectors, _norm_ratios(group, vectors) if rescale else [1.0] * group.models)
+    return _pruned(group, prune, rescale)
 
 
 def at_random(
@@ -107,18 +106,17 @@ def at_random(
             kept = kept.view(torch.uint8)
         return kept.to(like.dtype)
 
-    def vectors(block: Block) -> Tensor:
-        result = task_vectors(block)
-        for model, (vector, d) in enumerate(zip(result, density, strict=True)):
+    def prune(block: Block, vectors: Tensor) -> Tensor:
+        for model, (vector, d) in enumerate(zip(vectors, density, strict=True)):
             if d <= 0:
                 vector.zero_()
             elif d < 1:
                 vector.mul_(mask(block, model))
-        return result
+        return vectors
 
     if all(d >= 1 for d in density):
         return unpruned(group.models)
-    return Pruned(vectors, _norm_ratios(group, vectors) if rescale else [1.0] * group.models)
+    return _pruned(group, prune, rescale)
 
 
 def bernoulli(group: Group, density: Sequence[float], rescale: bool) -> Pruned:
@@ -126,12 +124,22 @@ def bernoulli(group: Group, density: Sequence[float], rescale: bool) -> Pruned:
     return at_random(group, density, lambda block, model: draws.chosen(group, block, model, density[model]), rescale)
 
 
-def _norm_ratios(group: Group, vectors: Callable[[Block], Tensor]) -> list[float]:
+Prune = Callable[[Block, Tensor], Tensor]
+"""Drops a part of a block's task vectors, in place."""
+
+
+def _pruned(group: Group, prune: Prune, rescale: bool) -> Pruned:
+    scale = _norm_ratios(group, prune) if rescale else [1.0] * group.models
+    return Pruned(lambda block: prune(block, task_vectors(block)), scale)
+
+
+def _norm_ratios(group: Group, prune: Prune) -> list[float]:
     """By how much the sum of magnitudes has shrunk, for each model."""
 
     def sums(block: Block) -> Tensor:
-        both = [task_vectors(block), vectors(block)]
-        return torch.stack([tensor.abs_().reshape(group.models, -1).sum(dim=1) for tensor in both])
+        magnitudes = task_vectors(block).abs_()
+        whole = magnitudes.reshape(group.models, -1).sum(dim=1)
+        return torch.stack([whole, prune(block, magnitudes).reshape(group.models, -1).sum(dim=1)])
 
     before, after = total(group, sums).expand(2, group.models).tolist()
     return [b / a if min(a, b) >= NOTHING else 1.0 for b, a in zip(before, after, strict=True)]
