@@ -115,7 +115,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 STAGES = (
     "verbs", "errors", "checkpoint", "adapters", "symmetry", "evaluate", "architectures", "align", "report", "merge",
-    "catalogue", "demo", "cli",
+    "training", "catalogue", "demo", "cli",
 )  # fmt: skip
 
 

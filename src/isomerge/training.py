@@ -1,0 +1,102 @@
+"""Averages of a training run, taken while it runs: a callback for transformers' Trainer.
+
+from isomerge.training import AverageCheckpoints
+Trainer(…, callbacks=[AverageCheckpoints("swa", start=0.5)]).train()        # writes output_dir/averaged
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_swa_avg_fn
+from transformers import TrainerCallback
+
+from isomerge.errors import RequestError, did_you_mean
+from isomerge.merge.state_dicts import merge_state_dicts
+
+KINDS = ("swa", "ema", "lawa")
+
+
+class AverageCheckpoints(TrainerCallback):  # type: ignore[misc]
+    """Averages the weights at every save of a Trainer (or every `every` steps) and writes the average at the end.
+
+    `kind`: "swa", the mean of all; "ema", an exponential mean with `decay`; "lawa", the mean of the last `window`.
+    `start` is the share of the training that is left out. `load` puts the average into the model at the end.
+    The average is in memory once, in float32 on the CPU ("lawa": `window` times).
+    """
+
+    def __init__(
+        self,
+        kind: str = "swa",
+        *,
+        every: int | None = None,
+        start: float = 0.0,
+        decay: float = 0.99,
+        window: int = 5,
+        out: str | Path | None = None,
+        load: bool = False,
+    ) -> None:
+        if kind not in KINDS:
+            raise RequestError(f"Averaging checkpoints: '{kind}' is not a kind of average. {did_you_mean(kind, KINDS)}")
+        if not 0 <= start < 1 or not 0 < decay < 1 or window < 1 or (every is not None and every < 1):
+            raise RequestError(
+                f"Averaging checkpoints: start={start} must be in [0, 1), decay={decay} in (0, 1), window={window} and "
+                f"every={every} at least 1."
+            )
+        self.kind, self.every, self.start, self.decay, self.window = kind, every, start, decay, window
+        self.out, self.load = out, load
+        self.count = 0
+        """How many states are in the average."""
+        self._running: AveragedModel | None = None
+        self._last: deque[dict[str, Tensor]] = deque(maxlen=window)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.every is None and self._started(state):
+            self.add(_plain(kwargs["model"]))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.every is not None and state.global_step % self.every == 0 and self._started(state):
+            self.add(_plain(kwargs["model"]))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.count or not state.is_world_process_zero:
+            return
+        model = _plain(kwargs["model"])
+        averaged = self.average(model)
+        averaged.save_pretrained(Path(self.out or Path(args.output_dir) / "averaged"))
+        if self.load:
+            model.load_state_dict(averaged.state_dict())
+
+    def _started(self, state: Any) -> bool:
+        return bool(state.global_step >= self.start * state.max_steps)
+
+    def add(self, model: nn.Module) -> None:
+        """Take the model's present weights into the average."""
+        self.count += 1
+        present = copy.deepcopy(model).cpu()
+        if self.kind == "lawa":
+            self._last.append(dict(present.state_dict()))
+            return
+        if self._running is None:
+            rule = get_swa_avg_fn() if self.kind == "swa" else get_ema_avg_fn(self.decay)
+            self._running = AveragedModel(present.float(), avg_fn=rule)
+        self._running.update_parameters(present)
+
+    def average(self, model: nn.Module) -> Any:
+        """A copy of the model with the averaged weights, in the model's dtype, on the CPU."""
+        result = copy.deepcopy(model).cpu()
+        if self.kind == "lawa":
+            result.load_state_dict(merge_state_dicts(list(self._last)))
+        elif self._running is not None:
+            result.load_state_dict(self._running.module.state_dict())  # copies into the model's own dtypes
+        return result
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    """The model itself, without what distributed training wraps around it."""
+    inner = getattr(model, "module", model)
+    return inner if isinstance(inner, nn.Module) else model
