@@ -114,8 +114,8 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 STAGES = (
-    "verbs", "errors", "checkpoint", "adapters", "symmetry", "evaluate", "architectures", "align", "report", "merge",
-    "training", "catalogue", "demo", "cli",
+    "verbs", "errors", "checkpoint", "data", "adapters", "symmetry", "evaluate", "architectures", "calibrate", "align",
+    "report", "connect", "merge", "training", "catalogue", "demo", "cli",
 )  # fmt: skip
 
 

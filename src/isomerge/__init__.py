@@ -20,17 +20,21 @@ _WHERE = {
     "Merged": "isomerge.merge.merged",
     "IsomergeError": "isomerge.errors",
     "align": "isomerge.align",
+    "barrier": "isomerge.connect.barrier",
     "catalogue": "isomerge.catalogue",
     "check": "isomerge.align.check",
     "demo": "isomerge.demo",
+    "evaluate": "isomerge.evaluate",
     "merge": "isomerge.merge",
     "merge_recipe": "isomerge.merge.api",
     "merge_state_dicts": "isomerge.merge.state_dicts",
     "open_checkpoint": "isomerge.checkpoint",
+    "open_data": "isomerge.data",
+    "plane": "isomerge.connect.plane",
     "selftest": "isomerge.align.selftest",
     "verify": "isomerge.evaluate.verify",
 }
-_PACKAGES = {"align", "demo", "merge"}  # both a folder and a verb: the packages themselves are callable
+_PACKAGES = {"align", "demo", "evaluate", "merge"}  # both a folder and a verb: the packages themselves are callable
 
 __all__ = ["__version__", *sorted(_WHERE)]
 
@@ -41,8 +45,12 @@ if TYPE_CHECKING:
     from isomerge.align.selftest import selftest as selftest
     from isomerge.catalogue import catalogue as catalogue
     from isomerge.checkpoint import open_checkpoint as open_checkpoint
+    from isomerge.connect.barrier import barrier as barrier
+    from isomerge.connect.plane import plane as plane
+    from isomerge.data import open_data as open_data
     from isomerge.demo.run import demo as demo
     from isomerge.errors import IsomergeError as IsomergeError
+    from isomerge.evaluate.tasks.run import evaluate as evaluate
     from isomerge.evaluate.verify import verify as verify
     from isomerge.merge.api import merge as merge
     from isomerge.merge.api import merge_recipe as merge_recipe

@@ -49,7 +49,7 @@ def test_the_true_rank_gives_the_function_back(kind: str, tmp_path: Path) -> Non
     base = tiny.save_base(kind, tmp_path / "base", **more)
     tuned = finetune(base, tmp_path / "tuned", LoraConfig(r=3, target_modules=TARGETS[kind], bias="all"))
     record = extract_adapter(open_checkpoint(base), open_checkpoint(tuned), rank=3, out=tmp_path / "out")
-    assert record["error"] < 1e-5 and not record["left_out"]
+    assert record["relative_error"] < 1e-5 and not record["left_out"]
     expected = tiny.logits(tiny.load_base(tuned))
     assert not torch.allclose(tiny.logits(tiny.load_base(base)), expected, atol=1e-2)
     assert torch.allclose(tiny.logits(tiny.load_adapted(base, tmp_path / "out")), expected, atol=2e-4, rtol=1e-4)
@@ -79,7 +79,7 @@ def test_the_reported_errors_are_the_measured_and_the_smallest_ones(kind: str, t
     missed: dict[str, Tensor] = {n: after.read(n).double() - view.read(n).double() for n in after.tensors}
     whole = {n: after.read(n).double() - before.read(n).double() for n in after.tensors}
     norms = [math.sqrt(sum(float(t.square().sum()) for t in some.values())) for some in (missed, whole)]
-    assert record["error"] == pytest.approx(norms[0] / norms[1], rel=1e-5)
+    assert record["relative_error"] == pytest.approx(norms[0] / norms[1], rel=1e-5)
     for row in record["targets"]:
         name = row["name"]
         values = torch.linalg.svdvals(whole[name].flatten(1))

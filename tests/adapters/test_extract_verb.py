@@ -36,7 +36,7 @@ def test_json_is_one_object_and_the_adapter_works(models: tuple[Path, Path], tmp
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
     assert len(record["targets"]) == 2 and {row["rank"] for row in record["targets"]} == {2}
-    assert record["error"] < 1e-5 and record["out"] == str(tmp_path / "out")
+    assert record["relative_error"] < 1e-5 and record["out"] == str(tmp_path / "out")
     expected = tiny.logits(tiny.load_base(tuned))
     assert torch.allclose(tiny.logits(tiny.load_adapted(base, tmp_path / "out")), expected, atol=1e-4)
 

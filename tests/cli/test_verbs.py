@@ -171,7 +171,7 @@ def test_every_help_has_an_example_and_the_shared_flags(run: Any, verb: str) -> 
 
 
 def test_flags_of_later_versions_are_refused(run: Any, api: Any) -> None:
-    for flag in ("--data", "--evidence", "--learn"):
+    for flag in ("--learn",):
         result = run(f"align b a -o out {flag} x")
         assert result.exit_code == 2 and f"No such option: {flag}" in result.stderr
     assert "align" not in api.calls

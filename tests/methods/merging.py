@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isomerge.merge.group import Group, InMemory
+from isomerge.merge.group import GramSource, Group, InMemory, Source
 from isomerge.merge.methods import METHODS
 
-IMPORTANCE = {"ewc", "elastic_weight_removal"}
+IMPORTANCE = {"ewc", "elastic_weight_removal", "fisher"}
 
 # What a method cannot run without.
 NEEDED: dict[str, Any] = {"nearswap": {"t": 0.5}}
@@ -54,7 +54,9 @@ def merge(
     **options: Any,
 ) -> Tensor:
     """The merged tensor; a base that the method does not know is left out."""
-    extras = {}
+    extras: dict[str, list[Source]] = {}
+    if name == "regmean":
+        extras = {"statistics": [gram(model) for model in models] if models[0].dim() > 1 else []}
     if name in IMPORTANCE:
         weights = importance or [torch.ones_like(model) for model in [*models, models[0]]]
         extras = {"importance": [InMemory(w) for w in weights[:-1]], "base_importance": [InMemory(weights[-1])]}
@@ -75,6 +77,13 @@ def merge(
     if not pieces:
         return torch.empty(group.shape, dtype=group.dtype)
     return torch.cat([piece.reshape(-1) for piece in pieces]).reshape(group.shape)
+
+
+def gram(model: Tensor) -> Source:
+    """As if every model had seen the same data, whose inputs do not go together."""
+    inputs = model[0].numel() if len(model) else model.flatten(1).shape[1]
+    product = torch.diag(torch.arange(1.0, inputs + 1.0, dtype=torch.float64))
+    return GramSource(100, False, "a Gram matrix", lambda: product, lambda: product.sum(0))
 
 
 def tensors(shape: tuple[int, ...], models: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:

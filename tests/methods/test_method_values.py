@@ -67,7 +67,10 @@ TRIED: dict[str, list[dict[str, Any]]] = {
     "wudi": [{}, {"lambda": 0.5}],
 }
 SAME_FORMULA = {"paint": "wise_ft", "tail_average": "sma", "sma": "tail", "della_linear": "dare_linear"}
-ELSEWHERE = {"rewarded_soup", "ewc", "elastic_weight_removal", "paint", "tail_average"}
+ELSEWHERE = {
+    *("rewarded_soup", "ewc", "elastic_weight_removal", "paint", "tail_average"),
+    *("fisher", "regmean"),  # tests/statistics
+}
 
 
 @pytest.mark.parametrize(

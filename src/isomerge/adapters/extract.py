@@ -90,7 +90,7 @@ def extract_adapter(
         "targets": found.rows,
         "whole": sorted(found.whole),
         "left_out": found.left_out,
-        "error": math.sqrt(missed / changed) if changed else 0.0,
+        "relative_error": math.sqrt(missed / changed) if changed else 0.0,
         "notes": _notes(found),
         "tensors": written.tensors,
         "bytes": written.bytes,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from isomerge.align.activations import Request
 from isomerge.align.alignment import Alignment, Progress
 from isomerge.align.family import AlignedFamily
 from isomerge.align.levels import Scope
@@ -37,6 +38,11 @@ def align(
     sweeps: int = 15,
     many: str = "anchor",
     transform: str | Path | None = None,
+    data: Any = None,
+    evidence: str | Mapping[str, str] | None = None,
+    measure: str = "covariance",
+    site: str = "post",
+    limit: int | None = None,
     threads: int | None = None,
     device: str = "cpu",
     max_memory: int | str | None = None,
@@ -47,7 +53,13 @@ def align(
 
     Models are folders, files, hub ids, state_dicts or modules. With `others` (or without an anchor) all models are
     aligned: to the anchor, by default the one nearest to their mean, or with `many="universe"` to a common mean.
-    `transform` applies a stored transform instead of solving. Everything is deterministic; `seed` is for later methods.
+    `transform` applies a stored transform instead of solving.
+
+    With `data` (a path, an opened `Data`, batches, or a function that gives them) activations decide for the residual
+    stream and weights for the rest. `evidence` is "weights", "activations" or "mix" for all spaces, or by space:
+    `{"residual": "mix", "ffn": "activations"}`. `measure` is "covariance", "correlation" or "l2" (not centred), `site`
+    says whether feed-forward units are seen before ("pre") or after ("post") their activation function, and `limit` is
+    the number of examples. Everything is deterministic; `seed` is for later methods.
 
     >>> alignment = isomerge.align("model-b", anchor="model-a")          # doctest: +SKIP
     >>> alignment.save("model-b-next-to-a")                              # doctest: +SKIP
@@ -57,21 +69,31 @@ def align(
         raise RequestError(f"Aligning: '{many}' is not a way to align many models. {did_you_mean(many, MANY)}")
     if sweeps < 1:
         raise RequestError(f"Aligning with {sweeps} sweeps: at least one is needed. Try --sweeps 15.")
+    request = Request(data, evidence, measure, site, limit, progress)
     start = time.perf_counter()
     memory = parse_size(max_memory) if max_memory is not None else None
     _require_device(device)
     if transform is not None:
+        if data is not None:
+            raise RequestError("Applying a stored transform: nothing is solved, so there is no use for data.")
         if scope != Scope():
             raise RequestError("Applying a stored transform: it has its own level and parts. Leave those options out.")
         return _stored(transform, source, anchor, others, memory, progress)
     models = [_open(m) for m in (source, *([] if anchor is None else [anchor]), *others)]
     if len(models) < 2:
         raise RequestError(f"Aligning {models[0].name}: there is nothing to align it to. Name an anchor.")
+    if many == "universe" and data is not None:
+        raise RequestError(
+            "Aligning to a common mean by activations: the mean of models is no model that data could run through. "
+            "Name an anchor, or leave the data out."
+        )
     budget = memory // 2 if memory is not None else KEPT_BETWEEN_SWEEPS
     _wake(device)
     with parallel(threads) as run:
         kwargs: dict[str, Any] = {"run": run, "sweeps": sweeps, "budget": budget, "device": device}
         kwargs["tick"] = _ticker(progress)
+        if data is not None and evidence != "weights":
+            kwargs["request"] = request
         if len(models) == 2 and anchor is not None and many == "anchor":
             solution = solve_pair(models[0], models[1], scope, **kwargs)
             return Alignment(solution, time.perf_counter() - start, memory, progress, threads)

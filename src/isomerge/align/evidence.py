@@ -87,6 +87,34 @@ def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal
     return [Block(spaces, unsigned, value) for (spaces, unsigned), value in found.items()]
 
 
+def add_blocks(blocks: Iterable[Block]) -> list[Block]:
+    """Blocks over the same spaces added up."""
+    found: dict[tuple[tuple[str, ...], bool], Tensor] = {}
+    for block in blocks:
+        key = (block.spaces, block.unsigned)
+        found[key] = found[key] + block.value if key in found else block.value
+    return [Block(spaces, unsigned, value) for (spaces, unsigned), value in found.items()]
+
+
+def weight_bounds(pair: Pair, unit: frozenset[str]) -> dict[tuple[str, ...], float]:
+    """What the weights of a unit could earn at most, Σ ‖B‖‖A‖, by the spaces of a block."""
+    found: dict[tuple[str, ...], float] = {}
+    for name in pair.touching(unit):
+        tensors = pair.tensors(name)
+        for axis, segments in enumerate(pair.layouts[name].axes):
+            for segment in segments:
+                if any(a.space in unit for a in segment.atoms):
+                    spaces = tuple(a.space for a in segment.atoms)
+                    source, anchor = (segment.take(t, axis).double().norm() for t in tensors)
+                    found[spaces] = found.get(spaces, 0.0) + float(source * anchor)
+    return found
+
+
+def of_one_root(value: Tensor, depth: int) -> Tensor:
+    """(1, *sizes, *sizes) -> (root, *inner, *inner): only root unit h with root unit h."""
+    return value[0].diagonal(dim1=0, dim2=depth).movedim(-1, 0)
+
+
 def _add_large(found: dict[Any, Tensor], key: Any, left: Tensor, right: Tensor) -> None:
     """Add left · rightᵀ to a float64 sum, some rows at a time: only one n × n matrix is ever alive."""
     n = len(left)

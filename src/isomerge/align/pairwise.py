@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from isomerge.align import noise
+from isomerge.align.activations import Activations, Request
 from isomerge.align.compatible import require_compatible, require_same_spaces
 from isomerge.align.evidence import Pair, common_part
 from isomerge.align.levels import Scope
@@ -55,19 +56,28 @@ def solve_pair(
     device: str = "cpu",
     tick: Tick = no_tick,
     untie: bool | None = None,
+    request: Request | None = None,
 ) -> Solution:
     """The transform that brings `source` next to `anchor`. `budget` bounds what may be kept between sweeps (bytes).
+
+    `request` names data whose activations decide for some spaces.
 
     A rotation of the stream needs input and output table apart: by default (`untie=None`) they are untied for that and
     tied again if nothing rotates; True and False decide beforehand.
     """
     apart = rotates_the_stream(scope) if untie is None else untie
     models = describe_all([source, anchor], scope, apart, device)
-    solution = _solve(models[0], models[1], scope, run, sweeps, budget, tick)
+    sides = prepare_all(models, scope, run, budget)
+    activations = None
+    if request is not None:
+        seen = request.seen(source, anchor, models[0])
+        activations = seen.prepared(models[0].architecture, (sides[0].balance, sides[1].balance))
+    solution = _solve(sides, scope, run, sweeps, tick, activations)
     if untie is None and solution.untied and _needs_no_rotation(solution.transform.elements.get(RESIDUAL)):
         return solve_pair(
-            source, anchor, scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick, untie=False
-        )
+            source, anchor, scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick, untie=False,
+            request=request,
+        )  # fmt: skip
     return solution
 
 
@@ -131,28 +141,54 @@ def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -
 
 
 def _solve(
-    source: BoundModel, anchor: BoundModel, scope: Scope, run: Run, sweeps: int, budget: int,
-    tick: Tick,
-) -> Solution:  # fmt: skip
+    sides: list[Prepared], scope: Scope, run: Run, sweeps: int, tick: Tick, activations: Activations | None
+) -> Solution:
+    source, anchor = (side.model for side in sides)
     spaces = source.architecture.spaces
     moving = source.architecture.movable()
-    sides = prepare_all([source, anchor], scope, run, budget)
     common = {n: layout for n, layout in source.layouts.items() if n in anchor.layouts}
     pair = Pair(sides[0].tensor, sides[1].tensor, common, source.architecture)
-    sweeper = Sweeper(pair, run, tick, skip_names=set(sides[0].canonical.norm_weight), device=source.device)
+    folded = set(sides[0].canonical.norm_weight)
+    sweeper = Sweeper(pair, run, tick, skip_names=folded, device=source.device, activations=activations)
     found = sweeper.solve(sweeps)
     if scope.level == "rotation" and scope.rescales:
         found = rescaled_all(pair, found, run)
-    total = sides[0].balance.then(found).then(sides[1].balance.inverse()) if sides[0].balance.elements else found
+    total = _unbalanced(sides, found)
     stays: dict[str, str] = {}
     if scope.level == "full":
-        stays = _left_alone(sides, total, found, run)
+        judged = sweeper.judged_by_weights(found)
+        stays = _left_alone(sides, _unbalanced(sides, judged), judged, run)
+        stays = _whole_units(stays, total, judged, activations)
         total = Transform(spaces, {s: e for s, e in total.elements.items() if s not in stays})
     total = total.without_identities()
     stays |= {s: "already in its best place" for s in moving if s not in total.elements and s not in stays}
     solution = Solution(source, anchor, scope, total, stays, sweeper.objective)
-    solution.notes = _notes(source, anchor, sides)
+    solution.notes = [*_notes(source, anchor, sides), *(activations.notes if activations else [])]
     return solution
+
+
+def _unbalanced(sides: list[Prepared], found: Transform) -> Transform:
+    return sides[0].balance.then(found).then(sides[1].balance.inverse()) if sides[0].balance.elements else found
+
+
+def _whole_units(
+    stays: dict[str, str], total: Transform, judged: Transform, activations: Activations | None
+) -> dict[str, str]:
+    """Whether two models are siblings is a question to their weights, whatever decides how strangers are to move.
+
+    So a unit that activations decided moves as a whole, or stays as a whole where its weights would let all of it stay.
+    """
+    if activations is None:
+        return stays
+    found = dict(stays)
+    for root in activations.roots():
+        members = [s for s in total.spaces if activations.architecture.root(s) == root]
+        moving = [s for s in judged.without_identities().elements if s in members and s not in stays]
+        for space in members:
+            found.pop(space, None)
+            if not moving and space in total.elements:
+                found[space] = "moving it gains no more than noise would"
+    return found
 
 
 def _left_alone(sides: list[Prepared], total: Transform, found: Transform, run: Run) -> dict[str, str]:

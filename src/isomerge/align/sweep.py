@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from isomerge.align import leaf, noise, solvers
-from isomerge.align.evidence import Pair, stream_cross, unit_blocks
+from isomerge.align.activations import TIE, Activations
+from isomerge.align.evidence import Block, Pair, stream_cross, unit_blocks
 from isomerge.align.nested import Elements, Unit
 from isomerge.align.parallel import Run
 from isomerge.symmetry.architecture import RESIDUAL
@@ -40,6 +41,7 @@ class Sweeper:
     tick: Tick = no_tick
     skip_names: Collection[str] = ()  # folded norms carry no evidence
     device: str = "cpu"
+    activations: Activations | None = None  # evidence from data, beside or instead of the weights
     objective: list[float] = field(default_factory=list)
     stream_gain: float | None = None
 
@@ -61,13 +63,15 @@ class Sweeper:
         spaces = self.pair.architecture.spaces
         if isinstance(self.stream, Trivial) or self._stream_stays():
             return Transform(spaces, self._solve_units(Transform(spaces))[0])
-        self._passes = max(1, sweeps) + 1
         residual = self._first_guess()
         elements: Elements = {}
-        for sweep in range(max(1, sweeps)):
+        settled = self._stream_word() == "activations" and self._is_whole(residual)
+        sweeps = 0 if settled else max(1, sweeps)  # settled: nothing is left for the weights to say about the stream
+        self._passes = sweeps + 1
+        for sweep in range(sweeps):
             elements, earned = self._solve_units(Transform(spaces, {RESIDUAL: residual}))
             moved = Transform(spaces, elements)
-            C, unsigned = self._stream_evidence(self._stream_names(), moved)
+            C, unsigned = self._with_activations(*self._stream_evidence(self._stream_names(), moved))
             if sweep:  # the first guess may be a partial isometry: nothing to compare with yet
                 self.objective.append(earned)
                 if len(self.objective) > 1 and earned - self.objective[-2] <= STOP_RISING * abs(earned):
@@ -87,7 +91,7 @@ class Sweeper:
             earned += weights[unit.root] * float(score)
         if not isinstance(self.stream, Trivial) and RESIDUAL in around.elements:
             alone = [n for n in self._stream_names() if self._own_root(n) is None]
-            C, unsigned = self._stream_evidence(alone, Transform(around.spaces))
+            C, unsigned = self._with_activations(*self._stream_evidence(alone, Transform(around.spaces)))
             element = around.elements[RESIDUAL]
             earned += float((self.stream.act(element, C)).diagonal().sum())
             if unsigned is not None:
@@ -98,7 +102,7 @@ class Sweeper:
         """On an accelerator, all units whose heads keep their places as one batch: a launch costs more than a head."""
         if self.device == "cpu" or not all(u.simple for u in self.units):
             return None
-        gathered = self.run(lambda u: u.evidence(unit_blocks(self.pair, u.members, around, diagonal=True)), self.units)
+        gathered = self.run(lambda u: u.evidence(self._blocks(u, around)), self.units)
         batches: dict[Group, list[tuple[int, str, Tensor]]] = {}
         for number, (unit, found) in enumerate(zip(self.units, gathered, strict=True)):
             for space, C in found.items():
@@ -118,16 +122,29 @@ class Sweeper:
         if self._keeps_its_order(unit, around):
             self._done(unit)
             return {unit.root: unit.spaces[unit.root].identity()}, torch.zeros((), dtype=torch.float64)
-        found, score = unit.solve(unit_blocks(self.pair, unit.members, around, diagonal=unit.diagonal))
+        found, score = unit.solve(self._blocks(unit, around))
         self._done(unit)
         return {s: e.cpu() for s, e in found.items()}, score.cpu()
+
+    def judged_by_weights(self, found: Transform) -> Transform:
+        """What the weights would do with the units that activations decided."""
+        seen = [u for u in self.units if self.activations is not None and self.activations.speaks_of(u)]
+        around = found.only([RESIDUAL])
+        solved = self.run(lambda u: u.solve(unit_blocks(self.pair, u.members, around, diagonal=u.diagonal))[0], seen)
+        elements = {s: e.cpu() for unit in solved for s, e in unit.items() if not isinstance(found.spaces[s], Trivial)}
+        kept = {s: e for s, e in found.elements.items() if not any(s in u.members for u in seen)}
+        return Transform(found.spaces, {**kept, **elements})
+
+    def _blocks(self, unit: Unit, around: Transform) -> list[Block]:
+        found = unit_blocks(self.pair, unit.members, around, diagonal=unit.diagonal)
+        return found if self.activations is None else self.activations.combined(unit, found, self.pair)
 
     def _keeps_its_order(self, unit: Unit, around: Transform) -> bool:
         """The exit that needs no cost matrix: near-identical units are already in the best order."""
         inner = [g for s, g in unit.spaces.items() if s != unit.root]
         if not isinstance(unit.spaces[unit.root], Permutation) or any(not isinstance(g, Trivial) for g in inner):
             return False
-        if around.elements:
+        if around.elements or (self.activations is not None and self.activations.speaks_of(unit)):
             return False
         rows: tuple[list[Tensor], list[Tensor]] = ([], [])
         for name in self.pair.touching([unit.root]):
@@ -170,22 +187,50 @@ class Sweeper:
             return total + unsigned, None
         return total, unsigned
 
+    def _stream_word(self) -> str:
+        return "weights" if self.activations is None else self.activations.word(RESIDUAL)
+
+    def _with_activations(self, C: Tensor, unsigned: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Weights and activations, each worth one per unit; next to activations alone, weights only settle ties."""
+        word = self._stream_word()
+        if word == "weights":
+            return C, unsigned
+        assert self.activations is not None and self.activations.stream is not None
+        share = 1.0 if word == "mix" else TIE
+        weights = self._tensor_weights()
+        parts = {self._root_of(n) or n for n in self._stream_names() if weights[n] > 0}
+        return share * C + len(parts) * self.activations.stream, None if unsigned is None else share * unsigned
+
     def _first_guess(self) -> Tensor:
-        """From embeddings and heads alone; a partial isometry, since they rarely span the stream."""
-        names = [n for n in self._stream_names() if self._is_outer(n)]
-        C, unsigned = self._stream_evidence(names, Transform(self.pair.architecture.spaces))
+        """From what speaks of the stream alone: activations, or else embeddings and heads.
+
+        A partial isometry, since neither need span the stream.
+        """
+        C, unsigned = self._seen_stream(), None
+        if C is None:
+            names = [n for n in self._stream_names() if self._is_outer(n)]
+            C, unsigned = self._stream_evidence(names, Transform(self.pair.architecture.spaces))
         if isinstance(self.stream, RotationFixingOnes):
             return solvers.partial_isometry_fixing_ones(C)
         if isinstance(self.stream, Rotation):
             return solvers.partial_isometry(C)
         return leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
 
+    def _seen_stream(self) -> Tensor | None:
+        return None if self._stream_word() == "weights" or self.activations is None else self.activations.stream
+
+    def _is_whole(self, element: Tensor) -> bool:
+        """Not a partial isometry."""
+        if not isinstance(self.stream, Rotation | RotationFixingOnes):
+            return True
+        return round(float(element.square().sum())) == self.stream.size
+
     def _stream_stays(self) -> bool:
         """Siblings: nothing discrete moves and the best rotation gains no more than noise would let it."""
         spaces = self.pair.architecture.spaces
         names = self._stream_names()
         if isinstance(self.stream, Permutation | SignedPermutation):
-            C, unsigned = self._stream_evidence(names, Transform(spaces))
+            C, unsigned = self._with_activations(*self._stream_evidence(names, Transform(spaces)))
             element, _ = leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])
             return self.stream.is_identity(element[0])
         weights = dict(zip(names, self.run(lambda n: noise.precision(*self.pair.tensors(n)), names), strict=True))

@@ -19,6 +19,24 @@ from isomerge.errors import CheckpointError, RequestError
 REPLACED = ["model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json"]
 
 
+def require_access(repo_id: str, token: str | None = None) -> str:
+    """The token to push with. What can be known to fail without asking the hub fails here, before hours of work."""
+    from huggingface_hub import constants, get_token
+
+    act = f"While preparing to push to {repo_id}"
+    if not looks_like_hub_id(repo_id):
+        raise RequestError(f"{act}: '{repo_id}' is no name of a repository. Write it as org/name or user/name.")
+    if constants.HF_HUB_OFFLINE:
+        raise RequestError(f"{act}: HF_HUB_OFFLINE is set, so the hub must not be asked. Unset it to push.")
+    token = token or get_token()
+    if not token:
+        raise RequestError(
+            f"{act}: there is no token to push with. Log in with `hf auth login`, or set HF_TOKEN to a token that may "
+            "write."
+        )
+    return token
+
+
 def push(
     folder: str | os.PathLike[str],
     repo_id: str,
@@ -33,23 +51,14 @@ def push(
     The repository is made if there is none; `private` counts only then. `revision` is a branch, made if need be.
     huggingface_hub shows its progress on a terminal, unless `quiet`.
     """
-    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub import HfApi, constants
 
     act = f"While pushing {folder} to {repo_id}"
-    if not looks_like_hub_id(repo_id):
-        raise RequestError(f"{act}: '{repo_id}' is no name of a repository. Write it as org/name or user/name.")
+    token = require_access(repo_id, token)
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise RequestError(f"{act}: there is no such folder. Name the folder of a model.")
     open_folder(path)  # an unfinished or damaged model is refused before the hub hears of it
-    if constants.HF_HUB_OFFLINE:
-        raise RequestError(f"{act}: HF_HUB_OFFLINE is set, so the hub must not be asked. Unset it to push.")
-    token = token or get_token()
-    if not token:
-        raise RequestError(
-            f"{act}: there is no token to push with. Log in with `hf auth login`, or set HF_TOKEN to a token that may "
-            "write."
-        )
     api = HfApi(token=token)
     try:
         with _bars(shown=not quiet and sys.stderr.isatty()):

@@ -21,6 +21,11 @@ STAGING = ".isomerge-partial"
 JOURNAL = "journal.jsonl"
 STALE = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?|isomerge\.lock\.json")
 
+SIDE = re.compile(
+    r"README\.md|mergekit_config\.yml|generation_config\.json|(tokenizer|special_tokens_map|added_tokens|vocab|merges|"
+    r"chat_template|preprocessor_config|processor_config|spiece|sentencepiece|video_preprocessor_config)[\w.]*"
+)
+
 
 def was_interrupted(folder: Path) -> bool:
     """Whether a write into this folder stopped midway. A forced write that stopped before it replaced anything leaves
@@ -102,8 +107,9 @@ class Staging:
         for name in [name for name in self._staged if name != last]:
             self._place(name)
         for path in self.out.iterdir():
-            if STALE.fullmatch(path.name) and path.name not in self._staged:
-                path.unlink()
+            stale = STALE.fullmatch(path.name) or SIDE.fullmatch(path.name)
+            if stale and path.name not in self._staged:
+                path.unlink()  # of the model that was here: beside another's weights it would be wrong
         _fsync_folder(self.out)
         self._place(last)
         _fsync_folder(self.out)

@@ -84,6 +84,8 @@ class CheckpointWriter:
         self._staging = Staging(self.out, force=force, key=key)
         self._files: dict[str, IO[bytes]] = {}
         self._hashes: dict[str, str | None] = {}
+        self.vanished: dict[str, int] = {}
+        """How many values of each finished tensor became zero when they were rounded."""
         self._noting = threading.Lock()
 
     def __enter__(self) -> CheckpointWriter:
@@ -121,6 +123,7 @@ class CheckpointWriter:
                 continue
             if sha256 is None or self._hash_staged(name) == sha256:
                 self._hashes[name] = sha256
+                self.vanished[name] = int(entry.get("vanished") or 0)
 
     @property
     def finished(self) -> Mapping[str, str | None]:
@@ -140,11 +143,12 @@ class CheckpointWriter:
                 done = os.pwrite(descriptor, view, start)
                 view, start = view[done:], start + done
 
-    def finish(self, name: str, sha256: str | None) -> None:
-        """Note that a tensor is whole."""
+    def finish(self, name: str, sha256: str | None, *, vanished: int = 0) -> None:
+        """Note that a tensor is whole, and how many of its values became zero in the written dtype."""
         with self._noting, self._blaming_the_disk():
-            self._staging.note(tensor=name, sha256=sha256)
+            self._staging.note(tensor=name, sha256=sha256, vanished=vanished)
             self._hashes[name] = sha256
+            self.vanished[name] = vanished
 
     def file_of(self, name: str) -> str:
         """The weight file that holds a tensor."""

@@ -30,6 +30,7 @@ from isomerge.errors import RequestError
 
 PARTS = ("attention", "ffn", "residual")
 MANY = ("anchor", "universe")
+EVIDENCE = ("weights", "activations", "mix")
 
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The model to move: a folder, a file or a hub id.")]
@@ -56,6 +57,21 @@ Nearest = Annotated[
 ]
 SaveTransform = Annotated[Path | None, typer.Option(metavar="FILE", help="Also store the group elements found.")]
 Transform = Annotated[Path | None, typer.Option(metavar="FILE", help="Apply stored group elements; solve nothing.")]
+DataPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="PATH", help="Unlabelled images or texts; their activations align the residual stream."
+    ),
+]
+Evidence = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(EVIDENCE),
+        callback=choice("--evidence", EVIDENCE),
+        help="What decides for every space; with --data, activations for the residual stream and weights elsewhere.",
+    ),
+]
+Limit = Annotated[int | None, typer.Option(min=1, metavar="N", help="Use N examples of --data, drawn evenly.")]
 AnchorOut = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Also write the anchor, in the form OUT is to be averaged with.")
 ]
@@ -76,6 +92,9 @@ def align(
     save_transform: SaveTransform = None,
     transform: Transform = None,
     anchor_out: AnchorOut = None,
+    data: DataPath = None,
+    evidence: Evidence = None,
+    limit: Limit = None,
     shard_size: ShardSize = "5GB",
     out_dtype: OutDtype = None,
     device: Device = "cpu",
@@ -94,6 +113,7 @@ def align(
     """
     models = [source, *([anchor] if anchor else []), *(more or [])]
     _check_request(models, transform, many, nearest)
+    _check_data(data, evidence, limit)
     _check_outputs(models, anchor, anchor_out, save_transform, transform, many)
     _reserve(models, out, anchor_out, save_transform, force=force)
 
@@ -113,6 +133,9 @@ def align(
             sweeps=sweeps,
             many=many,
             transform=transform,
+            data=data,
+            evidence=evidence,
+            limit=limit,
             threads=threads,
             device=device,
             max_memory=max_memory,
@@ -135,6 +158,15 @@ def _check_request(models: list[str], transform: Path | None, many: str, nearest
         raise RequestError("align needs a second model to move SOURCE next to: isomerge align SOURCE ANCHOR -o OUT.")
     if nearest and many == "universe":
         raise RequestError("--nearest chooses an anchor, and --many universe has none. Leave out one of the two.")
+
+
+def _check_data(data: Path | None, evidence: str | None, limit: int | None) -> None:
+    if data and not data.exists():
+        raise RequestError(f"--data {data}: there is no such file or folder.")
+    if not data and evidence in ("activations", "mix"):
+        raise RequestError(f"--evidence {evidence} needs data to see activations on. Add --data PATH.")
+    if not data and limit is not None:
+        raise RequestError("--limit counts examples of --data, and none is named. Add --data PATH.")
 
 
 def _check_outputs(

@@ -11,8 +11,11 @@ from typer.core import TyperGroup
 
 from isomerge.cli import errors
 from isomerge.cli.align import align
+from isomerge.cli.barrier import barrier
+from isomerge.cli.calibrate import calibrate
 from isomerge.cli.check import check
 from isomerge.cli.demo import demo
+from isomerge.cli.eval import eval_
 from isomerge.cli.extract import extract
 from isomerge.cli.list import list_
 from isomerge.cli.merge import merge
@@ -82,6 +85,9 @@ _VERBS: list[tuple[Callable[..., None], str]] = [
     (verify, "isomerge verify merged"),
     (extract, "isomerge extract base finetuned --rank 16 -o adapter"),
     (reproduce, "isomerge reproduce merged"),
+    (eval_, "isomerge eval model-a --data images.tar.xz --split test"),
+    (calibrate, "isomerge calibrate model-a --data images.tar.xz --limit 2000 -o statistics.safetensors"),
+    (barrier, "isomerge barrier model-a model-b --data images.tar.xz --align --plot curve.svg"),
     (demo, "isomerge demo -o demo-out --seeds 5"),
 ]
 for _verb, _example in _VERBS:

@@ -10,23 +10,31 @@ import typer
 from isomerge.cli.common import (
     LEVELS,
     Debug,
-    Device,
     Force,
     Json,
-    MaxMemory,
     Out,
     OutDtype,
     Quiet,
     ShardSize,
-    Threads,
     Voice,
     choice,
+    readable,
     reserve_output,
     written_record,
 )
 from isomerge.cli.heap import keep_freed_memory
 from isomerge.cli.request import Request, numbers, read_request, typed_options
+from isomerge.errors import RequestError
 
+Threads = Annotated[int | None, typer.Option(min=1, help="How many tensors at once; all cores if not named.")]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        callback=readable("--max-memory", "parse_size"),
+        help="Use no more workers than fit into this; an error where one does not.",
+    ),
+]
 Models = Annotated[
     list[str],
     typer.Argument(metavar="RECIPE.yml | A B …", help="A recipe, or models; then the method's options as flags."),
@@ -58,7 +66,7 @@ def merge(
     base: Base = None,
     shard_size: ShardSize = "5GB",
     out_dtype: OutDtype = None,
-    device: Device = "cpu",
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
     threads: Threads = None,
     max_memory: MaxMemory = None,
     seed: Annotated[int | None, typer.Option(help="Names the random numbers; the recipe's, or 0.")] = None,
@@ -79,9 +87,19 @@ def merge(
     """
     request = read_request([*models, *context.args], flags_of(context))
     if request.are_adapters:
+        _refuse_for_adapters(
+            {"--align": align, "--level": level, "--out-dtype": out_dtype, "--max-memory": max_memory,
+             "--shard-size": shard_size != "5GB", "--device": device != "cpu", "--threads": threads, "--push": push}
+        )  # fmt: skip
         reserve_output(out, request.models, force=force)
         _merge_adapters(request, out, method, weights, base, rank, seed or 0, force, Voice(json, quiet))
         return
+    if rank is not None:
+        raise RequestError("--rank is of merged adapters, and models are named. Leave it out, or see isomerge extract.")
+    if push:
+        from isomerge.checkpoint.push import require_access
+
+        require_access(push)
     documents = request.documents(method=method, base=base, weights=weights, align=align, level=level, seed=seed)
     references = list(dict.fromkeys(str(r) for d in documents for r in d.referenced_models()))
     reserve_output(out, references, force=force)
@@ -104,6 +122,12 @@ def merge(
 
             record["pushed"] = upload(out, push, quiet=json or quiet)
     voice.show(record, merge_table)
+
+
+def _refuse_for_adapters(flags: dict[str, object]) -> None:
+    given = [flag for flag, value in flags.items() if value]
+    if given:
+        raise RequestError(f"{', '.join(given)} has no effect when adapters are merged into one. Leave it out.")
 
 
 def _merge_adapters(

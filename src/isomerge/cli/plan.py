@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from isomerge.cli.common import Debug, Json, MaxMemory, Quiet, Threads, Voice
-from isomerge.cli.merge import Align, Base, Level, Method, Models, Weights, flags_of
+from isomerge.cli.common import Debug, Json, Quiet, Voice
+from isomerge.cli.merge import Align, Base, Level, MaxMemory, Method, Models, Threads, Weights, flags_of
 from isomerge.cli.request import read_request
 
 

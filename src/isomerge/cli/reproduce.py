@@ -31,7 +31,7 @@ def reproduce(
     Ends with 0 if the two are identical. OUT itself is not touched; the new copy is removed unless -o names a folder.
     """
     from isomerge.checkpoint.lock import read_lock
-    from isomerge.evaluate.reproduce import open_locked
+    from isomerge.evaluate.reproduce import pinned_inputs
     from isomerge.evaluate.reproduce import reproduce as make_again
 
     inputs = [entry.source for entry in read_lock(folder).inputs]
@@ -44,11 +44,8 @@ def reproduce(
         def rerun(lock: Lock, place: Path) -> Any:
             from isomerge.merge.api import merge_recipe
 
-            # Hub models at their commits; one with an adapter on top is two things, which only the recipe can name.
-            hub = [entry for entry in lock.inputs if entry.revision and "+" not in entry.reference]
-            pinned = {entry.reference: open_locked(entry) for entry in hub}
             merged = merge_recipe(
-                lock.recipe, models=pinned, seed=lock.seed, device=lock.options.get("device", "cpu"), threads=threads,
+                lock.recipe, models=pinned_inputs(lock), device=lock.options.get("device", "cpu"), threads=threads,
                 progress=progress,
             )  # fmt: skip
             return merged.save(

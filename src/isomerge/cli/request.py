@@ -72,8 +72,14 @@ class Request:
         options = typed_options(name, self.options)
         if weights is not None:
             options["weight"] = numbers(weights, len(self.models))
+        if level is not None and not align:
+            raise RequestError("--level says how to align, and nothing is aligned. Add --align, or leave it out.")
         settings: bool | dict[str, Any] = {"level": level or "full"} if align else False
-        return [recipe_of(self.models, name, base=base, options=options, align=settings, seed=seed or 0)]
+        try:
+            return [recipe_of(self.models, name, base=base, options=options, align=settings, seed=seed or 0)]
+        except RequestError as error:
+            hint = " On the command line base_model is --base, as in isomerge merge B --base A." if not base else ""
+            raise RequestError(f"{error}{hint if 'base' in str(error) else ''}") from error
 
 
 def read_request(arguments: Sequence[str], known: Sequence[str]) -> Request:
@@ -94,7 +100,8 @@ def read_request(arguments: Sequence[str], known: Sequence[str]) -> Request:
             raise RequestError(f"No such option: {word}. {did_you_mean(word, known)}")
         key, equals, value = word[2:].partition("=")
         if not equals:
-            follows = bool(rest) and (not rest[0].startswith("--")) and not _is_switch(key)
+            follows = bool(rest) and not rest[0].startswith("--")
+            follows = follows and (not _is_switch(key) or rest[0].lower() in ("true", "false"))
             value = rest.pop(0) if follows else "true"
         if key.startswith("no-") and not equals:
             key, value = key[3:], "false"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from isomerge.adapters import apply_adapter
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 from isomerge.checkpoint.lock import Lock, LockedInput, config_sha256, current_versions, locked_tensors, read_lock
@@ -83,6 +84,21 @@ def changed_inputs(lock: Lock, threads: int, progress: Progress | None = None) -
 def open_locked(entry: LockedInput) -> Checkpoint:
     """An input again, a hub model at the commit that was merged, whatever its branch has become."""
     return open_checkpoint(entry.source, revision=entry.revision)
+
+
+def pinned_inputs(lock: Lock) -> dict[str, Checkpoint]:
+    """The hub models of a lock at their recorded commits, an adapter on top of its model."""
+    parts: dict[str, list[LockedInput]] = {}
+    for entry in lock.inputs:
+        parts.setdefault(entry.reference, []).append(entry)
+    pinned = {}
+    for reference, entries in parts.items():
+        if not any(entry.revision for entry in entries):
+            continue
+        pinned[reference] = open_locked(entries[0])
+        for adapter in entries[1:]:
+            pinned[reference] = apply_adapter(pinned[reference], open_locked(adapter), name=reference)
+    return pinned
 
 
 def _header_changes(entry: LockedInput, checkpoint: Checkpoint) -> list[str]:

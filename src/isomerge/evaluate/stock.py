@@ -63,7 +63,9 @@ def fit_stock_class(checkpoint: Checkpoint) -> Fit:
     except Exception as error:  # whatever the class cannot be built from is wrong in config.json
         return Fit(False, f"{kind.__name__} cannot be built from config.json: {_line(error)}")
     problems = _problems(model, info)
-    ties = _stored_ties(model, checkpoint.tensors)
+    # A class may turn the flag on again in its own config; its loader still keeps two tables that config.json untied.
+    untied = checkpoint.config.get("tie_word_embeddings") is False
+    ties = () if untied else _stored_ties(model, checkpoint.tensors)
     if problems:
         return Fit(False, f"{kind.__name__}: {'; '.join(problems)}", ties)
     unused = sorted(info["unexpected_keys"])

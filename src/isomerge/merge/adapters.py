@@ -103,7 +103,7 @@ def merge_adapters(
         "out": written.out,
         "method": method,
         "targets": result.rows,
-        "error": math.sqrt(lost / total) if total else 0.0,
+        "relative_error": math.sqrt(lost / total) if total else 0.0,
         "notes": result.notes,
         "tensors": written.tensors,
         "bytes": written.bytes,

@@ -29,6 +29,7 @@ class AlignedModels:
     """By the id of the checkpoint."""
     notes: list[str]
     record: dict[str, Any]
+    _plan: dict[str, TensorInfo] | None = None
     _tensor_of: dict[str, str] = field(default_factory=dict)
     _stacks: dict[tuple[int, str], dict[str, Tensor]] = field(default_factory=dict)
     _stacking: threading.Lock = field(default_factory=threading.Lock)
@@ -40,7 +41,9 @@ class AlignedModels:
 
     def plan(self) -> dict[str, TensorInfo]:
         """Every tensor of the result: those of the anchor, and the table that a rotated stream unties."""
-        return self.own.plan(None)
+        if self._plan is None:
+            self._plan = self.own.plan(None)
+        return self._plan
 
     def tied_to(self, name: str) -> str | None:
         """The stored tensor whose copy this is, for a table that was untied."""
@@ -54,7 +57,7 @@ class AlignedModels:
     def source(self, checkpoint: Checkpoint, file: str) -> Source:
         """A model's tensor in the anchor's basis; what no symmetry touches comes from the file."""
         if file not in self._tensor_of:
-            return Stored(checkpoint, file)
+            return self._own_source(checkpoint, file)
         move, name = self.moves[id(checkpoint)], self._tensor_of[file]
         layout = move.model.layouts.get(name)
         info = self.plan()[file]
@@ -66,6 +69,16 @@ class AlignedModels:
         shape = tuple(layout.shape) if single else info.shape
         label = f"tensor '{file}' of {checkpoint.name}, aligned"
         return Computed(TensorInfo(shape, info.dtype), label, lambda: self._part(move, name, file))
+
+    def _own_source(self, checkpoint: Checkpoint, file: str) -> Source:
+        """A tensor that the anchor does not store, such as the head of an untied model beside a tied one."""
+        move = self.moves[id(checkpoint)]
+        for name, layout in move.model.layouts.items():
+            if file in move.model.files.get(name, (name,)) and not (name in move.model.files and move.stays(name)):
+                info = TensorInfo(tuple(layout.shape), checkpoint.tensors[file].dtype)
+                label = f"tensor '{file}' of {checkpoint.name}, aligned"
+                return Computed(info, label, lambda name=name: move.model.split(name, move.tensor(name))[file])  # type: ignore[misc]
+        return Stored(checkpoint, file)  # no symmetry touches it
 
     def _part(self, move: Move, name: str, file: str) -> Tensor:
         files = self.own.model.files.get(name, (name,))

@@ -8,13 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_dtype, require_floating
+import torch
+
+from isomerge.align.device import require_device
+from isomerge.checkpoint import Checkpoint, is_harmless_buffer, open_checkpoint, parse_dtype, require_floating
 from isomerge.checkpoint.saving import dtype_entry
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merge.assemble import assemble
+from isomerge.merge.differences import differences
 from isomerge.merge.extras import TensorFiles
 from isomerge.merge.merged import Merged, Progress, as_checkpoint
 from isomerge.merge.methods import METHODS
+from isomerge.merge.pipeline import Job
 from isomerge.merge.recipe import ModelReference, Recipe, RecipePlan, load_recipe, plan_tensors, recipe_of
 from isomerge.merge.sources import InputHashes
 
@@ -59,12 +64,13 @@ def merge(
     origin = _reference(base, "base") if base is not None else None
     if origin is not None:
         given.setdefault(origin, base)
-    settings: bool | dict[str, Any] = {"level": level, "scale": scale, "sweeps": sweeps} if align is True else (
-        dict(align) if align else False
-    )  # fmt: skip
+    if not align and (level, scale, sweeps) != ("full", None, 15):
+        raise RequestError("Merging: level, scale and sweeps are of the alignment. Add align=True, or leave them out.")
+    shared = {"level": level, "scale": scale, "sweeps": sweeps}
+    settings = {**shared, **(align if isinstance(align, Mapping) else {})} if align else False
     recipe = recipe_of(named, method, base=origin, options=options, align=settings, dtype=dtype, seed=seed)
     checkpoints = {reference: _open(reference, model) for reference, model in given.items()}
-    return _merge([recipe], checkpoints, _Settings(threads, device, max_memory, seed, progress))
+    return _merge([recipe], checkpoints, _Settings(threads, device, max_memory, progress))
 
 
 def merge_recipe(
@@ -82,10 +88,15 @@ def merge_recipe(
     >>> isomerge.merge_recipe("recipe.yml").save("merged")                                              # doctest: +SKIP
     """
     documents = recipe if isinstance(recipe, list) else load_recipe(recipe)
+    if seed is not None:  # into the recipe, which is what the lock file repeats
+        documents = [document.model_copy(update={"seed": seed}) for document in documents]
     given = {ModelReference.parse(reference): model for reference, model in (models or {}).items()}
     checkpoints = open_models(documents, given)
-    chosen = seed if seed is not None else documents[-1].seed
-    return _merge(documents, checkpoints, _Settings(threads, device, max_memory, chosen, progress))
+    unknown = sorted(str(reference) for reference in set(given) - set(checkpoints))
+    if unknown:
+        hint = did_you_mean(unknown[0], [str(reference) for reference in checkpoints])
+        raise RequestError(f"Merging: models has '{unknown[0]}', which the recipe does not name. {hint}")
+    return _merge(documents, checkpoints, _Settings(threads, device, max_memory, progress))
 
 
 def open_models(
@@ -135,7 +146,6 @@ class _Settings:
     threads: int | None = None
     device: str = "cpu"
     max_memory: int | str | None = None
-    seed: int = 0
     progress: Progress | None = None
     hashes: InputHashes = field(default_factory=InputHashes)
 
@@ -149,8 +159,10 @@ def _merge(
 ) -> Merged:
     start = time.perf_counter()
     known = dict(checkpoints)
+    require_device(settings.device)
     for checkpoint in known.values():
-        require_floating(checkpoint)
+        require_floating(checkpoint, allowed=lambda name, of=checkpoint: _is_counter(of, name))  # type: ignore[misc]
+    notes = differences(list(known.values()), documents)
     merged: Merged | None = None
     files: dict[str, Checkpoint] = {}
     for place, document in enumerate(documents):
@@ -162,6 +174,7 @@ def _merge(
     assert merged is not None
     merged.recipes = list(documents)
     merged.inputs = {str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files
+    merged.notes = notes + merged.notes
     merged.started = start
     return merged
 
@@ -212,9 +225,11 @@ def _one(
         vocabulary=vocabulary,
         files=files,
         hashes=settings.hashes,
-        seed=settings.seed,
+        seed=document.seed,
         device=settings.device,
     )
+    if not (document.out_dtype or document.dtype):
+        changes |= _dtype_change(donor, jobs)
     return Merged(
         recipes=[document],
         inputs={str(reference): checkpoint for reference, checkpoint in models.items()} | files.opened,
@@ -226,12 +241,27 @@ def _one(
         vocabulary=vocabulary,
         chat_template=template,
         hashes=settings.hashes,
-        seed=settings.seed,
+        seed=document.seed,
         device=settings.device,
         threads=settings.threads,
         max_memory=settings.max_memory,
         progress=settings.progress,
     )
+
+
+def _is_counter(checkpoint: Checkpoint, name: str) -> bool:
+    """Whole numbers that are no quantised weights: they are copied."""
+    return is_harmless_buffer(name) or checkpoint.tensors[name].dtype == torch.int64
+
+
+def _dtype_change(donor: Checkpoint, jobs: Sequence[Job]) -> dict[str, Any]:
+    """What config.json has to say where the weights are of another dtype than the donor of the config."""
+    found = {job.info.dtype for job in jobs if job.info.dtype.is_floating_point}
+    said = donor.config.get("dtype", donor.config.get("torch_dtype"))
+    if len(found) != 1 or said is None:
+        return {}
+    (dtype,) = found
+    return {} if str(said) == str(dtype).removeprefix("torch.") else dtype_entry(donor.config, dtype)
 
 
 def _named(models: Sequence[Any]) -> tuple[list[ModelReference], dict[ModelReference, Any]]:

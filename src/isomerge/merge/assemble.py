@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from isomerge.checkpoint import Checkpoint, TensorInfo, parse_dtype
-from isomerge.errors import RequestError
 from isomerge.merge.extras import TensorFiles
 from isomerge.merge.group import Source
 from isomerge.merge.methods import METHODS
@@ -60,15 +57,12 @@ def assemble(
                 sources[-1] if tensor.base else None,
                 METHODS[tensor.method] if floating else None,
                 tensor.options if floating else {},
-                files.sources(tensor, sources[0].info.shape, hashes) if floating else {},
+                files.sources(tensor, sources[0].info.shape, hashes, models=checkpoints, aligned=aligned)
+                if floating
+                else {},
                 seed,
                 device,
             )
-        )
-    if files.opened and aligned is not None:
-        raise RequestError(
-            f"Merging with {recipe.merge_method} and align: importances belong to the weights as they were measured, "
-            "and alignment moves the weights. Align the models first (isomerge align), measure again, then merge."
         )
     return jobs
 
@@ -85,10 +79,10 @@ def _stored_info(
     tensor: TensorPlan, checkpoints: Mapping[ModelReference, Checkpoint], aligned: AlignedModels | None
 ) -> TensorInfo:
     """What the result keeps where nothing else is asked for: the base's dtype, or the first model's."""
-    if aligned is not None:
-        return aligned.plan().get(tensor.name) or TensorInfo((), torch.float32)
     first = tensor.base or tensor.inputs[0]
-    return checkpoints[first.model].tensors[first.tensor]
+    known = checkpoints[first.model].tensors
+    # A table that alignment has untied is stored under the name of the one it was tied to.
+    return known[first.tensor] if first.tensor in known or aligned is None else aligned.plan()[first.tensor]
 
 
 def _with_untied(plan: RecipePlan, aligned: AlignedModels | None) -> dict[str, TensorPlan]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from isomerge.merge.group import Block, Group
 
 LEVELS = 2**16  # one number takes 16 bits: four times as fast as a float, and finer than any tensor can tell
-PER_WORD = 4
-PER_COUNT = 16  # Philox gives four 64-bit words a count
+WORDS = 4  # Philox gives four of 64 bits a count
+RARE = 1 / 64
 
 
 def uniform(group: Group, block: Block, stream: int) -> Tensor:
@@ -23,15 +23,20 @@ def uniform(group: Group, block: Block, stream: int) -> Tensor:
 
 def chosen(group: Group, block: Block, stream: int, density: float) -> Tensor:
     """True where an element of one model (`stream` is its index) is kept, each by itself with probability `density`."""
-    kept = _integers(group, block, stream) < np.uint16(min(max(1, round(density * LEVELS)), LEVELS - 1))
+    # Near 0 and 1 the steps of 16 bits would be felt: there a number takes 32.
+    bits = 16 if RARE < density < 1 - RARE else 32
+    least = min(max(1, round(density * 2**bits)), 2**bits - 1)
+    kept = _integers(group, block, stream, bits) < np.dtype(f"u{bits // 8}").type(least)
     return torch.from_numpy(kept).reshape(block.tensors[0].shape).to(block.tensors.device)
 
 
-def _integers(group: Group, block: Block, stream: int) -> np.ndarray:
-    """16 random bits an element from a counter-based generator: neither threads nor the order of tensors, nor the size
-    of the blocks, changes what an element draws."""
+def _integers(group: Group, block: Block, stream: int, bits: int = 16) -> np.ndarray:
+    """Random bits for every element from a counter-based generator: neither threads nor the order of tensors, nor the
+    size of the blocks, changes what an element draws."""
     key = hashlib.sha256(f"{group.seed}\0{group.name}\0{stream}".encode()).digest()[:16]
-    generator = np.random.Philox(key=np.frombuffer(key, dtype=np.uint64), counter=block.start // PER_COUNT)
-    skip, count = block.start % PER_COUNT, block.tensors[0].numel()
-    words = generator.random_raw((skip + count + PER_WORD - 1) // PER_WORD)
-    return words.astype("<u8", copy=False).view("<u2")[skip : skip + count]
+    per_word = 64 // bits
+    per_count = WORDS * per_word
+    generator = np.random.Philox(key=np.frombuffer(key, dtype=np.uint64), counter=block.start // per_count)
+    skip, count = block.start % per_count, block.tensors[0].numel()
+    words = generator.random_raw((skip + count + per_word - 1) // per_word)
+    return words.astype("<u8", copy=False).view(f"<u{bits // 8}")[skip : skip + count]

@@ -11,8 +11,8 @@ import torch
 
 from isomerge.merge.api import planned, recipe_plans
 from isomerge.merge.group import BLOCK_ELEMENTS, Group, InMemory
-from isomerge.merge.memory import fitting_threads, job_memory
-from isomerge.merge.merged import Merged, peak_memory
+from isomerge.merge.memory import RESERVE, fitting_threads, job_memory
+from isomerge.merge.merged import Merged, peak_memory, present_memory
 from isomerge.merge.pipeline import Job
 from isomerge.merge.recipe import Recipe, explain
 
@@ -34,7 +34,7 @@ def plan_merge(
         "tensors": len(jobs),
         "bytes_read": read,
         "bytes_written": written,
-        "peak_memory_bytes": peak_memory() + sum(largest),
+        "peak_memory_bytes": max(peak_memory(), present_memory() + RESERVE + sum(largest)),
         "seconds": _seconds(merged, count),
         "threads": count,
         "config_changes": merged.config_changes,

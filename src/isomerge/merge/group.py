@@ -56,6 +56,44 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
+class GramSource:
+    """What data showed of the inputs of one linear map: Σ x xᵀ, whose shape is not that of the weight."""
+
+    count: int
+    """How many samples."""
+    transposed: bool
+    """The weight is stored as (in, out)."""
+    label: str
+    read: Callable[[], Tensor]
+    """Σ x xᵀ, when it is asked for."""
+    read_total: Callable[[], Tensor]
+    """Σ x"""
+
+    @property
+    def info(self) -> TensorInfo:
+        return TensorInfo.of(self.read())
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.read()[start:stop]
+
+
+def gram_option(name: str) -> Callable[[Callable[..., Combine]], Callable[..., Combine]]:
+    """Declare that an option of a method names files of Gram matrices (one per linear map, found by the weight's name)
+    and not of tensors like the model's. The group has them under `grams`, with an empty list where the files have
+    none for this tensor."""
+
+    def declare(function: Callable[..., Combine]) -> Callable[..., Combine]:
+        function.gram_options = (*gram_options(function), name)  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def gram_options(function: Callable[..., Combine]) -> tuple[str, ...]:
+    return getattr(function, "gram_options", ())
+
+
+@dataclass(frozen=True)
 class Block:
     """The same rows of every model, in the computing dtype: float32, or float64 where an input is."""
 
@@ -102,10 +140,16 @@ class Group:
         block_elements: int = BLOCK_ELEMENTS,
     ) -> None:
         """`name` is the output tensor's; with `seed` it names the random numbers of this tensor. `extras` has, for each
-        option that names files of tensors, this tensor from each of them."""
-        self.name, self.seed = name, seed
+        option that names files of tensors, this tensor from each of them; Gram matrices become `grams`."""
+        self.name, self.seed, self.device = name, seed, device
         self._sources, self._base, self._device = list(sources), base, device
-        self.extras = dict(extras or {})
+        given = dict(extras or {})
+        self.grams = {
+            option: [s for s in sources if isinstance(s, GramSource)]
+            for option, sources in given.items()
+            if all(isinstance(s, GramSource) for s in sources)
+        }
+        self.extras = {option: sources for option, sources in given.items() if option not in self.grams}
         every = [*self._sources, *([base] if base is not None else [])]
         self.shape = every[0].info.shape
         """Of the output and of every input; a scalar counts as one row."""

@@ -11,12 +11,14 @@ from isomerge.align.parallel import thread_count
 from isomerge.checkpoint import parse_size
 from isomerge.errors import RequestError
 from isomerge.merge.group import BLOCK_ELEMENTS, rows_of
-from isomerge.merge.merged import peak_memory
+from isomerge.merge.merged import present_memory
 from isomerge.merge.pipeline import Job
-from isomerge.merge.sources import Computed
+from isomerge.merge.sources import Computed, Stored
 
 # The methods' temporaries, in blocks of the computing dtype beside those of the inputs; measured, with room to spare.
-TEMPORARIES = 8
+TEMPORARIES = 10
+# What the program still takes beside its workers: modules that are imported late, buffers of reading and hashing.
+RESERVE = 48 * 2**20
 
 
 def job_memory(job: Job) -> int:
@@ -27,7 +29,10 @@ def job_memory(job: Job) -> int:
     block = min(max(BLOCK_ELEMENTS // max(row, 1), 1), max(rows, 1)) * row
     whole = math.prod(job.info.shape)
     held = (inputs + TEMPORARIES) * block * width
-    held += sum(whole * s.info.dtype.itemsize for s in job.sources if isinstance(s, Computed))
+    every = [*job.sources, *([job.base] if job.base is not None else [])]
+    held += sum(whole * s.info.dtype.itemsize for s in every if isinstance(s, Computed))
+    held += sum(whole * 4 + job_memory(s.inner) for s in every if isinstance(s, Stored) and s.inner is not None)
+    held += whole * inputs // 8  # masks that random methods remember, a bit an element
     if job.method is not None and job.method.whole and len(job.info.shape) > 1:
         held += (3 * inputs + 2) * whole * width  # the inputs, and the factors of each
     return held
@@ -38,7 +43,7 @@ def fitting_threads(jobs: Sequence[Job], threads: int | None, max_memory: int | 
     count = thread_count(threads)
     if max_memory is None:
         return count
-    limit, used = parse_size(max_memory), peak_memory()
+    limit, used = parse_size(max_memory), present_memory() + RESERVE
     most = max((job_memory(job) for job in jobs), default=0)
     if used + most > limit:
         raise RequestError(

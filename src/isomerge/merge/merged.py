@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import resource
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from isomerge.align.parallel import ahead, thread_count
-from isomerge.checkpoint import CastReport, Checkpoint, TensorInfo, Written, cast, parse_dtype, refuse_overwrite
+from isomerge.checkpoint import Checkpoint, TensorInfo, Written, cast, parse_dtype, refuse_overwrite
 from isomerge.checkpoint.saving import counted, dtype_entry
+from isomerge.checkpoint.side_files import side_files_of
 from isomerge.checkpoint.writer import CheckpointWriter
 from isomerge.merge.pipeline import Job, run
 from isomerge.merge.sources import InputHashes
@@ -51,7 +55,7 @@ class Merged:
     progress: Progress | None = None
     started: float = field(default_factory=time.perf_counter)
     seconds: float | None = None
-    _lost: dict[str, CastReport] = field(default_factory=dict)
+    _vanished: dict[str, int] = field(default_factory=dict)
 
     @property
     def recipe(self) -> Recipe:
@@ -70,7 +74,8 @@ class Merged:
         """Merged tensors in the written dtype, one at a time, under their names on disk."""
         for job, tensor in zip(self.jobs, ahead(Job.tensor, self.jobs, self.threads), strict=True):
             if tensor.is_floating_point():
-                tensor, self._lost[job.name] = cast(tensor, job.info.dtype)
+                tensor, lost = cast(tensor, job.info.dtype)
+                self._vanished[job.name] = lost.underflow
             yield job.name, tensor
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -116,13 +121,14 @@ class Merged:
                 shard_size=shard_size, force=force, key=key,
             )  # fmt: skip
             with writer:
-                self._lost.update(run(jobs, writer, threads=threads, hashing=lock, progress=tell))
+                run(jobs, writer, threads=threads, hashing=lock, progress=tell)
+                self._vanished = {name: count for name, count in writer.vanished.items() if count}
                 if lock:
                     writer.add("isomerge.lock.json", lock_text(self, writer, options).encode())
                 if report:
                     for name, text in card_files(self, writer, writer.sha256()).items():
                         writer.add(name, text.encode())
-                written = writer.commit(durable=False)
+                written = writer.commit()
         self.seconds = time.perf_counter() - self.started
         return written
 
@@ -152,10 +158,8 @@ class Merged:
     def report(self) -> dict[str, Any]:
         """The JSON record of the merge."""
         notes = list(self.notes)
-        for name, lost in sorted(self._lost.items()):
-            if not lost.lossless:
-                what = f"{lost.overflow} values overflowed, {lost.underflow} became zero"
-                notes.append(f"{name}: {what} in the written dtype")
+        gone = {name: count for name, count in sorted(self._vanished.items()) if count}
+        notes += [f"{name}: {count} values became zero in the written dtype" for name, count in gone.items()]
         return {
             "method": self.recipe.merge_method,
             "models": list(self.inputs),
@@ -176,6 +180,15 @@ def peak_memory() -> int:
     return int(peak if sys.platform == "darwin" else peak * 1024)
 
 
+def present_memory() -> int:
+    """What this process holds now; its peak where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return peak_memory()
+    return pages * resource.getpagesize()
+
+
 def as_checkpoint(merged: Merged, name: str) -> Checkpoint:
     """The result as the input of another merge: computed when it is read, and never rounded on the way."""
     return _MergedCheckpoint(merged, name)
@@ -185,14 +198,17 @@ class _MergedCheckpoint(Checkpoint):
     def __init__(self, merged: Merged, name: str) -> None:
         self.name, self.config, self.folder, self.revision = name, merged.config, merged.donor.folder, None
         self._merged = merged
-        self._jobs = {job.name: job for job in merged.jobs}
-        self.tensors = {name: self._jobs[name].info for name in sorted(self._jobs)}
+        self.jobs = {job.name: job for job in merged.jobs}
+        self.tensors = {name: self.jobs[name].info for name in sorted(self.jobs)}
+        self._files = _own_files(merged) if merged.vocabulary or merged.chat_template else None
+        if self._files is not None:
+            self.folder = Path(self._files.name)
         self._last = threading.local()  # each worker reads one tensor in blocks; what it holds is its own
 
     def read(self, name: str) -> Tensor:
-        if name not in self._jobs:
+        if name not in self.jobs:
             self.unknown_tensor(name)
-        job = self._jobs[name]
+        job = self.jobs[name]
         tensor = job.tensor()
         # An intermediate dtype that the recipe asks for is obeyed; without one nothing is rounded.
         asked = self._merged.recipe.out_dtype or self._merged.recipe.dtype
@@ -208,4 +224,24 @@ class _MergedCheckpoint(Checkpoint):
         return {ref: checkpoint.identity() for ref, checkpoint in sorted(self._merged.inputs.items())}
 
     def side_files(self) -> list[Path]:
+        if self._files is not None:
+            return side_files_of(Path(self._files.name))
         return self._merged.donor.side_files()
+
+    def forget(self) -> None:
+        """Let go of the tensor this thread has read last."""
+        self._last.name = self._last.tensor = None
+
+
+def _own_files(merged: Merged) -> tempfile.TemporaryDirectory[str]:
+    """A folder with the tokenizer that belongs to the merged tables: the donor's would name other rows."""
+    from isomerge.merge.outcome import side_files
+
+    folder = tempfile.TemporaryDirectory(prefix="isomerge-")
+    with side_files(merged) as files:
+        for name, path in files.items():
+            target = Path(folder.name) / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    (Path(folder.name) / "config.json").write_text(json.dumps(merged.config), encoding="utf-8")
+    return folder

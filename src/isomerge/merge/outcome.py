@@ -29,6 +29,12 @@ def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[
     inputs = {reference: checkpoint.identity() for reference, checkpoint in merged.inputs.items()}
     if None in inputs.values():
         return None
+    if not options["hashed"]:
+        # Without hashes nothing tells what a power cut took from the disk's cache; a kill takes nothing.
+        boot = _boot()
+        if boot is None:
+            return None
+        options = {**options, "boot": boot}
     work = {
         "versions": current_versions(),
         "recipes": [recipe.to_yaml() for recipe in merged.recipes],
@@ -40,6 +46,14 @@ def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[
         **options,
     }
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+
+
+def _boot() -> str | None:
+    """A name for the time since the machine was started; None where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager
@@ -140,7 +154,8 @@ def card_files(merged: Merged, writer: CheckpointWriter, sha256: str | None) -> 
     }
     files = {"README.md": card_page(record)}
     texts = [one.mergekit_yaml() for one in merged.recipes]
-    if all(text is not None for text in texts):
+    on_disk = all(checkpoint.folder is not None for checkpoint in merged.inputs.values())
+    if on_disk and all(text is not None for text in texts):
         files["mergekit_config.yml"] = "---\n".join(str(text).rstrip("\n") + "\n" for text in texts)
     return files
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -16,7 +17,7 @@ from isomerge.align.parallel import thread_count, workers
 from isomerge.checkpoint import CastReport, TensorInfo, cast
 from isomerge.checkpoint.hashing import raw_bytes
 from isomerge.checkpoint.writer import CheckpointWriter
-from isomerge.errors import RequestError
+from isomerge.errors import CheckpointError, RequestError
 from isomerge.merge.group import Group, Source, spans
 from isomerge.merge.methods import Method
 
@@ -46,10 +47,14 @@ class Job:
         group = Group(self.name, self.sources, self.base, extras=self.extras, seed=self.seed, device=self.device)
         try:
             combine = self.method(group, **self.options)
+            for block in group.blocks():
+                yield block.start, combine(block)
         except RequestError as error:
             raise RequestError(f"Merging tensor '{self.name}': {error}") from error
-        for block in group.blocks():
-            yield block.start, combine(block)
+        except RuntimeError as error:
+            if "without overflow" not in str(error):
+                raise
+            raise RequestError(f"Merging tensor '{self.name}': an option is too large for {group.dtype}.") from error
 
     def _copied(self) -> Iterator[tuple[int, Tensor]]:
         (source,) = self.sources
@@ -83,13 +88,12 @@ def run(
     threads: int | None = None,
     hashing: bool = True,
     progress: Callable[[int], None] | None = None,
-) -> dict[str, CastReport]:
-    """Compute and write every job that the writer has not finished already; what casts lost, by tensor.
+) -> None:
+    """Compute and write every job that the writer has not finished already.
 
     The result depends neither on the number of threads nor on who takes which tensor: blocks have a fixed size, sums
     run in the order of the blocks, and random numbers are counted by element.
     """
-    lost: dict[str, CastReport] = {}
     stop = threading.Event()
     telling = threading.Lock()
 
@@ -106,7 +110,7 @@ def run(
                 if stop.is_set():
                     raise Stopped
                 if piece.dtype.is_floating_point and job.info.dtype.is_floating_point:
-                    piece, part = cast(piece, job.info.dtype)
+                    piece, part = _rounded(job, piece)
                     report += part
                 view = raw_bytes(piece)
                 writer.write_bytes(job.name, first * job.info.dtype.itemsize, view)
@@ -115,8 +119,7 @@ def run(
                 tell(len(view))
         finally:
             job.release()
-        lost[job.name] = report
-        writer.finish(job.name, digest.hexdigest() if digest else None)
+        writer.finish(job.name, digest.hexdigest() if digest else None, vanished=report.underflow)
 
     done = set(writer.finished)
     tell(sum(job.info.nbytes for job in jobs if job.name in done))
@@ -131,7 +134,19 @@ def run(
             for future in futures:
                 future.cancel()
             raise
-    return lost
+
+
+def _rounded(job: Job, piece: Tensor) -> tuple[Tensor, CastReport]:
+    """The piece in the written dtype. Finite inputs can still leave it; such a model would load and be garbage."""
+    result, report = cast(piece, job.info.dtype)
+    if not math.isfinite(float(result.sum(dtype=torch.float32))) and not bool(result.isfinite().all()):
+        wrong = int((~result.isfinite()).sum())
+        dtype = str(job.info.dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"While merging tensor '{job.name}': {wrong} of {result.numel()} merged values are too large for {dtype} "
+            "or no numbers at all. Choose smaller weights, or a wider dtype (bfloat16 or float32)."
+        )
+    return result, report
 
 
 def _first_failure(futures: list[Future[None]]) -> None:

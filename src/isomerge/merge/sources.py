@@ -54,11 +54,21 @@ class Stored:
         self._running: Any = None
         self._next = 0
 
+    @property
+    def inner(self) -> Any:
+        """The job that makes this tensor, where it is the result of another merge."""
+        return getattr(self._checkpoint, "jobs", {}).get(self._tensor)
+
     def rows(self, start: int, stop: int) -> Tensor:
         rows = self._checkpoint.read_rows(self._tensor, start, stop)
         if self._hashes is not None and self._hashes.wanted:
             self._hash(rows, start, stop, self._hashes)
         return rows
+
+    def release(self) -> None:
+        """A result that feeds another merge is held while it is read."""
+        if hasattr(self._checkpoint, "forget"):
+            self._checkpoint.forget()
 
     def _hash(self, rows: Tensor, start: int, stop: int, hashes: InputHashes) -> None:
         if self._running is None and start == 0:

@@ -48,6 +48,7 @@ def iterate_merged(
         raise RequestError(f"Merging: {method} needs a base. Pass base=the state_dict of the common ancestor.")
     if not models:
         raise RequestError("Merging: there is no model. Pass a list of state_dicts.")
+    chosen.require_count(len(models))
     if chosen.base == "ignored":
         base = None
     every = [*models, *([base] if base is not None else [])]

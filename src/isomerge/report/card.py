@@ -79,7 +79,8 @@ def hub_ids(inputs: Iterable[Record]) -> list[str]:
     >>> hub_ids([{"reference": "org/a", "revision": "0" * 40}, {"reference": "runs/b", "revision": None}])
     ['org/a']
     """
-    found = [str(entry["reference"]).partition("@")[0] for entry in inputs if entry.get("revision")]
+    named = [str(entry["reference"]).partition("+")[0] for entry in inputs if entry.get("revision")]
+    found = [name.partition("@")[0] for name in named]
     return [name for name in dict.fromkeys(found) if looks_like_hub_id(name)]
 
 

@@ -72,7 +72,7 @@ def adapter_table(record: Record) -> RenderableType:
         table.add_row(Text(row["name"]), str(row["rank"]), number(row["error"]))
     if len(worst) > LISTED:
         table.add_row(f"and {len(worst) - LISTED} with smaller errors", "", "")
-    facts = {"missed of the whole change": f"{number(record['error'])} (relative norm)"} | _written(record)
+    facts = {"missed of the whole change": f"{number(record['relative_error'])} (relative norm)"} | _written(record)
     return _page(table, _facts(facts), _notes(record.get("notes")))
 
 

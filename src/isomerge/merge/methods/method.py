@@ -24,6 +24,7 @@ def each(value: T) -> list[T]:
 
 
 Base = Literal["required", "optional", "ignored"]
+SHARES = {"density", "gamma", "select_topk", "share"}
 REQUIRED = object()
 """The default of an option that has none."""
 
@@ -39,6 +40,17 @@ class Option:
     default: Any
     help: str
     nullable: bool = False
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Shares lie between 0 and 1, whatever the method."""
+        return (0.0, 1.0) if self.name in SHARES else None
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with a value of the right type."""
+        if self.bounds and isinstance(value, (int, float)) and not self.bounds[0] <= value <= self.bounds[1]:
+            return f"'{self.name}' is a share between 0 and 1, and is {value}"
+        return None
 
     @property
     def argument(self) -> str:
@@ -63,6 +75,14 @@ class Method:
     whole: bool = False
     """It works on whole matrices, and holds them in memory."""
 
+    def require_count(self, models: int) -> None:
+        """Raise unless it merges so many models, not counting the base."""
+        if models < self.least or (self.most is not None and models > self.most):
+            wanted = f"at least {self.least}" if self.most is None else f"{self.least}"
+            wanted += "" if self.most in (None, self.least) else f" to {self.most}"
+            base = " beside the base" if self.base == "required" else ""
+            raise RequestError(f"{self.name} merges {wanted} models{base}, and {models} are given.")
+
     def __call__(self, group: Group, **options: Any) -> Combine:
         """Run it with the options' recipe names; a single value stands for every model, and defaults fill the rest."""
         bound = {}
@@ -76,6 +96,9 @@ class Method:
                     raise RequestError(
                         f"'{option.name}' of {self.name} has {len(value)} values for {group.models} models."
                     )
+            wrong = [option.problem(one) for one in (value if option.per_model else [value])]
+            if any(wrong):
+                raise RequestError(f"{self.name}: {next(filter(None, wrong))}.")
             bound[option.argument] = value
         if options:
             unknown = min(options)

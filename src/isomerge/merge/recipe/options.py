@@ -117,6 +117,8 @@ def _read_setting(option: Option, raw: Any, path: Path, places: Places, problems
         shown = "empty" if raw is None else f"'{raw}'" if isinstance(raw, str) else str(raw).lower()
         problems.add(places, path, f"'{option.name}' must be {KINDS[option.kind]}{nothing}, and is {shown}")
         return raw
+    if wrong := option.problem(value):
+        problems.add(places, path, wrong)
     return value
 
 

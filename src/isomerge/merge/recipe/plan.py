@@ -83,8 +83,7 @@ def explain(plan: RecipePlan, tensor: str) -> dict[str, Any]:
     if tensor not in plan.tensors:
         hint = near_miss(tensor, plan.tensors)
         raise RequestError(
-            f"While explaining tensor '{tensor}': the output has no such tensor among its {len(plan.tensors)}. "
-            f"{hint or 'isomerge plan lists them.'}"
+            f"While explaining tensor '{tensor}': the output has no such tensor among its {len(plan.tensors)}. {hint}"
         )
     one = plan.tensors[tensor]
     options = {}

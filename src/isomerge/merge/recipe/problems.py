@@ -84,4 +84,4 @@ class Problems:
         else:
             numbered = "; ".join(f"({i}) {text}" for i, text in enumerate(texts, start=1))
             message = f"While {self.act}, {len(texts)} problems: {numbered}."
-        raise RecipeError(message, ordered)
+        raise RecipeError(message.replace("?.", "?"), ordered)

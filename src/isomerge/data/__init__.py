@@ -1,0 +1,7 @@
+"""Real data as batches a stock model takes: images in folders and archives, texts, tables, tagged sentences."""
+
+from isomerge.data.base import Batch, Batches, Data
+from isomerge.data.heads import task_of
+from isomerge.data.open import open_data
+
+__all__ = ["Batch", "Batches", "Data", "open_data", "task_of"]

@@ -1,0 +1,130 @@
+"""What every data set offers, whatever it was read from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from isomerge.checkpoint.base import Checkpoint
+from isomerge.errors import RequestError
+
+Batch = dict[str, torch.Tensor]
+"""Keyword arguments of a stock class's forward."""
+Batches = Callable[[], Iterator[Batch]]
+"""A fresh pass over the same batches at every call."""
+
+KEPT = 200 << 20  # bytes of decoded or tokenised data that may stay in memory between passes
+
+
+class Data(ABC):
+    """Examples in a fixed order, made into batches as a model's own tokenizer or image settings say."""
+
+    name: str
+    """Where it came from, for messages and records."""
+    kind: str
+    """"images", "texts", "pairs", "tokens" (tagged words), "corpus" (running text) or "batches"."""
+    size: int
+    """How many examples; of running text, how many lines."""
+    classes: list[str] | None
+    """The labels that occur, None where there are none or they are numbers to predict."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        """What a reader of the numbers should know: guesses that were made, examples cut short."""
+
+    @property
+    @abstractmethod
+    def sha256(self) -> str:
+        """Of the content that is used, with its labels."""
+
+    @abstractmethod
+    def batches(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        batch_size: int = 64,
+        limit: int | None = None,
+        labels: bool = False,
+        seed: int = 0,
+        device: str = "cpu",
+        task: str | None = None,
+    ) -> Iterator[Batch]:
+        """Batches for this model, the same at every call.
+
+        `limit` examples are drawn evenly over the data, and put in an order that the seed names. `task` is what the
+        model's class is for, unless another is named. `labels` are added where the data has them.
+        """
+
+    def passes(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        batch_size: int = 64,
+        limit: int | None = None,
+        labels: bool = False,
+        seed: int = 0,
+        device: str = "cpu",
+        task: str | None = None,
+    ) -> Batches:
+        """`batches`, to be gone through several times: what fits in memory is prepared once."""
+        kept: list[Batch] | None = None
+
+        def one_pass() -> Iterator[Batch]:
+            nonlocal kept
+            if kept is not None:
+                yield from kept
+                return
+            found: list[Batch] = []
+            used = 0
+            for batch in self.batches(
+                checkpoint, batch_size=batch_size, limit=limit, labels=labels, seed=seed, device=device, task=task
+            ):
+                used += sum(tensor.nbytes for tensor in batch.values())
+                if used <= KEPT:
+                    found.append(batch)
+                else:
+                    found.clear()
+                yield batch
+            if used <= KEPT:
+                kept = found
+
+        return one_pass
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.size} {self.kind})"
+
+
+def draw(size: int, limit: int | None, seed: int) -> np.ndarray:
+    """Which examples, in which order: one from each of `limit` equal stretches, shuffled. The seed names both.
+
+    Files are often sorted by class, so neither the first examples nor neighbours would do.
+
+    >>> sorted((draw(10, 5, seed=0) // 2).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    if limit is not None and limit < 1:
+        raise RequestError(f"Drawing {limit} examples: at least one is needed. Leave --limit out to use them all.")
+    random = np.random.Generator(np.random.Philox(key=seed & (2**64 - 1)))
+    if limit is None or limit >= size:
+        return random.permutation(size)
+    edges = np.arange(limit + 1) * size // limit
+    return random.permutation(edges[:-1] + random.integers(0, np.diff(edges)))
+
+
+def grouped(order: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
+    if batch_size < 1:
+        raise RequestError(f"Making batches of {batch_size}: at least one example is needed in each.")
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def floating(checkpoint: Checkpoint) -> torch.dtype:
+    """Models stored in float64 compute in float64, all others in float32."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in checkpoint.tensors.values()) else torch.float32

@@ -1,0 +1,91 @@
+"""A model's own tokenizer, and how many tokens the model can take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from isomerge.checkpoint.base import Checkpoint
+from isomerge.checkpoint.module import quiet_transformers
+from isomerge.data.letters import letter_tokenizer
+from isomerge.errors import CheckpointError, RequestError
+
+UNSET = 1 << 30  # tokenizers write "no limit" as a number larger than any context
+WITHOUT_LIMIT = 512  # for models whose positions have no table and no stated end
+POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length")
+
+
+def tokenizer_for(checkpoint: Checkpoint, given: Any = None, *, words: bool = False) -> Any:
+    """The tokenizer beside the weights, or the one given (itself, or its folder). `words`: texts come cut in words."""
+    if given is not None and not isinstance(given, (str, Path)):
+        return given
+    folder = given or checkpoint.folder or _loaded_from(checkpoint)
+    if folder is None:
+        raise RequestError(
+            f"Reading texts for {checkpoint.name}: a model in memory has no tokenizer beside it. Pass the model's "
+            "folder, or open_data(…, tokenizer=…)."
+        )
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise RequestError("Reading texts: 'transformers' is not installed (pip install isomerge[hf]).") from error
+    more = {"add_prefix_space": True} if words else {}
+    if checkpoint.revision is not None:
+        checkpoint.side_files()  # of a hub model: fetches what lies beside the weights
+    try:
+        letters = letter_tokenizer(Path(folder))
+        if letters is not None:
+            return letters
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(str(folder), **more)
+    except Exception as error:  # any failure inside transformers means the same to the user
+        cause = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"While opening the tokenizer of {checkpoint.name} in {folder}: {cause}. Copy tokenizer.json and "
+            "tokenizer_config.json of the original model into the folder."
+        ) from error
+
+
+def _loaded_from(checkpoint: Checkpoint) -> str | None:
+    """Where transformers loaded a module from, when that is a folder here."""
+    where = checkpoint.config.get("_name_or_path")
+    return where if isinstance(where, str) and where and Path(where).is_dir() else None
+
+
+def context(config: Mapping[str, Any], tokenizer: Any) -> int:
+    """The most tokens of one input.
+
+    >>> class T: model_max_length = 10**30
+    >>> context({"max_position_embeddings": 514, "pad_token_id": 1}, T)
+    512
+    """
+    inner = config.get("text_config")
+    stated = next((config[key] for key in POSITIONS if config.get(key)), None)
+    if stated is None and isinstance(inner, Mapping):
+        return context(inner, tokenizer)
+    limit = int(getattr(tokenizer, "model_max_length", None) or UNSET)
+    if stated is None:
+        return limit if limit < UNSET else WITHOUT_LIMIT
+    stated = int(stated)
+    # Some count positions from behind the padding token, and size their table accordingly: 514 rows for 512 tokens.
+    padding = config.get("pad_token_id")
+    if isinstance(padding, int) and stated % 8 and (stated - padding - 1) % 8 == 0 and stated - padding - 1 > 0:
+        stated = stated - padding - 1
+    return min(stated, limit)
+
+
+def special_ends(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The special tokens that the tokenizer puts before and after a text."""
+    inner = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    for start in range(len(whole) - len(inner) + 1):
+        if whole[start : start + len(inner)] == inner:
+            return whole[:start], whole[start + len(inner) :]
+    return [], []
+
+
+def padding_id(config: Mapping[str, Any], tokenizer: Any) -> int:
+    """Any token will do where the attention mask hides it; the model's own where it has one."""
+    candidates = (tokenizer.pad_token_id, config.get("pad_token_id"), tokenizer.eos_token_id, 0)
+    return next(int(value) for value in candidates if isinstance(value, int) and value >= 0)

@@ -1,0 +1,70 @@
+"""From the name of a task, or from a model's class, to the task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from isomerge.data.base import Data
+from isomerge.data.heads import TASKS, label_names, task_of
+from isomerge.errors import RequestError, did_you_mean
+from isomerge.evaluate.tasks.base import Task
+from isomerge.evaluate.tasks.classes import Classification, SeveralClasses
+from isomerge.evaluate.tasks.language import Language
+from isomerge.evaluate.tasks.regression import Regression
+from isomerge.evaluate.tasks.tags import Tagging
+
+HARNESS = "lm-eval:"
+OTHERS = ("module:function", "lm-eval:NAME")
+
+
+def task_name(config: Mapping[str, Any], wanted: str | None, model: str) -> str:
+    """The task of the model's class, which `wanted` must agree with."""
+    if wanted is not None and wanted not in TASKS:
+        raise RequestError(f"Evaluating: there is no task '{wanted}'. {did_you_mean(wanted, [*TASKS, *OTHERS])}")
+    if not config:
+        raise RequestError(
+            f"Evaluating {model}: it has no config.json, so no stock class can run it. Name the folder of a whole "
+            "model; an adapter is merged into its base first."
+        )
+    own = task_of(config)
+    named = (config.get("architectures") or ["no class at all"])[0]
+    if own is None:
+        raise RequestError(
+            f"Evaluating {model}: config.json names {named}, which has no head for any of {', '.join(TASKS)}. Use the "
+            "model with its head, or a function of your own: --task module:function."
+        )
+    if wanted is not None and wanted != own:
+        raise RequestError(f"Evaluating {model} as '{wanted}': config.json names {named}, which is for '{own}'.")
+    return own
+
+
+def choose_task(config: Mapping[str, Any], name: str) -> Callable[[], Task]:
+    """A fresh task, with all counts at zero, at every call."""
+    if name == "image":
+        return lambda: Classification("image")
+    if name == "sequence":
+        several = config.get("problem_type") == "multi_label_classification"
+        return SeveralClasses if several else lambda: Classification("sequence")
+    if name == "token":
+        names = label_names(config)
+        return lambda: Tagging(names)
+    if name == "regression":
+        return Regression
+    return lambda: Language(name)
+
+
+def require_fitting(data: Data, task: str, model: str) -> None:
+    """Refuse images for a model of texts and the other way round, before anything is decoded."""
+    if data.kind == "batches":
+        return
+    if (data.kind == "images") != (task == "image"):
+        reads = "images" if task == "image" else "texts"
+        raise RequestError(f"Evaluating {model} on {data.name}: the model reads {reads} and the data is {data.kind}.")
+    if task == "token" and data.kind != "tokens":
+        raise RequestError(
+            f"Evaluating {model} on {data.name}: it needs words with a tag each, and the data is {data.kind}. Use a "
+            "CoNLL file, or .jsonl with the fields 'tokens' and 'tags'."
+        )
+    if task in ("sequence", "regression") and data.kind == "corpus":
+        raise RequestError(f"Evaluating {model} on {data.name}: the data is running text without labels.")

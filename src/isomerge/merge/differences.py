@@ -1,0 +1,74 @@
+"""What headers and side files say against a merge before it starts: other architectures, settings, vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.base import name_some
+from isomerge.errors import RequestError
+from isomerge.merge.recipe import Recipe
+from isomerge.merge.vocabulary.files import tokenizer_files, tokens_in_files
+
+# Weights of the same shape mean something else when these differ.
+DECISIVE = ("num_attention_heads", "num_key_value_heads", "n_head", "num_heads", "head_dim", "d_kv")
+# Say how weights are used: fine-tunes may change them on purpose, and the output has the donor's.
+TELLING = (
+    "hidden_act", "hidden_activation", "activation_function", "feed_forward_proj", "rope_theta", "rope_scaling",
+    "rope_parameters", "sliding_window", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
+)  # fmt: skip
+
+
+def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe]) -> list[str]:
+    """Notes on what differs from the first model; what cannot be merged at all is an error with every reason."""
+    described = [model for model in models if model.config.get("model_type")]
+    if len(described) < 2:
+        return []
+    first, stacked = described[0], all(document.merge_method == "passthrough" for document in documents)
+    problems: list[str] = []
+    notes: list[str] = []
+    for other in described[1:]:
+        kinds = [str(c.config["model_type"]) for c in (first, other)]
+        if kinds[0] != kinds[1]:
+            problems.append(f"{first.name} is of type '{kinds[0]}' and {other.name} of type '{kinds[1]}'")
+            continue
+        decisive = _unequal(first.config, other.config, DECISIVE)
+        (notes if stacked else problems).extend(f"{text} in {first.name} and {other.name}" for text in decisive)
+        notes += [
+            f"{text} in {first.name} and {other.name}; the result has that of its config's donor"
+            for text in _unequal(first.config, other.config, TELLING)
+        ]
+    if problems:
+        raise RequestError(
+            f"Merging: {'; '.join(problems)}. Only models of one architecture have weights that mean the same; merge "
+            "fine-tunes of one base, or models trained alike."
+        )
+    if not any(document.tokenizer for document in documents):
+        notes += _other_tokens(described)
+    return notes
+
+
+def _unequal(one: Mapping[str, Any], other: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    pairs = {key: (one.get(key), other.get(key)) for key in keys}
+    return [f"{key} is {a} and {b}" for key, (a, b) in pairs.items() if None not in (a, b) and a != b]
+
+
+def _other_tokens(models: Sequence[Checkpoint]) -> list[str]:
+    """Models whose tokens have other ids: their rows would be merged with those of other tokens."""
+    first, notes = models[0], []
+    known: dict[str, int] | None = None
+    for other in models[1:]:
+        files = [tokenizer_files(model).get("tokenizer.json") for model in (first, other)]
+        if None in files or files[0].read_bytes() == files[1].read_bytes():  # type: ignore[union-attr]
+            continue
+        known = known if known is not None else tokens_in_files(first)
+        tokens = tokens_in_files(other)
+        moved = [t for t, id in (tokens or {}).items() if known is not None and known.get(t, id) != id]
+        if moved:
+            notes.append(
+                f"{len(moved)} tokens have other ids in {other.name} than in {first.name} "
+                f"({name_some(sorted(moved), 3)}): their rows are merged with those of other tokens. Add "
+                "'tokenizer: {source: union}' to match them by text"
+            )
+    return notes

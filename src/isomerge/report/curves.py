@@ -1,0 +1,82 @@
+"""Curves and maps between models as SVG, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from isomerge.errors import RequestError
+
+Record = Mapping[str, Any]
+GREY, BLUE = "#8a8f98", "#1f6feb"
+
+
+def plot_barrier(record: Record, path: str | Path) -> None:
+    """Loss, and beside it the metric where there is one, over t; aligned and not; parents and ensemble."""
+    lines = [("as they are", GREY, record)]
+    if record.get("aligned"):
+        lines.append((f"aligned ({record['aligned']['level']})", BLUE, record["aligned"]))
+    panels = [("loss", "loss")]
+    if any(point["metric"] is not None for point in record["points"]):
+        panels.append(("metric", str(record.get("metric_name") or "metric")))
+    figure = _figure(4.6 * len(panels), 3.4)
+    for number, (key, title) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), number)
+        for label, colour, line in lines:
+            where = [point["t"] for point in line["points"]]
+            axes.plot(where, _numbers(p[key] for p in line["points"]), color=colour, marker="o", ms=3, label=label)
+        together = (record.get("ensemble") or {}).get(key)
+        if together is not None:
+            axes.axhline(together, color="#2da44e", lw=1, ls="--", label="ensemble")
+        axes.set_xlabel("t, from A to B")
+        axes.set_title(title)
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    _save(figure, path)
+
+
+def plot_plane(record: Record, path: str | Path) -> None:
+    """The loss as a map, with the three models on it. Far-off losses are cut, or they would hide the valley."""
+    losses = [_numbers(row) for row in record["loss"]]
+    known = sorted(value for row in losses for value in row if math.isfinite(value))
+    if not known:
+        raise RequestError(f"Drawing {path}: not one loss on the plane is a number.")
+    top = max(known[int(0.9 * (len(known) - 1))], *(m["loss"] for m in record["models"]))
+    low = known[0]
+    figure = _figure(5.2, 4.2)
+    axes = figure.add_subplot(1, 1, 1)
+    levels = [low + (top - low or 1.0) * n / 20 for n in range(21)]
+    filled = axes.contourf(record["x"], record["y"], losses, levels=levels, cmap="viridis", extend="max")
+    figure.colorbar(filled, ax=axes, label="loss")
+    for letter, model in zip("ABC", record["models"], strict=True):
+        axes.plot([model["x"]], [model["y"]], "o", color="white", mec="black")
+        axes.annotate(letter, (model["x"], model["y"]), xytext=(5, 5), textcoords="offset points", color="white")
+    axes.set_aspect("equal")
+    _save(figure, path)
+
+
+def _numbers(values: Any) -> list[float]:
+    return [math.nan if value is None else float(value) for value in values]
+
+
+def _figure(width: float, height: float) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RequestError(
+            "Drawing a picture: 'matplotlib' is not installed (pip install isomerge[report])."
+        ) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, path: str | Path) -> None:
+    """As SVG without a date or random names, so that the same numbers give the same file."""
+    import matplotlib
+
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise RequestError(f"Drawing {path}: there is no folder {path.parent}. Make it first.")
+    with matplotlib.rc_context({"svg.hashsalt": "isomerge", "svg.fonttype": "none"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})

@@ -1,0 +1,158 @@
+"""Diagonal Fisher information against plain autograd loops and sums over all labels."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from align.tiny import model, tensors
+from calibrate.seen import Batch, batches, data, stock
+from isomerge.calibrate import calibrate
+from isomerge.errors import IsomergeError, RequestError
+
+State = dict[str, Tensor]
+
+
+def squared(module: Any, score: Tensor) -> State:
+    module.zero_grad()
+    score.backward(retain_graph=True)
+    return {n: p.grad.square() if p.grad is not None else torch.zeros_like(p) for n, p in module.named_parameters()}
+
+
+def expectation(module: Any, terms: Iterable[tuple[float, Tensor]]) -> State:
+    total: State = {}
+    for chance, score in terms:
+        for name, value in squared(module, score).items():
+            total[name] = total.get(name, torch.zeros_like(value)) + chance * value
+    return total
+
+
+def by_value(module: Any, folder: Path) -> dict[str, str]:
+    """From names in memory to names on disk, by what the tensors hold."""
+    stored = tensors(folder)
+    return {
+        n: next(d for d, t in stored.items() if t.shape == p.shape and torch.equal(t.to(p.dtype), p))
+        for n, p in module.named_parameters()
+    }
+
+
+def mean_over_examples(folder: Path, batch: Batch, terms: Callable[[Any, Batch], Any]) -> State:
+    module, size = stock(folder), len(next(iter(batch.values())))
+    total: State = {}
+    for example in range(size):
+        one = {name: tensor[example : example + 1] for name, tensor in batch.items()}
+        for name, value in expectation(module, terms(module, one)).items():
+            total[name] = total.get(name, torch.zeros_like(value)) + value / size
+    names = by_value(module, folder)
+    return {names[name]: value for name, value in total.items()}
+
+
+def assert_same(found: State, expected: State) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value.double(), rtol=1e-6, atol=1e-12, msg=name)
+
+
+def test_true_fisher_of_a_classifier_is_the_expectation_over_its_own_labels() -> None:
+    folder = model("vit")
+    batch = data(folder, examples=3)
+
+    def terms(module: Any, one: Batch) -> Any:
+        scores = module(**one).logits.log_softmax(-1)[0]
+        return [(float(scores[c].exp()), scores[c]) for c in range(5)]
+
+    found = calibrate(folder, batches(batch, 1, 2), what={"fisher"})
+    assert found.info["fisher"]["exact"] is True
+    assert_same(found.fisher, mean_over_examples(folder, batch, terms))
+
+
+def test_true_fisher_of_a_sentence_is_the_expectation_over_all_labellings() -> None:
+    """Brute force over every sequence of labels: what the sum over positions stands for."""
+    folder = model("bert")
+    batch = {"input_ids": torch.tensor([[4, 9, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
+
+    def terms(module: Any, one: Batch) -> Any:
+        scores = module(**one).logits.log_softmax(-1)[0]
+        for labels in itertools.product(range(5), repeat=2):
+            score = scores[0, labels[0]] + scores[1, labels[1]]
+            yield float(score.exp()), score
+
+    assert_same(calibrate(folder, batches(batch), what={"fisher"}).fisher, mean_over_examples(folder, batch, terms))
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "gpt2", "llama", "t5"])
+def test_empirical_fisher_is_the_squared_gradient_of_the_stock_loss(name: str) -> None:
+    folder = model(name)
+    batch = data(folder, examples=3, labels=True)
+    shifted = name in ("gpt2", "llama")
+
+    def terms(module: Any, one: Batch) -> Any:
+        labels = one["labels"].reshape(1, -1)
+        counted = int((labels[:, 1:] if shifted else labels).ne(-100).sum())
+        return [(1.0, -module(**one).loss * counted)]
+
+    batch = {n: t for n, t in batch.items() if n != "decoder_attention_mask"}
+    found = calibrate(folder, batches(batch, 2, 1), what={"fisher"}, fisher="empirical")
+    expected = mean_over_examples(folder, batch, terms)
+    for tensor, value in expected.items():
+        torch.testing.assert_close(found.fisher[tensor], value.double(), rtol=1e-5, atol=1e-9, msg=tensor)
+
+
+def test_drawn_labels_do_not_depend_on_the_batches_and_are_right_on_average() -> None:
+    folder = model("gpt2")
+    batch = {n: t[:2, :4] for n, t in data(folder).items()}
+
+    def terms(module: Any, one: Batch) -> Any:
+        scores = module(**one).logits.log_softmax(-1)[0, :-1]
+        return [(float(scores[t, c].exp()), scores[t, c]) for t in range(len(scores)) for c in range(scores.shape[1])]
+
+    expected = mean_over_examples(folder, batch, terms)
+    many = calibrate(folder, batches(batch), what={"fisher"}, samples=200)
+    assert many.info["fisher"]["exact"] is False
+    drawn, exact = (sum(float(v.sum()) for v in state.values()) for state in (many.fisher, expected))
+    assert drawn == pytest.approx(exact, rel=0.1)
+    one, other = (calibrate(folder, batches(batch, *s), what={"fisher"}, seed=4).fisher for s in ((), (1, 1)))
+    another = calibrate(folder, batches(batch), what={"fisher"}, seed=5).fisher
+    assert all(torch.allclose(one[n], other[n], rtol=1e-6) for n in one)
+    assert any(not torch.allclose(one[n], another[n]) for n in one)
+
+
+def test_experts_have_their_information_under_their_names_on_disk() -> None:
+    folder = model("mixtral")
+    batch = data(folder, examples=2, labels=True)
+    found = calibrate(folder, batches(batch), what={"fisher"}, fisher="empirical").fisher
+    module = stock(folder)
+    total: dict[str, Tensor] = {}
+    for example in range(2):
+        one = {name: tensor[example : example + 1] for name, tensor in batch.items()}
+        score = -module(**one).loss * int(one["labels"][:, 1:].ne(-100).sum())
+        for name, value in squared(module, score).items():
+            total[name] = total.get(name, torch.zeros_like(value)) + value / 2
+    stacked = total["model.layers.0.mlp.experts.gate_up_proj"]
+    prefix = "model.layers.0.block_sparse_moe.experts."
+    expected = {
+        f"{prefix}{e}.{w}.weight": stacked[e, k * 7 : k * 7 + 7] for e in range(3) for k, w in enumerate(("w1", "w3"))
+    }
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value.double(), rtol=1e-5, atol=1e-10, msg=name)
+    assert set(found) == set(tensors(folder))
+
+
+def test_information_that_cannot_be_measured_is_refused() -> None:
+    folder = model("vit")
+    batch = data(folder)
+    with pytest.raises(RequestError, match="the data have no labels"):
+        calibrate(folder, batches(batch), what={"fisher"}, fisher="empirical")
+    with pytest.raises(RequestError, match="Did you mean 'empirical'"):
+        calibrate(folder, batches(batch), what={"fisher"}, fisher="emprical")
+    with pytest.raises(RequestError, match="at least one"):
+        calibrate(folder, batches(batch), what={"fisher"}, samples=0)
+    batch["pixel_values"][1, 0, 0, 0] = torch.inf
+    with pytest.raises(IsomergeError, match="example 1 are not finite"):
+        calibrate(folder, batches(batch), what={"fisher"})

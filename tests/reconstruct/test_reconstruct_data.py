@@ -1,0 +1,122 @@
+"""What the calibration data may and may not change, and what is said when it is not good enough."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from align import tiny
+from isomerge.errors import IsomergeError, RequestError
+from isomerge.merge.reconstruct import reconstruct
+from reconstruct.calibration import again, data, load
+
+
+def pair(name: str):
+    return [tiny.model(name, seed) for seed in range(2)]
+
+
+def padded(batch: dict[str, torch.Tensor], value: int = 0) -> dict[str, torch.Tensor]:
+    """The batch with three more positions that count for nothing, filled with some token."""
+    found = {}
+    for name, tensor in batch.items():
+        width = (tensor.shape[0], 3)
+        extra = torch.zeros(width, dtype=tensor.dtype) if "mask" in name else torch.full(width, value)
+        found[name] = torch.cat([tensor, extra.to(tensor.dtype)], 1)
+    return found
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "mixtral", "deberta", "t5"])
+def test_padding_has_no_influence(name: str) -> None:
+    folders = pair(name)
+    batches = data(folders[0], 2)
+    if name == "t5":  # encoder and decoder of one length: their masks must not be mixed up
+        for batch in batches:
+            batch["decoder_input_ids"] = batch["input_ids"].roll(1, 0)
+            batch["decoder_attention_mask"] = batch["attention_mask"].roll(1, 0)
+    expected = reconstruct(folders, again(batches), align=False).tensors
+    got = reconstruct(folders, again([padded(b, 5) for b in batches]), align=False).tensors
+    for tensor in expected:
+        torch.testing.assert_close(got[tensor], expected[tensor], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vit", "t5", "deberta", "mixtral"])
+def test_the_cache_changes_nothing(name: str) -> None:
+    folders = pair(name)
+    batches = data(folders[0], 3)
+    expected = reconstruct(folders, again(batches), align=False, cache=0).tensors
+    for cache in (60_000, "1GB"):  # room for some of the batches, for all of them
+        got = reconstruct(folders, again(batches), align=False, cache=cache).tensors
+        for tensor in expected:
+            torch.testing.assert_close(got[tensor], expected[tensor], rtol=0, atol=1e-12)
+
+
+def test_labels_are_not_used_and_limit_counts_examples() -> None:
+    folders = pair("vit")
+    batches = data(folders[0], 2, size=8)
+    labelled = [{**batch, "labels": torch.full((24,), 3)} for batch in batches]
+    assert reconstruct(folders, again(labelled), align=False, limit=30).report()["examples"] == 30
+    first, second = (reconstruct(folders, again(b), align=False).tensors for b in (batches, labelled))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_too_few_samples_are_told_with_numbers() -> None:
+    folders = pair("vit")
+    report = reconstruct(folders, again(data(folders[0], 1, size=2)), align=False).report()
+    assert report["examples"] == 6
+    assert any("classifier.weight: 6 samples for 13 inputs; 52 or more" in w for w in report["warnings"])
+
+
+def test_an_expert_with_few_tokens_keeps_the_average() -> None:
+    folders = pair("mixtral")
+    merged = reconstruct(folders, again(data(folders[0], 1, size=6)), align=False)
+    first, second = (tiny.tensors(folder) for folder in folders)
+    name = "model.layers.0.block_sparse_moe.experts.{}.w{}.weight"
+    for tensor in (name.format(part, 1) for part in range(3)):
+        torch.testing.assert_close(merged.tensors[tensor], (first[tensor] + second[tensor]) / 2)
+    assert any("experts 0 (" in w and "each needs 120 tokens" in w for w in merged.report()["warnings"])
+
+
+def test_values_that_are_not_finite_name_the_layer_and_the_model() -> None:
+    first, second = (load(folder, dtype=torch.float32) for folder in pair("vit"))
+    with torch.no_grad():
+        second.vit.layers[1].mlp.fc1.bias[2] = 1e38
+        second.vit.layers[1].mlp.fc2.weight[:, 2] = 1e38
+    batches = [{"pixel_values": b["pixel_values"].float()} for b in data(pair("vit")[0], 1)]
+    with pytest.raises(IsomergeError, match=r"vit.encoder.layer.1.output.dense.weight: the ViTForImage.* not finite"):
+        reconstruct([first, second], again(batches), align=False)
+
+
+def test_data_that_changes_between_passes_is_refused() -> None:
+    folders = pair("vit")
+    passes = []
+
+    def fewer_each_time():
+        passes.append(None)
+        return iter(data(folders[0], 4 - len(passes), size=2))
+
+    with pytest.raises(RequestError, match="same batches in the same order"):
+        reconstruct(folders, fewer_each_time, align=False, cache=0)
+
+
+def test_all_that_is_wrong_with_a_request_is_said_at_once() -> None:
+    folders = pair("vit")
+    with pytest.raises(RequestError) as caught:
+        reconstruct(folders, again([]), weights=[1], ridge=-1, method="regmeen++", limit=0)
+    for part in ("1 weights for 2 models", "ridge is -1", "Did you mean 'regmean++'?", "limit is 0"):
+        assert part in str(caught.value)
+    with pytest.raises(RequestError, match="no batch"):
+        reconstruct(folders, again([]), align=False)
+    with pytest.raises(RequestError, match="must be callable"):
+        reconstruct(folders, [{}], align=False)
+    with pytest.raises(RequestError, match="'classifier.bias' is"):
+        reconstruct([folders[0], tiny.model("vit", 1, num_labels=7)], again([]), align=False)
+
+
+def test_the_models_given_are_not_changed() -> None:
+    modules = [load(folder) for folder in pair("vit")]
+    before = copy.deepcopy([m.state_dict() for m in modules])
+    reconstruct(modules, again(data(pair("vit")[0], 1)), align=False)
+    for module, state in zip(modules, before, strict=True):
+        assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in state.items())

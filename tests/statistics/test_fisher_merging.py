@@ -1,0 +1,86 @@
+"""Fisher merging against the formula, from data and from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import isomerge
+from align.tiny import model, tensors
+from calibrate.seen import batches, data
+from isomerge.calibrate import calibrate
+from isomerge.checkpoint import open_checkpoint
+from isomerge.errors import RequestError
+from isomerge.merge.aligned import align_models
+from isomerge.merge.statistics import merge_fisher
+from isomerge.merge.statistics.merging import _as_checkpoint
+
+
+def weighted(models: list[Path], informations: list[dict], weight: list[float], floor: float) -> dict:
+    states, found = [tensors(f) for f in models], {}
+    for name in states[0]:
+        information = torch.stack([f[name] for f in informations])
+        counts = (information + floor * information.mean()) * torch.tensor(weight).double().reshape(
+            -1, *[1] * states[0][name].ndim
+        )
+        stacked = torch.stack([s[name].double() for s in states])
+        found[name] = (counts * stacked).sum(0) / counts.sum(0)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["true", "empirical"])
+def test_data_and_files_give_the_importance_weighted_mean(kind: str, tmp_path: Path) -> None:
+    models = [model("vit", 0), model("vit", 1)]
+    inputs = [batches(data(f, seed, 5, labels=True)) for seed, f in enumerate(models)]
+    found = [calibrate(f, b, what={"fisher"}, fisher=kind) for f, b in zip(models, inputs, strict=True)]
+    expected = weighted(models, [f.fisher for f in found], [1.0, 3.0], 1e-3)
+    from_data = dict(merge_fisher(models, inputs, fisher=kind, weight=[1, 3], floor=1e-3))
+    files = [str(f.save(tmp_path / f"{k}.safetensors")) for k, f in enumerate(found)]
+    from_files = dict(merge_fisher(models, files, weight=[1, 3], floor=1e-3))
+    called = isomerge.merge(models, method="fisher", importance=files, weight=[1.0, 3.0], floor=1e-3).state_dict()
+    for name, tensor in expected.items():
+        for made in (from_data, from_files, called):
+            torch.testing.assert_close(made[name], tensor, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_a_weight_that_nothing_touched_is_averaged() -> None:
+    models = [model("bert", 0), model("bert", 1)]
+    batch = data(models[0], examples=2)
+    merged = dict(merge_fisher(models, batches(batch)))
+    unused = sorted(set(range(29)) - set(batch["input_ids"].flatten().tolist()) - {0})[0]
+    name = "bert.embeddings.word_embeddings.weight"
+    a, b = (tensors(m)[name][unused] for m in models)
+    torch.testing.assert_close(merged[name][unused], (a + b) / 2)
+
+
+def test_information_does_not_move_so_files_are_refused_and_data_are_measured_after_aligning(tmp_path: Path) -> None:
+    models = [model("vit", 0), model("vit", 1)]
+    given = batches(data(models[0], examples=2))
+    files = [str(calibrate(m, given, what={"fisher"}).save(tmp_path / f"{m.name}.safetensors")) for m in models]
+    with pytest.raises(RequestError, match="a rotation mixes weights. Pass the data"):
+        dict(merge_fisher(models, files, align=True))
+    with pytest.raises(RequestError, match="measure again"):
+        isomerge.merge(models, method="fisher", importance=files, align=True)
+    opened = [open_checkpoint(m) for m in models]
+    aligned = align_models(opened, opened[0])
+    assert aligned is not None
+    moved = _as_checkpoint(opened[1], aligned)
+    informations = [calibrate(m, given, what={"fisher"}).fisher for m in (models[0], moved)]
+    merged = dict(merge_fisher(models, given, align=True))
+    name = "vit.encoder.layer.1.output.dense.weight"
+    counts = torch.stack([f[name] + 1e-6 * torch.stack([g[name] for g in informations]).mean() for f in informations])
+    stacked = torch.stack([tensors(models[0])[name], moved.read(name)])
+    torch.testing.assert_close(merged[name], (counts * stacked).sum(0) / counts.sum(0), rtol=1e-6, atol=1e-9)
+
+
+def test_information_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    models = [model("vit", 0), model("vit", 1)]
+    other = calibrate(model("bert", 0), batches(data(model("bert", 0), examples=1)), what={"fisher"})
+    with pytest.raises(RequestError, match="has nothing for"):
+        dict(merge_fisher(models, [other, other]))
+    with pytest.raises(RequestError, match="holds fisher and not|has no|not 'fisher'"):
+        dict(merge_fisher(models, calibrate(models[0], batches(data(models[0])))))
+    with pytest.raises(RequestError, match="weighs by importances"):
+        isomerge.merge(models, method="fisher").state_dict()
