@@ -12,6 +12,7 @@ import torch
 
 from isomerge.align.activations import Request
 from isomerge.align.alignment import Alignment, Progress
+from isomerge.align.device import require_device
 from isomerge.align.family import AlignedFamily
 from isomerge.align.levels import Scope
 from isomerge.align.many import nearest_to_mean, solve_universe
@@ -72,7 +73,7 @@ def align(
     request = Request(data, evidence, measure, site, limit, progress)
     start = time.perf_counter()
     memory = parse_size(max_memory) if max_memory is not None else None
-    _require_device(device)
+    require_device(device)
     if transform is not None:
         if data is not None:
             raise RequestError("Applying a stored transform: nothing is solved, so there is no use for data.")
@@ -114,14 +115,6 @@ def _open(model: Any) -> Checkpoint:
     checkpoint = open_checkpoint(model)
     require_floating(checkpoint)
     return checkpoint
-
-
-def _require_device(device: str) -> None:
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        cause = str(error).splitlines()[0]
-        raise RequestError(f"Aligning on device '{device}': {cause}. Use cpu, or a device this machine has.") from error
 
 
 def _wake(device: str) -> None:

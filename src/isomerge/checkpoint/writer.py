@@ -179,7 +179,7 @@ class CheckpointWriter:
         self._texts = {name: content, **{k: v for k, v in self._texts.items() if k != name}}
 
     def commit(self) -> Written:
-        """Rename everything to its place once it is on the disk, config.json last: a folder without it does not load."""
+        """Rename everything to its place once it is on the disk, config.json last: without it nothing loads."""
         unfinished = sorted(set(self.plan) - set(self._hashes))
         if unfinished:
             raise RuntimeError(f"{len(unfinished)} tensors were not written, {unfinished[0]} the first of them")
