@@ -139,9 +139,8 @@ def test_what_was_finished_is_kept_and_not_made_again(
     assert not (tmp_path / "out" / STAGING).exists()
 
 
-def test_another_recipe_or_a_changed_input_does_not_go_on_from_old_tensors(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def interrupt(models: dict[str, Path], out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge that the user stops at its tenth tensor."""
     from isomerge.merge.pipeline import Job
 
     pieces, count = Job.pieces, [0]
@@ -154,8 +153,14 @@ def test_another_recipe_or_a_changed_input_does_not_go_on_from_old_tensors(
 
     monkeypatch.setattr(Job, "pieces", stopping)
     with pytest.raises(KeyboardInterrupt):
-        isomerge.merge_recipe(recipe(models), threads=1).save(tmp_path / "out")
+        isomerge.merge_recipe(recipe(models), threads=1).save(out)
     monkeypatch.undo()
+
+
+def test_another_recipe_or_a_changed_input_does_not_go_on_from_old_tensors(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(models, tmp_path / "out", monkeypatch)
     other = isomerge.merge_recipe(recipe(models, "ties"))
     assert other.save(tmp_path / "out").sha256 == other.save(tmp_path / "fresh").sha256
 
@@ -164,20 +169,7 @@ def test_a_staged_tensor_that_was_damaged_is_made_again(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a power cut took from the disk's cache does not come back as a finished tensor."""
-    from isomerge.merge.pipeline import Job
-
-    pieces, count = Job.pieces, [0]
-
-    def stopping(self: Job):  # type: ignore[no-untyped-def]
-        count[0] += 1
-        if count[0] == 10:
-            raise KeyboardInterrupt
-        yield from pieces(self)
-
-    monkeypatch.setattr(Job, "pieces", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        isomerge.merge_recipe(recipe(models), threads=1).save(tmp_path / "out")
-    monkeypatch.undo()
+    interrupt(models, tmp_path / "out", monkeypatch)
     (staged,) = (tmp_path / "out" / STAGING).glob("*.safetensors")
     length = int.from_bytes(staged.read_bytes()[:8], "little")
     with staged.open("r+b") as file:

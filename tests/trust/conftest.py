@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from isomerge.checkpoint import open_checkpoint
-from isomerge.checkpoint.lock import Lock, hash_file, locked_input, locked_tensors, write_lock
+from isomerge.checkpoint.lock import LOCK, Lock, hash_file, locked_input, locked_tensors
 
 VOCABULARY = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, 32)}}
 
@@ -80,7 +80,7 @@ def lock_folder(folder: Path, inputs: tuple[Path, ...] = (), recipe: str = "merg
         seed=3,
         options={"dtype": "float32", "device": "cpu", "block": 16},
     )
-    write_lock(folder, lock)
+    (folder / LOCK).write_text(lock.to_json(), encoding="utf-8")
     return lock
 
 

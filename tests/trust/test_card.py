@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import ModelCard
+from safetensors.torch import save_file
 
+import isomerge
 from isomerge.checkpoint import open_checkpoint
-from isomerge.report.card import card_data, card_page, licence, write_card
+from isomerge.report.card import card_data, card_page, licence
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 RECIPE = "merge_method: ties\nmodels:\n- model: org/a\n- model: ./runs/b\n"
@@ -27,6 +30,13 @@ def record():
         "recipe": RECIPE, "alignment": {"level": "full", "distance before": 1.5}, "sha256": "ab" * 32,
         "version": "0.1.0",
     }  # fmt: skip
+
+
+def write_card(folder, record):
+    """As a merge writes it."""
+    path = folder / "README.md"
+    path.write_text(card_page({"name": folder.name, **record}), encoding="utf-8")
+    return path
 
 
 def test_the_metadata_is_what_the_hub_expects(tmp_path, record):
@@ -59,11 +69,19 @@ def test_the_recipe_in_the_card_parses_even_with_fences_in_it(tmp_path, record):
     assert yaml.safe_load(block) == {"chat_template": "```{{x}}```"}
 
 
-def test_the_donors_own_card_is_replaced(tmp_path, record):
-    (tmp_path / "README.md").write_text("---\nlicense: gpl-3.0\n---\n# The donor, which won every benchmark\n")
-    write_card(tmp_path, record)
-    text = (tmp_path / "README.md").read_text()
-    assert "won every benchmark" not in text and "gpl" not in text
+def test_the_donors_own_card_is_replaced_or_left_out(tmp_path):
+    """A real merge, with and without a card of its own."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        save_file({"w": torch.ones(2, 2)}, tmp_path / name / "model.safetensors")
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "README.md").write_text("---\nlicense: mit\n---\n# The donor, which won every benchmark\n")
+    isomerge.merge([tmp_path / "a", tmp_path / "b"]).save(tmp_path / "out")
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "won every benchmark" not in text and "license: mit" in text
+    assert "merge_method: linear" in (tmp_path / "out" / "mergekit_config.yml").read_text()
+    isomerge.merge([tmp_path / "a", tmp_path / "b"]).save(tmp_path / "plain", report=False)
+    assert not (tmp_path / "plain" / "README.md").exists()
 
 
 def test_local_models_alone_have_no_base_model(record):
@@ -105,13 +123,6 @@ def test_a_named_licence_keeps_its_name():
     inputs = [{"reference": "a", "card": card}, {"reference": "b", "card": {**card, "license_link": "elsewhere"}}]
     assert licence(inputs[:1] * 2, []) == card
     assert licence(inputs, []) == {"license": "other", "license_name": "community"}
-
-
-def test_mergekits_recipe_is_written_when_it_is_given(tmp_path, record):
-    write_card(tmp_path, record)
-    assert not (tmp_path / "mergekit_config.yml").exists()
-    write_card(tmp_path, record, mergekit_config=RECIPE)
-    assert (tmp_path / "mergekit_config.yml").read_text() == RECIPE
 
 
 def test_the_card_is_the_same_every_time(record):

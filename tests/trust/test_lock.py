@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from isomerge.checkpoint import hashing, open_checkpoint
-from isomerge.checkpoint.lock import Lock, LockedTensor, hash_tensors, read_lock, tensors_digest, write_lock
+from isomerge.checkpoint.lock import Lock, LockedTensor, hash_tensors, read_lock, tensors_digest
 from isomerge.errors import CheckpointError
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
@@ -107,14 +107,6 @@ def test_an_adapter_is_locked_with_its_own_config(tmp_path):
     entry = locked_input("adapter", checkpoint, hash_tensors(checkpoint, threads=1))
     assert entry.kind == "adapter"
     assert entry.config_sha256 == hashlib.sha256(b'{"r": 2}').hexdigest()
-
-
-def test_writing_replaces_the_old_lock_and_leaves_nothing_else(tmp_path):
-    tensor = LockedTensor("ab" * 32, (2,), "float32", "model.safetensors")
-    for seed in (1, 2):
-        write_lock(tmp_path, Lock(recipe="", inputs=(), tensors={"w": tensor}, seed=seed))
-    assert read_lock(tmp_path).seed == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["isomerge.lock.json"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from isomerge.checkpoint.lock import Lock, read_lock, write_lock
+from isomerge.checkpoint.lock import LOCK, Lock, read_lock
 from isomerge.errors import CheckpointError
 from isomerge.evaluate.reproduce import reproduce
 
@@ -117,7 +117,8 @@ def test_an_input_sharded_anew_is_the_same_input(save, tmp_path, tools):
 def test_other_versions_are_notes(merged):
     out, parents, rerun, _ = merged
     lock = read_lock(out)
-    write_lock(out, Lock(**{**vars(lock), "versions": {**lock.versions, "torch": "2.0.0"}}))
+    changed = Lock(**{**vars(lock), "versions": {**lock.versions, "torch": "2.0.0"}})
+    (out / LOCK).write_text(changed.to_json(), encoding="utf-8")
     record = reproduce(out, rerun)
     assert record["verdict"] == "identical"
     assert len(record["notes"]) == 1 and "torch 2.0.0" in record["notes"][0] and torch.__version__ in record["notes"][0]

@@ -34,7 +34,6 @@ __all__ = [
     "locked_tensors",
     "read_lock",
     "tensors_digest",
-    "write_lock",
 ]
 
 LOCK = "isomerge.lock.json"
@@ -181,21 +180,6 @@ def config_sha256(checkpoint: Checkpoint) -> str | None:
     """sha256 of the bytes of the description of a model or adapter; None for what lives in memory."""
     path = adapter_config(checkpoint) or (checkpoint.folder / "config.json" if checkpoint.folder else None)
     return hash_file(path) if path and path.is_file() else None
-
-
-def write_lock(folder: str | os.PathLike[str], lock: Lock) -> Path:
-    """Beside the weights; the old one is replaced at once or not at all."""
-    path = Path(folder) / LOCK
-    aside = path.with_name(f".{LOCK}.{os.getpid()}")
-    try:
-        aside.write_text(lock.to_json(), encoding="utf-8")
-        os.replace(aside, path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"While writing {path}: {error.strerror or error}. Check that the folder can be written to, then run again."
-        ) from error
-    return path
 
 
 def read_lock(folder: str | os.PathLike[str]) -> Lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,6 @@ from isomerge.checkpoint.hub import looks_like_hub_id
 LICENCE_KEYS = ("license", "license_name", "license_link")
 
 Record = Mapping[str, Any]
-
-
-def write_card(folder: str | os.PathLike[str], record: Record, *, mergekit_config: str | None = None) -> Path:
-    """Write README.md, in place of any that was copied there, and mergekit_config.yml where its text is given."""
-    folder = Path(folder)
-    path = folder / "README.md"
-    path.write_text(card_page({"name": folder.resolve().name, **record}), encoding="utf-8")
-    if mergekit_config is not None:
-        (folder / "mergekit_config.yml").write_text(mergekit_config, encoding="utf-8")
-    return path
 
 
 def card_page(record: Record) -> str:
