@@ -6,6 +6,14 @@ from typing import Any
 
 from isomerge.errors import RequestError, did_you_mean
 
+RECONSTRUCT = {
+    "name": "reconstruct",
+    "base": "ignored",
+    "options": ["weight", "ridge", "floor"],
+    "summary": "With data: solve every linear map towards the mean features of the models. Command line and Python.",
+    "reference": "docs/reconstruct.md",
+}
+
 
 def catalogue(kind: str) -> list[dict[str, Any]]:
     """Rows with a name and a summary.
@@ -31,7 +39,7 @@ def _methods() -> list[dict[str, Any]]:
             "reference": method.reference,
         }
         for name, method in sorted(METHODS.items())
-    ]
+    ] + [RECONSTRUCT]
 
 
 def _architectures() -> list[dict[str, Any]]:

@@ -22,7 +22,9 @@ from isomerge.cli.common import (
     reserve_output,
     written_record,
 )
+from isomerge.cli.eval import Data, Limit, Split
 from isomerge.cli.heap import keep_freed_memory
+from isomerge.cli.reconstruct import RECONSTRUCT, reconstruct_models
 from isomerge.cli.request import Request, numbers, read_request, typed_options
 from isomerge.errors import RequestError
 
@@ -73,6 +75,9 @@ def merge(
     lock: Annotated[bool, typer.Option("--lock/--no-lock", help="Hash every input and output tensor.")] = True,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write a model card.")] = True,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check what was written.")] = True,
+    data: Data = None,
+    split: Split = None,
+    limit: Limit = None,
     rank: Annotated[int | None, typer.Option(min=1, help="When adapters are merged: the rank of the result.")] = None,
     push: Annotated[str | None, typer.Option(metavar="ORG/NAME", help="Upload the result to the hub.")] = None,
     force: Force = False,
@@ -87,13 +92,26 @@ def merge(
     """
     request = read_request([*models, *context.args], flags_of(context))
     if request.are_adapters:
-        _refuse_for_adapters(
-            {"--align": align, "--level": level, "--out-dtype": out_dtype, "--max-memory": max_memory,
-             "--shard-size": shard_size != "5GB", "--device": device != "cpu", "--threads": threads, "--push": push}
+        _refuse(
+            {"--align": align, "--level": level, "--out-dtype": out_dtype, "--max-memory": max_memory, "--data": data,
+             "--shard-size": shard_size != "5GB", "--device": device != "cpu", "--threads": threads, "--push": push},
+            "when adapters are merged into one",
         )  # fmt: skip
         reserve_output(out, request.models, force=force)
         _merge_adapters(request, out, method, weights, base, rank, seed or 0, force, Voice(json, quiet))
         return
+    if method == RECONSTRUCT:
+        _refuse({"--base": base, "--max-memory": max_memory, "--push": push}, "with --method reconstruct")
+        reserve_output(out, request.models, force=force)
+        settings = {"level": level or "full"} if align else False
+        record = reconstruct_models(request, data, split, limit, weights, settings, device, Voice(json, quiet), {
+            "out": out, "shard_size": shard_size, "out_dtype": out_dtype, "force": force,
+        })  # fmt: skip
+        from isomerge.report.terminal import merge_table
+
+        Voice(json, quiet).show(record, merge_table)
+        return
+    _refuse({"--data": data, "--split": split, "--limit": limit}, f"without --method {RECONSTRUCT}")
     if rank is not None:
         raise RequestError("--rank is of merged adapters, and models are named. Leave it out, or see isomerge extract.")
     if push:
@@ -124,10 +142,10 @@ def merge(
     voice.show(record, merge_table)
 
 
-def _refuse_for_adapters(flags: dict[str, object]) -> None:
+def _refuse(flags: dict[str, object], when: str) -> None:
     given = [flag for flag, value in flags.items() if value]
     if given:
-        raise RequestError(f"{', '.join(given)} has no effect when adapters are merged into one. Leave it out.")
+        raise RequestError(f"{', '.join(given)} has no effect {when}. Leave it out.")
 
 
 def _merge_adapters(

@@ -120,7 +120,7 @@ def _known_options() -> dict[str, set[type]]:
     """Every option that some method has, with its types."""
     from isomerge.merge.methods import METHODS
 
-    known: dict[str, set[type]] = {}
+    known: dict[str, set[type]] = {"ridge": {float}, "floor": {float}}  # of reconstruct, which is no method of tensors
     for method in METHODS.values():
         for option in method.options:
             known.setdefault(option.name, set()).add(option.kind)
