@@ -128,3 +128,11 @@ def test_a_module_imports_only_from_its_own_stage_and_earlier_ones() -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("isomerge."):
                 used = (node.module or "").split(".")[1]
                 assert STAGES.index(used) <= STAGES.index(stage), f"{path}:{node.lineno} imports {node.module}"
+
+
+def test_the_readme_counts_the_methods_that_there_are() -> None:
+    from isomerge.merge.methods import METHODS
+
+    for document in ("README.md", "CHANGELOG.md"):
+        counts = re.findall(r"(\d+) (?:\[methods\]|methods,)", (ROOT / document).read_text())
+        assert counts == [str(len(METHODS))], document
