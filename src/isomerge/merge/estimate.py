@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from isomerge.merge.api import planned, recipe_plans
-from isomerge.merge.group import BLOCK_ELEMENTS, Group, InMemory
+from isomerge.merge.group import Group, InMemory
 from isomerge.merge.memory import RESERVE, fitting_threads, job_memory
 from isomerge.merge.merged import Merged, peak_memory, present_memory
 from isomerge.merge.pipeline import Job
 from isomerge.merge.recipe import Recipe, explain
+
+TRIAL_ELEMENTS = 2**22  # eight blocks: what a method does once per tensor weighs little
+TRIAL_BYTES = 2**23
 
 
 def plan_merge(
@@ -35,7 +39,7 @@ def plan_merge(
         "bytes_read": read,
         "bytes_written": written,
         "peak_memory_bytes": max(peak_memory(), present_memory() + RESERVE + sum(largest)),
-        "seconds": _seconds(merged, count),
+        "seconds": _seconds(merged, count, read + written),
         "threads": count,
         "config_changes": merged.config_changes,
         "alignment": merged.recipe.align is not None,
@@ -49,23 +53,35 @@ def explain_tensor(documents: Sequence[Recipe], tensor: str) -> dict[str, Any]:
     return explain(recipe_plans(documents)[-1], tensor)
 
 
-def _seconds(merged: Merged, threads: int) -> float:
-    """From one block of random numbers merged here and now: the method's own speed, with reading and writing beside."""
+def _seconds(merged: Merged, threads: int, moved: int) -> float:
+    """From random numbers merged, hashed and copied here and now; `moved` bytes are read and written, and hashed."""
+    probe = bytes(TRIAL_BYTES)
+    hashing = _fastest(lambda: hashlib.sha256(probe)) / TRIAL_BYTES
+    copying = 2 * _fastest(lambda: bytearray(probe)) / TRIAL_BYTES
     job = max(merged.jobs, key=lambda job: math.prod(job.info.shape))
-    if job.method is None or not math.prod(job.info.shape):
-        return 0.0
-    block = torch.randn(512, BLOCK_ELEMENTS // 512, dtype=torch.float32).to(job.info.dtype)
-    sources = [InMemory(block + k) for k, _ in enumerate(job.sources)]
-    group = Group(job.name, sources, InMemory(block) if job.base is not None else None, seed=merged.seed)
-    trial = Job("", job.info, sources, InMemory(block) if job.base is not None else None, job.method, job.options)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        best = min(_timed(trial, group) for _ in range(3))
-    finally:
-        torch.set_num_threads(before)
-    elements = sum(math.prod(job.info.shape) for job in merged.jobs)
-    return best / BLOCK_ELEMENTS * elements / threads
+    each = 0.0
+    if job.method is not None and math.prod(job.info.shape):
+        rows = torch.randn(TRIAL_ELEMENTS // 1024, 1024).to(job.info.dtype)
+        sources = [InMemory(rows + k) for k, _ in enumerate(job.sources)]
+        base = InMemory(rows) if job.base is not None else None
+        trial = Job("", job.info, sources, base, job.method, job.options)
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            each = _timed(trial, Group(job.name, sources, base, seed=merged.seed)) / TRIAL_ELEMENTS
+        finally:
+            torch.set_num_threads(before)
+    elements: int = sum(torch.Size(job.info.shape).numel() for job in merged.jobs)
+    return (each * elements + (hashing + copying) * moved) / threads
+
+
+def _fastest(work: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def _timed(job: Job, group: Group) -> float:

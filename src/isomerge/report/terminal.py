@@ -86,7 +86,7 @@ def plan_table(record: Record) -> RenderableType:
         "to read": size(record["bytes_read"]),
         "to write": size(record["bytes_written"]),
         "peak memory, about": size(record["peak_memory_bytes"]),
-        "time, about": f"{record['seconds']:.1f} s of computing on {record['threads']} threads",
+        "time, about": f"{record['seconds']:.1f} s on {record['threads']} threads, beside the disk's own time",
         "changes in config.json": ", ".join(f"{k}: {v}" for k, v in record["config_changes"].items()) or None,
     }
     return _page(_facts(facts), _notes(record.get("notes")))
