@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,9 +57,9 @@ def _seconds(merged: Merged, threads: int, moved: int) -> float:
     probe = bytes(TRIAL_BYTES)
     hashing = _fastest(lambda: hashlib.sha256(probe)) / TRIAL_BYTES
     copying = 2 * _fastest(lambda: bytearray(probe)) / TRIAL_BYTES
-    job = max(merged.jobs, key=lambda job: math.prod(job.info.shape))
+    job = max(merged.jobs, key=lambda job: job.info.nbytes)
     each = 0.0
-    if job.method is not None and math.prod(job.info.shape):
+    if job.method is not None and 0 not in job.info.shape:
         rows = torch.randn(TRIAL_ELEMENTS // 1024, 1024).to(job.info.dtype)
         sources = [InMemory(rows + k) for k, _ in enumerate(job.sources)]
         base = InMemory(rows) if job.base is not None else None
