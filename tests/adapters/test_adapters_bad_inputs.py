@@ -42,7 +42,7 @@ def change_tensors(adapter: Path, change: Callable[[dict[str, torch.Tensor]], An
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
-def refused(base: Path, adapter: Path | str, kind: type[IsomergeError], match: str) -> None:
+def assert_refused(base: Path, adapter: Path | str, kind: type[IsomergeError], match: str) -> None:
     with pytest.raises(kind, match=match) as caught:
         apply_adapter(open_checkpoint(base), adapter)
     assert "\n" not in str(caught.value)
@@ -66,7 +66,7 @@ def refused(base: Path, adapter: Path | str, kind: type[IsomergeError], match: s
 )
 def test_configs_that_are_no_plain_update(base: Path, adapter: Path, changes: dict[str, Any], match: str) -> None:
     change_config(adapter, **changes)
-    refused(base, adapter, CheckpointError, match)
+    assert_refused(base, adapter, CheckpointError, match)
 
 
 def test_other_kinds_of_adapter_as_peft_writes_them(base: Path, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_other_kinds_of_adapter_as_peft_writes_them(base: Path, tmp_path: Path) 
         tiny.load_base(base), IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
     )
     model.save_pretrained(tmp_path / "ia3")
-    refused(base, tmp_path / "ia3", CheckpointError, "peft_type is 'IA3', and only LORA")
+    assert_refused(base, tmp_path / "ia3", CheckpointError, "peft_type is 'IA3', and only LORA")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_other_kinds_of_adapter_as_peft_writes_them(base: Path, tmp_path: Path) 
 )
 def test_files_that_are_no_adapter(base: Path, adapter: Path, change: Any, match: str) -> None:
     change_tensors(adapter, change)
-    refused(base, adapter, CheckpointError, match)
+    assert_refused(base, adapter, CheckpointError, match)
 
 
 def test_nan_is_found_when_the_tensor_is_read(base: Path, adapter: Path) -> None:
@@ -105,35 +105,39 @@ def test_nan_is_found_when_the_tensor_is_read(base: Path, adapter: Path) -> None
 def test_a_truncated_file(base: Path, adapter: Path) -> None:
     path = adapter / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
-    refused(base, adapter, CheckpointError, "adapter_model.safetensors: it is truncated")
+    assert_refused(base, adapter, CheckpointError, "adapter_model.safetensors: it is truncated")
 
 
 def test_missing_files_and_folders(base: Path, adapter: Path, tmp_path: Path) -> None:
     assert is_adapter(adapter)
     (adapter / "adapter_model.safetensors").rename(adapter / "elsewhere")
-    refused(base, adapter, CheckpointError, "no adapter_model.safetensors and no adapter_model.bin")
+    assert_refused(base, adapter, CheckpointError, "no adapter_model.safetensors and no adapter_model.bin")
     (adapter / "adapter_config.json").write_text("{")
-    refused(base, adapter, CheckpointError, "not valid JSON")
+    assert_refused(base, adapter, CheckpointError, "not valid JSON")
     (adapter / "adapter_config.json").unlink()
-    refused(base, adapter, CheckpointError, "no adapter_config.json")
-    refused(base, tmp_path / "nowhere", CheckpointError, "no adapter_config.json")
+    assert_refused(base, adapter, CheckpointError, "no adapter_config.json")
+    assert_refused(base, tmp_path / "nowhere", CheckpointError, "no adapter_config.json")
     assert not is_adapter(adapter) and not is_adapter(base) and not is_adapter(tmp_path / "nowhere")
 
 
 def test_another_base_is_refused_with_all_misfits_and_the_right_bases_name(adapter: Path, tmp_path: Path) -> None:
     wide = tiny.save_base("llama", tmp_path / "wide", head_dim=8)
-    refused(
+    assert_refused(
         wide, adapter, RequestError, r"shape \(16, 16\), and '.*q_proj.weight' is \(32, 16\);.*;.*trained on \(.*base\)"
     )
     other = tiny.save_base("bert", tmp_path / "other")
-    refused(other, adapter, RequestError, "has no 'model.layers.0.self_attn.k_proj.weight'.*layers.1.self_attn.q_proj")
+    assert_refused(
+        other, adapter, RequestError, "has no 'model.layers.0.self_attn.k_proj.weight'.*layers.1.self_attn.q_proj"
+    )
 
 
 def test_a_misspelt_layer_gets_a_suggestion(base: Path, adapter: Path) -> None:
     change_tensors(
         adapter, lambda t: [t.update({k.replace("q_proj", "q_porj"): t.pop(k)}) for k in list(t) if "layers.0" in k]
     )
-    refused(base, adapter, RequestError, r"q_porj.weight' \(Did you mean 'model.layers.0.self_attn.q_proj.weight'\?\)")
+    assert_refused(
+        base, adapter, RequestError, r"q_porj.weight' \(Did you mean 'model.layers.0.self_attn.q_proj.weight'\?\)"
+    )
 
 
 def test_a_resized_vocabulary_is_explained(base: Path, tmp_path: Path) -> None:
@@ -141,7 +145,7 @@ def test_a_resized_vocabulary_is_explained(base: Path, tmp_path: Path) -> None:
     adapter = tiny.save_adapter(base, tmp_path / "a", config)
     key = "base_model.model.model.embed_tokens.weight"
     change_tensors(adapter, lambda t: t.update({key: torch.zeros(44, 16)}))
-    refused(base, adapter, RequestError, r"\(44, 16\).* is \(40, 16\) \(trained with a resized vocabulary\?")
+    assert_refused(base, adapter, RequestError, r"\(44, 16\).* is \(40, 16\) \(trained with a resized vocabulary\?")
 
 
 def test_a_hub_adapter_comes_from_the_cache_when_offline(

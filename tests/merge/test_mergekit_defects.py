@@ -61,7 +61,7 @@ def test_breadcrumbs_do_not_empty_small_tensors(method: str, elements: int) -> N
     for density, gamma in ((0.9, 0.01), (0.5, 0.1), (0.05, 0.01)):
         combine = METHODS[method](group, weight=1.0, density=density, gamma=gamma)
         kept = (combine(group.whole()) != base).sum().item()
-        assert 1 <= kept <= max(1, density * elements + 1)
+        assert kept == max(1, int(density * elements))
 
 
 def test_a_token_of_zeros_can_be_added(run: Any) -> None:

@@ -12,7 +12,6 @@ import torch
 
 from isomerge.align.activations import Request
 from isomerge.align.alignment import Alignment, Progress
-from isomerge.align.device import require_device
 from isomerge.align.family import AlignedFamily
 from isomerge.align.levels import Scope
 from isomerge.align.many import nearest_to_mean, solve_universe
@@ -22,6 +21,7 @@ from isomerge.align.storage import load_solution
 from isomerge.align.sweep import Tick
 from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require_floating
 from isomerge.errors import RequestError, did_you_mean
+from isomerge.evaluate.device import require_device
 
 KEPT_BETWEEN_SWEEPS = 8 << 30  # bytes, where --max-memory says nothing
 MANY = ("anchor", "universe")

@@ -14,7 +14,7 @@ from isomerge.connect.measures import Measure, Numbers, by_data, by_loss
 from isomerge.data.heads import label_names
 from isomerge.data.open import open_data
 from isomerge.errors import RequestError
-from isomerge.evaluate.tasks.model import require_device
+from isomerge.evaluate.device import require_device
 
 Progress = Callable[[int, int, str], None]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from isomerge.align.device import require_device
 from isomerge.checkpoint import Checkpoint, is_harmless_buffer, open_checkpoint, parse_dtype, require_floating
 from isomerge.checkpoint.saving import dtype_entry
 from isomerge.errors import RequestError, did_you_mean
+from isomerge.evaluate.device import require_device
 from isomerge.merge.assemble import assemble
 from isomerge.merge.differences import differences
 from isomerge.merge.extras import TensorFiles

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.data.base import Batch, floating
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.evaluate.device import require_device
 from isomerge.evaluate.probe import load_stock
 
 
@@ -76,11 +77,3 @@ def require_runnable(checkpoint: Checkpoint) -> None:
         raise RequestError("Running a model: 'transformers' is not installed (pip install isomerge[hf]).") from error
     if not checkpoint.config:
         raise CheckpointError(f"Running {checkpoint.name}: it has no config.json, so no stock class can load it.")
-
-
-def require_device(device: str) -> None:
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        cause = str(error).splitlines()[0]
-        raise RequestError(f"Evaluating on device '{device}': {cause}. Use cpu, or one this machine has.") from error
