@@ -59,12 +59,16 @@ models: [{{model: inner}}]
 def test_values_the_dtype_cannot_hold_stop_the_merge(tmp_path: Path) -> None:
     big = {"classifier.bias": torch.full((5,), 1e5, dtype=torch.float32)}
     models = [variant(model("bert", seed, torch.float32), big, f"big-{seed}") for seed in (0, 1)]
-    with pytest.raises(CheckpointError, match=r"classifier\.bias.*5 of 5 merged values are too large for float16"):
+    with pytest.raises(CheckpointError, match=r"classifier\.bias.*5 of 5 values are too large for float16"):
         isomerge.merge(models).save(tmp_path / "out", out_dtype="float16")
     with pytest.raises(CheckpointError, match="too large for float32"):
         isomerge.merge(models, weight=[3e38, 3e38], normalize=False).save(tmp_path / "out")
     with pytest.raises(IsomergeError, match="too large"):
         isomerge.merge(models[1:], base=models[0], method="task_arithmetic", **{"lambda": 1e39}).save(tmp_path / "out")
+    with pytest.raises(CheckpointError, match="too large for float32"):
+        isomerge.merge(models, weight=[3e38, 3e38], normalize=False).state_dict()
+    with pytest.raises(CheckpointError, match="too large for float16"):
+        isomerge.merge_state_dicts([{"w": torch.full((2,), 6e4, dtype=torch.float16)}] * 2, normalize=False)
     assert not (tmp_path / "out").exists()
 
 

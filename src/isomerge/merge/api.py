@@ -121,19 +121,6 @@ def open_models(
     return opened
 
 
-def recipe_plans(documents: Sequence[Recipe]) -> list[RecipePlan]:
-    """What each document makes of which models, tensor by tensor, from headers only."""
-    known: dict[ModelReference, Checkpoint] = dict(open_models(documents))
-    plans = []
-    for document in documents:
-        own = {reference: known[reference] for reference in document.referenced_models()}
-        plans.append(plan_tensors(document, own))
-        if document is not documents[-1]:
-            made = _one(document, plans[-1], own, _Settings(), solve=False)
-            known[ModelReference.parse(str(document.name))] = as_checkpoint(made, str(document.name))
-    return plans
-
-
 def planned(documents: Sequence[Recipe]) -> Merged:
     """The merge as far as headers tell: everything is checked, nothing is aligned or computed."""
     return _merge(list(documents), open_models(documents), _Settings(), solve=False)
@@ -235,6 +222,7 @@ def _one(
         inputs={str(reference): checkpoint for reference, checkpoint in models.items()} | files.opened,
         donor=donor,
         jobs=jobs,
+        tensor_plans=plan,
         config_changes=changes,
         notes=notes,
         alignment=aligned.record if aligned else None,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from isomerge.merge.api import planned, recipe_plans
+from isomerge.merge.api import planned
 from isomerge.merge.group import Group, InMemory
 from isomerge.merge.memory import RESERVE, fitting_threads, job_memory
 from isomerge.merge.merged import Merged, peak_memory, present_memory
@@ -49,7 +49,7 @@ def plan_merge(
 
 def explain_tensor(documents: Sequence[Recipe], tensor: str) -> dict[str, Any]:
     """The inputs and effective options of one tensor of the last document's output."""
-    return explain(recipe_plans(documents)[-1], tensor)
+    return explain(planned(documents).tensor_plans, tensor)
 
 
 def _seconds(merged: Merged, threads: int, moved: int) -> float:

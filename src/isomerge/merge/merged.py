@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from isomerge.align.parallel import ahead, thread_count
-from isomerge.checkpoint import Checkpoint, TensorInfo, Written, cast, parse_dtype, refuse_overwrite
+from isomerge.checkpoint import Checkpoint, TensorInfo, Written, parse_dtype, refuse_overwrite
 from isomerge.checkpoint.saving import counted, dtype_entry
 from isomerge.checkpoint.side_files import side_files_of
 from isomerge.checkpoint.writer import CheckpointWriter
@@ -25,7 +25,7 @@ from isomerge.merge.pipeline import Job, run
 from isomerge.merge.sources import InputHashes
 
 if TYPE_CHECKING:
-    from isomerge.merge.recipe import Recipe
+    from isomerge.merge.recipe import Recipe, RecipePlan
     from isomerge.merge.vocabulary import Vocabulary
 
 Progress = Callable[[int, int, str], None]
@@ -42,6 +42,8 @@ class Merged:
     donor: Checkpoint
     """Whose config and side files the result has."""
     jobs: list[Job]
+    tensor_plans: RecipePlan
+    """Where every tensor and option of the last document comes from."""
     config_changes: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     alignment: dict[str, Any] | None = None
@@ -74,7 +76,7 @@ class Merged:
         """Merged tensors in the written dtype, one at a time, under their names on disk."""
         for job, tensor in zip(self.jobs, ahead(Job.tensor, self.jobs, self.threads), strict=True):
             if tensor.is_floating_point():
-                tensor, lost = cast(tensor, job.info.dtype)
+                tensor, lost = job.rounded(tensor)
                 self._vanished[job.name] = lost.underflow
             yield job.name, tensor
 

@@ -61,6 +61,18 @@ class Job:
         for start, stop, first in spans(self.info.shape):
             yield first, source.rows(start, stop)
 
+    def rounded(self, piece: Tensor) -> tuple[Tensor, CastReport]:
+        """The piece in the written dtype. Finite inputs can still leave it; such a model would load and be garbage."""
+        result, report = cast(piece, self.info.dtype)
+        if not math.isfinite(float(result.sum(dtype=torch.float32))) and not bool(result.isfinite().all()):
+            wrong = int((~result.isfinite()).sum())
+            dtype = str(self.info.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"While merging tensor '{self.name}': {wrong} of {result.numel()} values are too large for {dtype} "
+                "or no numbers at all. Choose smaller weights, or a wider dtype (bfloat16 or float32)."
+            )
+        return result, report
+
     def release(self) -> None:
         """Let go of what was computed for this tensor alone."""
         for source in [*self.sources, self.base]:
@@ -110,7 +122,7 @@ def run(
                 if stop.is_set():
                     raise Stopped
                 if piece.dtype.is_floating_point and job.info.dtype.is_floating_point:
-                    piece, part = _rounded(job, piece)
+                    piece, part = job.rounded(piece)
                     report += part
                 view = raw_bytes(piece)
                 writer.write_bytes(job.name, first * job.info.dtype.itemsize, view)
@@ -134,19 +146,6 @@ def run(
             for future in futures:
                 future.cancel()
             raise
-
-
-def _rounded(job: Job, piece: Tensor) -> tuple[Tensor, CastReport]:
-    """The piece in the written dtype. Finite inputs can still leave it; such a model would load and be garbage."""
-    result, report = cast(piece, job.info.dtype)
-    if not math.isfinite(float(result.sum(dtype=torch.float32))) and not bool(result.isfinite().all()):
-        wrong = int((~result.isfinite()).sum())
-        dtype = str(job.info.dtype).removeprefix("torch.")
-        raise CheckpointError(
-            f"While merging tensor '{job.name}': {wrong} of {result.numel()} merged values are too large for {dtype} "
-            "or no numbers at all. Choose smaller weights, or a wider dtype (bfloat16 or float32)."
-        )
-    return result, report
 
 
 def _first_failure(futures: list[Future[None]]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from isomerge.checkpoint.base import TensorInfo, name_some
-from isomerge.checkpoint.cast import cast
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merge.group import InMemory
 from isomerge.merge.methods import METHODS
@@ -65,7 +64,7 @@ def iterate_merged(
         sources = [InMemory(tensor, f"tensor '{name}' of model {k}") for k, tensor in enumerate(tensors, start=1)]
         own, origin = (sources[:-1], sources[-1]) if base is not None else (sources, None)
         job = Job(name, TensorInfo.of(first), own, origin, chosen, options, seed=seed, device=str(first.device))
-        yield name, cast(job.tensor().to(first.device), first.dtype)[0]
+        yield name, job.rounded(job.tensor())[0].to(first.device)
 
 
 def _require_same_names(states: Sequence[Mapping[str, Tensor]]) -> None:
