@@ -55,8 +55,12 @@ format: $(STAMP)  ## let ruff repair and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## the benchmark table of two shapes (minutes)
+# Small models on scikit-learn's digits and Python's manual pages, unless data are named: CIFAR10=archive WIKITEXT2=folder
+bench: $(STAMP)  ## the benchmark tables that two cores can make (minutes)
 	$(BIN)/python benchmarks/align.py --shapes vit roberta-base
+	$(BIN)/python benchmarks/vit_cifar10.py --tiny $(if $(CIFAR10),--data $(CIFAR10))
+	$(BIN)/python benchmarks/lm_wikitext2.py --tiny --arch llama $(if $(WIKITEXT2),--data $(WIKITEXT2))
+	$(BIN)/python benchmarks/lm_wikitext2.py --tiny --arch gpt2 $(if $(WIKITEXT2),--data $(WIKITEXT2))
 
 clean:  ## remove .venv, caches and demo output
 	rm -rf $(VENV) $(PEERS) build dist site demo-out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

@@ -6,14 +6,6 @@ from typing import Any
 
 from isomerge.errors import RequestError, did_you_mean
 
-RECONSTRUCT = {
-    "name": "reconstruct",
-    "base": "ignored",
-    "options": ["weight", "ridge", "floor"],
-    "summary": "With data: solve every linear map towards the mean features of the models. Command line and Python.",
-    "reference": "docs/reconstruct.md",
-}
-
 
 def catalogue(kind: str) -> list[dict[str, Any]]:
     """Rows with a name and a summary.
@@ -28,18 +20,24 @@ def catalogue(kind: str) -> list[dict[str, Any]]:
 
 
 def _methods() -> list[dict[str, Any]]:
-    from isomerge.merge.methods import METHODS
+    from isomerge.merge.whole import EVERY, WHOLE
 
     return [
         {
             "name": name,
             "base": method.base,
+            "data": "required" if name in WHOLE else "optional" if _measures(method) else "ignored",
             "options": [option.name for option in method.options],
             "summary": method.summary,
             "reference": method.reference,
         }
-        for name, method in sorted(METHODS.items())
-    ] + [RECONSTRUCT]
+        for name, method in sorted(EVERY.items())
+    ]
+
+
+def _measures(method: Any) -> bool:
+    """Whether it weighs by what was measured of the models: on data, or read from files."""
+    return getattr(method, "measures", None) is not None
 
 
 def _architectures() -> list[dict[str, Any]]:

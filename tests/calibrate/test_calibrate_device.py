@@ -22,7 +22,9 @@ def test_the_device_does_not_change_what_is_measured(name: str) -> None:
         torch.testing.assert_close(found.stored.read(tensor), expected.stored.read(tensor), rtol=1e-4, atol=1e-5)
     pairs = [cross_statistics(*folders, given, device=device).moments for device in ("cpu", "cuda")]
     for site, moments in pairs[0].items():
-        torch.testing.assert_close(pairs[1][site].cross, moments.cross, rtol=1e-4, atol=1e-5)
+        # Some norms compute in float32 whatever the model's dtype, and a sum can cancel.
+        rounding = 1e-5 * float(moments.cross.abs().max())
+        torch.testing.assert_close(pairs[1][site].cross, moments.cross, rtol=1e-4, atol=rounding)
 
 
 @pytest.mark.parametrize("align", [False, True])

@@ -8,6 +8,7 @@ import torch
 
 from align.tiny import MODELS, model
 from calibrate.seen import batches, data, inputs_by_module, rows, stock
+from isomerge import align
 from isomerge.align.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.calibrate import calibrate, cross_statistics
@@ -71,6 +72,15 @@ def test_every_space_inside_the_blocks_has_a_site(name: str) -> None:
     stacked = {s for s in used if s.startswith(("ffn.", "up."))} if name == "mixtral" else set()
     assert missing == stacked
     assert {"stream"} <= {site.role for site, _ in found.of("residual")}
+
+
+def test_units_of_experts_are_left_to_the_weights_and_that_is_told() -> None:
+    folders = [model("mixtral", seed) for seed in (1, 0)]
+    found = cross_statistics(*folders, batches(data(folders[1])))
+    assert any("no activations to compare for 'ffn.0', 'ffn.1', 'up.0', 'up.1' " in note for note in found.notes)
+    told = align(*folders, data=batches(data(folders[1])), evidence="activations").solution.notes
+    assert any("no activations for expert.*, ffn.*, up.*: the weights decide there" in note for note in told)
+    assert cross_statistics(model("llama", 1), model("llama"), batches(data(model("llama")))).notes == []
 
 
 def test_a_units_that_never_changes_correlates_with_nothing() -> None:

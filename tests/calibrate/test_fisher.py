@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
-from align.tiny import model, tensors
+from align.tiny import MODELS, model, tensors
 from calibrate.seen import Batch, batches, data, stock
 from isomerge.calibrate import calibrate
+from isomerge.calibrate.squares import Squares
 from isomerge.errors import IsomergeError, RequestError
 
 State = dict[str, Tensor]
@@ -65,7 +67,7 @@ def test_true_fisher_of_a_classifier_is_the_expectation_over_its_own_labels() ->
 
     def terms(module: Any, one: Batch) -> Any:
         scores = module(**one).logits.log_softmax(-1)[0]
-        return [(float(scores[c].exp()), scores[c]) for c in range(5)]
+        return [(float(scores[c].detach().exp()), scores[c]) for c in range(5)]
 
     found = calibrate(folder, batches(batch, 1, 2), what={"fisher"})
     assert found.info["fisher"]["exact"] is True
@@ -86,11 +88,11 @@ def test_true_fisher_of_a_sentence_is_the_expectation_over_all_labellings() -> N
     assert_same(calibrate(folder, batches(batch), what={"fisher"}).fisher, mean_over_examples(folder, batch, terms))
 
 
-@pytest.mark.parametrize("name", ["vit", "bert", "gpt2", "llama", "t5"])
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"mixtral"}))  # whose names on disk have a test below
 def test_empirical_fisher_is_the_squared_gradient_of_the_stock_loss(name: str) -> None:
     folder = model(name)
-    batch = data(folder, examples=3, labels=True)
-    shifted = name in ("gpt2", "llama")
+    batch = data(folder, examples=4, labels=True)
+    shifted = MODELS[name][0].endswith(("ForCausalLM", "LMHeadModel"))
 
     def terms(module: Any, one: Batch) -> Any:
         labels = one["labels"].reshape(1, -1)
@@ -98,10 +100,11 @@ def test_empirical_fisher_is_the_squared_gradient_of_the_stock_loss(name: str) -
         return [(1.0, -module(**one).loss * counted)]
 
     batch = {n: t for n, t in batch.items() if n != "decoder_attention_mask"}
-    found = calibrate(folder, batches(batch, 2, 1), what={"fisher"}, fisher="empirical")
+    found = calibrate(folder, batches(batch, 3, 1), what={"fisher"}, fisher="empirical")
     expected = mean_over_examples(folder, batch, terms)
     for tensor, value in expected.items():
-        torch.testing.assert_close(found.fisher[tensor], value.double(), rtol=1e-5, atol=1e-9, msg=tensor)
+        # transformers computes its losses in float32
+        torch.testing.assert_close(found.fisher[tensor], value.double(), rtol=1e-4, atol=1e-7, msg=tensor)
 
 
 def test_drawn_labels_do_not_depend_on_the_batches_and_are_right_on_average() -> None:
@@ -121,6 +124,80 @@ def test_drawn_labels_do_not_depend_on_the_batches_and_are_right_on_average() ->
     another = calibrate(folder, batches(batch), what={"fisher"}, seed=5).fisher
     assert all(torch.allclose(one[n], other[n], rtol=1e-6) for n in one)
     assert any(not torch.allclose(one[n], another[n]) for n in one)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_batch_takes_one_backward_pass_unless_experts_pick_tokens(name: str) -> None:
+    folder = model(name)
+    module = stock(folder)
+    batch = data(folder, examples=5)
+    sizes: list[int] = []
+
+    def scores(some: Batch, first: int) -> Any:
+        sizes.append(len(next(iter(some.values()))))
+        yield module(**some).logits.log_softmax(-1)[..., 0].sum()
+
+    squares = Squares(module, scores)
+    squares.add(batch, 0)
+    assert squares.one_by_one == (name == "mixtral")
+    assert sizes == ([5, 1, 1, 1, 1, 1] if name == "mixtral" else [5, 1])
+    for parameter, total in zip(squares.parameters, squares.sums, strict=True):
+        expected = torch.zeros_like(parameter)
+        for example in range(5):
+            one = {n: t[example : example + 1] for n, t in batch.items()}
+            score = module(**one).logits.log_softmax(-1)[..., 0].sum()
+            (grad,) = torch.autograd.grad(score, [parameter], allow_unused=True)
+            expected += 0 if grad is None else grad.square()
+        torch.testing.assert_close(total, expected.detach(), rtol=1e-8, atol=1e-14)
+
+
+class Positions(torch.nn.Module):
+    """Adds a position to what it reads, and gives every example as many copies of a gain as there are positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.gain, self.mixed = (torch.nn.Parameter(torch.arange(1.0, 4) / 5) for _ in range(3))
+
+    def forward(self, x: Tensor, mixing: bool) -> Tensor:
+        made = x + self.table + self.gain.expand(len(x), 3) * x
+        return made + (x.sum(0) * self.mixed if mixing else 0)
+
+
+@pytest.mark.parametrize(("size", "mixing"), [(2, False), (3, False), (5, False), (2, True), (4, True)])
+def test_examples_that_cannot_be_told_apart_go_one_by_one(size: int, mixing: bool) -> None:
+    """Lengths that agree by chance, and a sum over the batch, where an example in a batch is not what it is alone."""
+    module = Positions().double()
+    batch = {"x": torch.randn(size, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(size))}
+
+    def scores(some: Batch, first: int) -> Any:
+        yield module(some["x"], mixing).square().sum()
+
+    squares = Squares(module, scores)
+    squares.add(batch, 0)
+    assert squares.one_by_one == mixing
+    expected = [torch.zeros(3, dtype=torch.float64) for _ in range(3)]
+    for row in batch["x"]:
+        score = module(row[None], mixing).square().sum()
+        for total, grad in zip(
+            expected, torch.autograd.grad(score, squares.parameters, allow_unused=True), strict=True
+        ):
+            total += 0 if grad is None else grad.square()
+    torch.testing.assert_close(squares.sums, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_a_classifier_without_a_padding_token_takes_one_example_at_a_time() -> None:
+    settings = MODELS["gpt2"][1] | {"pad_token_id": None, "num_labels": 3}
+    torch.manual_seed(0)
+    module = transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**settings)).double().eval()
+    batch = {"input_ids": torch.randint(3, 20, (4, 6))}
+    found = calibrate(module, batches(batch), what={"fisher"}).fisher
+    expected = torch.zeros_like(module.score.weight)
+    for one in batch["input_ids"]:
+        scores = module(one[None]).logits.log_softmax(-1)[0]
+        for c in range(3):
+            (grad,) = torch.autograd.grad(scores[c], [module.score.weight], retain_graph=True)
+            expected += scores[c].detach().exp() * grad.square() / 4
+    torch.testing.assert_close(found["score.weight"], expected.detach(), rtol=1e-8, atol=1e-14)
 
 
 def test_experts_have_their_information_under_their_names_on_disk() -> None:

@@ -196,9 +196,9 @@ def test_both_sides_of_an_encoder_decoder_are_modules_with_gradients_of_their_ow
     model = checkpoint(shapes, num_layers=3, num_decoder_layers=2, vocab_size=9)
     depths = {name: part.depth for name, part in read_build(model).parts.items()}
     assert depths == {"encoder": 3, "decoder": 2, "shared": 0}
-    found = plan(LINEAR + "parameters: {weight: [0, 1]}\n", {"a": model, "b": model})
-    assert found.tensors["encoder.block.1.layer.0.wo.weight"].options["weight"] == [0.5, 0.5]
-    assert found.tensors["decoder.block.1.wo.weight"].options["weight"] == [1.0, 1.0]
+    found = plan(LINEAR + "parameters: {weight: [1, 2]}\n", {"a": model, "b": model})
+    assert found.tensors["encoder.block.1.layer.0.wo.weight"].options["weight"] == [1.5, 1.5]
+    assert found.tensors["decoder.block.1.wo.weight"].options["weight"] == [2.0, 2.0]
     slices = "slices: [{sources: [{model: a, layer_range: [0, 1]}]}]"
     text = f"merge_method: linear\nmodules:\n  decoder:\n    {slices}\n  encoder: {{models: [{{model: a}}]}}\n"
     smaller = plan(text, {"a": model})

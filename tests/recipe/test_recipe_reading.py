@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 
+from isomerge.align.activations import MEASURES, SITES
+from isomerge.align.api import align
 from isomerge.align.levels import LEVELS, PARTS
 from isomerge.errors import RequestError
 from isomerge.merge.recipe import AlignSettings, ModelReference, Recipe, load_recipe, recipe_of
@@ -228,7 +231,11 @@ def test_align_offers_what_alignment_has() -> None:
     schema = AlignSettings.model_json_schema()["properties"]
     assert tuple(schema["level"]["enum"]) == LEVELS
     assert tuple(schema["only"]["anyOf"][0]["enum"]) == PARTS
-    assert AlignSettings().options() == {"level": "full", "layers": None, "scale": None, "sweeps": 15, "only": None}
+    assert tuple(schema["measure"]["enum"]) == MEASURES and tuple(schema["site"]["enum"]) == SITES
+    known = inspect.signature(align).parameters
+    options = AlignSettings.model_validate({}).options()
+    assert options == {name: known[name].default for name in options}
+    assert schema.keys() - options.keys() == {"anchor", "data"}
 
 
 def test_recipes_cannot_be_changed() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from isomerge.merge.methods import METHODS
 from isomerge.merge.recipe.schema import FILE, text
+from isomerge.merge.whole import EVERY
 
 SCHEMA = json.loads(FILE.read_text(encoding="utf-8"))
 KINDS = {
@@ -25,8 +25,8 @@ def test_the_shipped_schema_is_up_to_date() -> None:
 
 def test_every_method_and_option_is_described() -> None:
     offered = {one["const"]: one["description"] for one in SCHEMA["properties"]["merge_method"]["oneOf"]}
-    assert offered == {name: method.summary for name, method in METHODS.items()}
-    for name, method in METHODS.items():
+    assert offered == {name: method.summary for name, method in EVERY.items()}
+    for name, method in EVERY.items():
         properties = SCHEMA["$defs"][f"options-{name}"]["properties"]
         for option in method.options:
             assert properties[option.name]["description"] == option.help
@@ -77,6 +77,9 @@ GOOD = [
     "{merge_method: linear, modules: {x: {models: [{model: a}], parameters: {weight: {value: 1}}}}}",
     "{merge_method: linear, models: [{model: a}], tokenizer: {tokens: {x: {source: {kind: zero}}, y: {source: a}}}}",
     "{merge_method: passthrough, models: [{model: a, parameters: {scale: null}}]}",
+    "{merge_method: reconstruct, models: [{model: a}], data: x.csv, parameters: {ridge: 0.1}, repair: true}",
+    "{merge_method: fisher, models: [{model: a, data: {path: x, limit: 5}}], calibrate: {fisher: empirical}}",
+    "{merge_method: linear, models: [{model: a}], data: {path: x, label: 2}, align: {evidence: {residual: mix}}}",
 ]
 BAD = [
     "{merge_method: linaer, models: [{model: a}]}",
@@ -89,6 +92,10 @@ BAD = [
     "{merge_method: linear, models: [{model: a}], parameters: {weight: [{filtre: mlp, value: 1}]}}",
     "{merge_method: linear, models: [{model: a}], align: {level: ful}}",
     "{merge_method: linear, models: [{model: a}], algin: true}",
+    "{merge_method: reconstruct, models: [{model: a}], data: {pth: x}}",
+    "{merge_method: reconstruct, models: [{model: a}], data: x, parameters: {ridge: [0, 1]}}",
+    "{merge_method: reconstruct, models: [{model: a}], data: {path: x, kind: image}}",
+    "{merge_method: linear, models: [{model: a}], align: {evidence: some}}",
     "{merge_method: linear, models: [{model: a}], tokenizer: {tokens: {x: {source: {kind: zeros}}}}}",
 ]
 

@@ -15,7 +15,6 @@ from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import RequestError
 from isomerge.merge.aligned import align_models
 from isomerge.merge.statistics import merge_fisher
-from isomerge.merge.statistics.merging import _as_checkpoint
 
 
 def weighted(models: list[Path], informations: list[dict], weight: list[float], floor: float) -> dict:
@@ -66,7 +65,7 @@ def test_information_does_not_move_so_files_are_refused_and_data_are_measured_af
     opened = [open_checkpoint(m) for m in models]
     aligned = align_models(opened, opened[0])
     assert aligned is not None
-    moved = _as_checkpoint(opened[1], aligned)
+    moved = aligned.as_checkpoint(opened[1])
     informations = [calibrate(m, given, what={"fisher"}).fisher for m in (models[0], moved)]
     merged = dict(merge_fisher(models, given, align=True))
     name = "vit.encoder.layer.1.output.dense.weight"

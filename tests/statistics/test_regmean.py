@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
 from isomerge.merge.aligned import align_models
 from isomerge.merge.statistics import StatisticsWarning, merge_regmean, moved_grams
-from isomerge.merge.statistics.merging import _as_checkpoint
+from isomerge.merge.statistics.warning import told_together, too_little
 from precision import float64_throughout
 
 MANY = 30  # examples: more rows than any layer has inputs
@@ -139,7 +140,7 @@ def _moved_error(opened: list[isomerge.checkpoint.Checkpoint], batch: Batch, nee
         aligned = align_models(opened, opened[0], level="full")
         assert aligned is not None
         before = calibrate(opened[1], batches(batch))
-        after = calibrate(_as_checkpoint(opened[1], aligned), batches(batch))
+        after = calibrate(aligned.as_checkpoint(opened[1]), batches(batch))
     moved = moved_grams(aligned.moves[id(opened[1])], before)
     compared = [w for w in after.weights if moved.has_gram(w)]
     assert len(compared) >= len(after.weights) - 1 and (not needed or needed in compared)
@@ -198,13 +199,38 @@ def test_too_few_samples_are_told_once_with_what_is_needed_and_what_was_done() -
     folders = [model("vit", 0), model("vit", 1)]
     few = batches(data(folders[0], examples=1))
     for bias in ("average", "augment"):
-        with pytest.warns(StatisticsWarning, match=r"'\S+weight' .*: 2 samples for 1. inputs, and .*ridge of") as told:
+        said = (
+            r"too little about \d+ linear maps, such as '\S+' with 8 samples for 4. inputs\. .*at least 4. are "
+            r"needed.* as many are better\. The Gram matrix is singular for \d+ linear maps; there a ridge of"
+        )
+        with pytest.warns(StatisticsWarning, match=said) as told:
             merged = dict(merge_regmean(folders, few, alpha=1.0, bias=bias))
-        assert len(told) == 1 and "more" in str(told[0].message)
+        assert len(told) == 1
         assert all(tensor.isfinite().all() for tensor in merged.values())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dict(merge_regmean(folders, batches(data(folders[0], examples=MANY)), alpha=1.0, limit=MANY))
+
+
+def test_warnings_of_all_threads_become_one_and_others_pass() -> None:
+    def work(number: int) -> None:
+        warnings.warn(too_little(f"layer.{number}", 5 + number, 64, 0.25 / (1 + number), 0.9), stacklevel=2)
+
+    with pytest.warns() as told, told_together():
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        warnings.warn("something else", DeprecationWarning, stacklevel=2)
+    one, *others = sorted(told, key=lambda warning: warning.category is not StatisticsWarning)
+    assert [str(other.message) for other in others] == ["something else"]
+    assert str(one.message) == (
+        "Merging by regression: the data say too little about 4 linear maps, such as 'layer.0' with 5 samples for 64 "
+        "inputs. There are fewer samples than inputs for 4 linear maps; at least 64 are needed to see every direction, "
+        "and ten times as many are better. The Gram matrix is singular for 4 linear maps; there a ridge of 0.25 or "
+        "less pulls what the data do not say to the mean."
+    )
 
 
 def test_where_the_data_say_nothing_the_mean_decides() -> None:

@@ -99,6 +99,7 @@ class Request:
             passes.append((units, ("input", "output")))
         sites: list[tuple[Site, CrossMoments]] = []
         examples = 0
+        notes: list[str] = []
         batches = self._batches(anchor)
         for spaces, roles in passes:  # apart, or everything written to the stream would be kept for the units
             found = cross_statistics(
@@ -106,9 +107,10 @@ class Request:
                 progress=self.progress,
             )  # fmt: skip
             examples = found.examples
+            notes += [note for note in found.notes if note not in notes]
             sites += [(site, found.moments[name]) for name, site in found.sites.items()]
         sites = [(s, m) for s, m in sites if self._is_wanted(s, architecture)]
-        return Seen(self, sites, examples, words)
+        return Seen(self, sites, examples, words, notes)
 
     def _batches(self, checkpoint: Checkpoint) -> Callable[[], Iterator[dict[str, Tensor]]]:
         if callable(self.data):
@@ -133,6 +135,8 @@ class Seen:
     sites: list[tuple[Site, CrossMoments]]
     examples: int
     words: Mapping[str, str]
+    notes: list[str] = field(default_factory=list)
+    """What was cut or missing in the data."""
 
     def prepared(self, architecture: Architecture, balances: tuple[Transform, Transform]) -> Activations:
         """… and in those the solver works in."""
@@ -151,7 +155,7 @@ class Seen:
             blocks.setdefault(architecture.root(site.spaces[0]), []).append(block)
         total = torch.stack(stream).mean(0) if stream else None
         seen = {root: add_blocks(found) for root, found in blocks.items()}
-        return Activations(architecture, self.words, total, seen, self.examples)
+        return Activations(architecture, self.words, total, seen, self.examples, list(self.notes))
 
     def _measure(self, site: Site, architecture: Architecture) -> str:
         """Inside heads only the covariance means something: bases and biases are free there."""

@@ -76,6 +76,8 @@ def calibrate(
         )
         tensors |= found
         info |= {"fisher": record, "data_sha256": reading.sha256, "examples": reading.examples}
+    if given is not batches and batches.notes:
+        info["notes"] = list(batches.notes)
     return Statistics.of({name: tensor.cpu() for name, tensor in tensors.items()}, info)
 
 

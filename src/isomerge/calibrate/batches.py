@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.hashing import raw_bytes
+from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import RequestError
 
 Batch = dict[str, Tensor]
@@ -102,6 +103,21 @@ def inputs_of(batch: Batch, model: Any) -> Batch:
     """What the forward pass needs: no labels, unless a decoder's own inputs are made from them."""
     needs = bool(getattr(model.config, "is_encoder_decoder", False)) and "decoder_input_ids" not in batch
     return {name: tensor for name, tensor in batch.items() if name != "labels" or needs}
+
+
+def forward(model: Any, batch: Batch, name: str) -> Any:
+    """Run a model; `name` is for messages."""
+    try:
+        return model(**inputs_of(batch, model))
+    except (IndexError, RuntimeError) as error:
+        length = batch["input_ids"].shape[-1] if "input_ids" in batch else 0
+        longest = next((int(n) for n in (getattr(model.config, key, None) for key in POSITIONS) if n), length)
+        if length > longest:
+            raise RequestError(
+                f"Running {name}: a batch has texts of {length} tokens, and the model takes {longest}. Cut them, or "
+                "pass the data set itself (isomerge.data.open_data), which does."
+            ) from error
+        raise
 
 
 class Grid:

@@ -25,6 +25,7 @@ from isomerge.calibrate.maps import Stock
 from isomerge.calibrate.sites import ROLES, Site, sites_of
 from isomerge.calibrate.watch import Watch
 from isomerge.checkpoint import open_checkpoint
+from isomerge.checkpoint.base import name_some
 from isomerge.errors import IsomergeError, RequestError
 
 
@@ -144,11 +145,19 @@ def cross_statistics(
             if name not in moments:
                 moments[name] = CrossMoments.empty(b.shape[1], a.shape[1], device)
             moments[name].add(b, a)
+    notes = [f"no activations were seen at '{name}'" for name in common if name not in moments]
+    shown = {space for name in moments for space in sites[1][name].spaces}
+    hidden = [space for space in chosen or bounds[1].architecture.movable() if space not in shown]
+    if hidden:
+        notes.append(
+            f"there are no activations to compare for {name_some(hidden, 6)} (such as the units of experts, each of "
+            "which sees other tokens in each model): only the weights tell how they go together"
+        )
     return CrossStatistics(
         {name: sites[1][name] for name in common if name in moments},
         {name: moments[name].to("cpu") for name in common if name in moments},
         reading.sha256, reading.examples,
-        [f"no activations were seen at '{name}'" for name in common if name not in moments],
+        [*notes, *(batches.notes if given is not batches else [])],
     )  # fmt: skip
 
 

@@ -16,14 +16,16 @@ A model with one output number is read as a normal distribution of variance 1 ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from isomerge.calibrate.batches import Batch, Batches, Progress, Reading, examples_in, inputs_of
+from isomerge.calibrate.batches import Batch, Batches, Progress, Reading, examples_in, forward
 from isomerge.calibrate.maps import Stock
+from isomerge.calibrate.squares import Squares
 from isomerge.checkpoint.module import saved_state
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
 
@@ -50,55 +52,55 @@ def diagonal_fisher(
     if samples < 1:
         raise RequestError(f"Measuring Fisher information with {samples} draws per example: at least one is needed.")
     model = stock.model.requires_grad_(True)
-    parameters = list(model.parameters())
-    sums = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
+    exact = True
+
+    def scores(batch: Batch, first: int) -> Iterator[Tensor]:
+        nonlocal exact
+        found = predictions(model, batch, stock.checkpoint.name)
+        _require_finite(found, stock, first)
+        if kind == "empirical":
+            yield _chosen(found.scores, found.labels)
+        else:
+            few = _few(found, examples_in(batch))
+            exact = exact and bool(few.all())
+            yield from _expected(found, few)
+            yield from _drawn_scores(found, ~few, samples, seed, first)
+
+    squares = Squares(model, scores)
     reading = Reading(
         batches, device=stock.device, dtype=stock.dtype, limit=limit, progress=progress, what="Fisher information"
     )
-    exact = True
     done = 0
-
-    def add(score: Tensor, weight: float, *, last: bool = False) -> None:
-        grads = torch.autograd.grad(score, parameters, retain_graph=not last, allow_unused=True)
-        for total, grad in zip(sums, grads, strict=True):
-            if grad is not None:
-                total.addcmul_(grad.double(), grad.double(), value=weight)
-
     for batch in reading:
         if kind == "empirical" and "labels" not in batch:
             raise RequestError(
                 "Measuring the empirical Fisher information: the data have no labels. Name the column or folder "
                 "that holds them, or measure fisher='true', which needs none."
             )
-        for example in range(examples_in(batch)):
-            one = {name: tensor[example : example + 1] for name, tensor in batch.items()}
-            scores, labels = predictions(model, one)
-            _require_finite(scores, stock, done)
-            if kind == "empirical":
-                add(_chosen(scores, labels), 1.0, last=True)
-            elif scores.shape[1] == 1:
-                for place in range(len(scores)):
-                    add(scores[place, 0], 1.0, last=place == len(scores) - 1)
-            elif scores.shape[1] <= EXACT_CLASSES and scores.numel() <= EXACT_SCORES:
-                _expected(scores, add)
-            else:
-                exact = False
-                for draw in range(samples):
-                    labels = _drawn(scores, seed, done, draw)
-                    add(_chosen(scores, labels), 1 / samples, last=draw == samples - 1)
-            done += 1
+        squares.add(batch, done)
+        done += examples_in(batch)
     record = {"kind": kind, "examples": done, "exact": exact if kind == "true" else None, "samples": samples,
               "seed": seed, "unit": "example"}  # fmt: skip
-    return _on_disk(stock, {id(p): s / done for p, s in zip(parameters, sums, strict=True)}), record, reading
+    found = {id(p): total / done for p, total in zip(squares.parameters, squares.sums, strict=True)}
+    return _on_disk(stock, found), record, reading
 
 
-def predictions(model: Any, one: Batch) -> tuple[Tensor, Tensor | None]:
-    """(predictions, classes) log-probabilities of one example, and its labels where the data have some.
+@dataclass(frozen=True)
+class Predictions:
+    """What a model predicts for a batch: one row per label that it has to give."""
 
-    One output number is handed back as it is. Padding and positions without a label are left out; a causal language
-    model predicts the next token.
-    """
-    made = model(**inputs_of(one, model))
+    scores: Tensor
+    """(predictions, classes), log-probabilities; one output number is kept as it is."""
+    example: Tensor
+    """(predictions,): whose they are, counted in the batch; those of an example stand together."""
+    labels: Tensor | None
+    """(predictions,), where the data have some."""
+
+
+def predictions(model: Any, batch: Batch, name: str) -> Predictions:
+    """Run a model. Padding and positions without a label are left out; a causal language model predicts the next
+    token."""
+    made = forward(model, batch, name)
     logits = made.get("logits")
     if logits is None:
         raise RequestError(
@@ -107,11 +109,11 @@ def predictions(model: Any, one: Batch) -> tuple[Tensor, Tensor | None]:
         )
     if getattr(model.config, "problem_type", None) == "multi_label_classification":
         raise RequestError("Measuring Fisher information: a model with several labels at once is not supported.")
-    labels = one.get("labels")
+    labels = batch.get("labels")
     if logits.ndim == 2:
         scores = logits if logits.shape[1] == 1 else logits.log_softmax(-1)
-        return scores, labels
-    keep = _positions(model, one, logits)
+        return Predictions(scores, torch.arange(len(scores), device=scores.device), labels)
+    keep = _positions(model, batch, logits)
     if labels is not None:
         labels = labels.reshape(keep.shape)
     if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
@@ -120,13 +122,13 @@ def predictions(model: Any, one: Batch) -> tuple[Tensor, Tensor | None]:
     if labels is not None:
         keep = keep & (labels != IGNORED)
         labels = labels[keep]
-    return logits[keep].log_softmax(-1), labels
+    return Predictions(logits[keep].log_softmax(-1), keep.nonzero()[:, 0], labels)
 
 
-def _positions(model: Any, one: Batch, logits: Tensor) -> Tensor:
-    """Which positions are data: (1, positions)."""
+def _positions(model: Any, batch: Batch, logits: Tensor) -> Tensor:
+    """Which positions are data: (examples, positions)."""
     decoder = bool(getattr(model.config, "is_encoder_decoder", False))
-    mask = one.get("decoder_attention_mask" if decoder else "attention_mask")
+    mask = batch.get("decoder_attention_mask" if decoder else "attention_mask")
     if mask is not None and tuple(mask.shape) == tuple(logits.shape[:2]):
         return mask.bool()
     return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
@@ -139,11 +141,33 @@ def _chosen(scores: Tensor, labels: Tensor | None) -> Tensor:
     return scores.gather(1, labels.reshape(-1, 1).long()).sum()
 
 
-def _expected(scores: Tensor, add: Callable[..., None]) -> None:
-    chances = scores.detach().double().exp()
-    last = scores.numel() - 1
-    for number, (place, label) in enumerate((p, c) for p in range(len(scores)) for c in range(scores.shape[1])):
-        add(scores[place, label], float(chances[place, label]), last=number == last)
+def _few(found: Predictions, examples: int) -> Tensor:
+    """(predictions,): whether an example's labels are few enough to go through all of them."""
+    classes = found.scores.shape[1]
+    mine = torch.bincount(found.example, minlength=examples)[found.example]
+    return (mine * classes <= EXACT_SCORES) & (classes <= EXACT_CLASSES) | (classes == 1)
+
+
+def _expected(found: Predictions, which: Tensor) -> Iterator[Tensor]:
+    """The n-th prediction of all examples together, label by label, times √p: squared, each counts p times."""
+    first = torch.searchsorted(found.example, found.example)  # the row where a prediction's example begins
+    number = torch.arange(len(first), device=first.device) - first
+    classes = found.scores.shape[1]
+    for n in range(int(number[which].max()) + 1 if bool(which.any()) else 0):
+        scores = found.scores[which & (number == n)]
+        if classes > 1:
+            scores = scores * (scores.detach() / 2).exp()
+        yield from scores.sum(0)
+
+
+def _drawn_scores(found: Predictions, which: Tensor, samples: int, seed: int, first: int) -> Iterator[Tensor]:
+    """Labels drawn from the model's own predictions, one sum for all examples per draw."""
+    for draw in range(samples if bool(which.any()) else 0):
+        labels = torch.zeros_like(found.example)
+        for example in found.example[which].unique().tolist():
+            mine = found.example == example
+            labels[mine] = _drawn(found.scores[mine], seed, first + example, draw)
+        yield _chosen(found.scores[which], labels[which]) / samples**0.5
 
 
 def _drawn(scores: Tensor, seed: int, example: int, draw: int) -> Tensor:
@@ -153,11 +177,13 @@ def _drawn(scores: Tensor, seed: int, example: int, draw: int) -> Tensor:
     return torch.multinomial(chances, 1, generator=generator)[:, 0].to(scores.device)
 
 
-def _require_finite(scores: Tensor, stock: Stock, example: int) -> None:
-    if not bool(scores.isfinite().all()):
+def _require_finite(found: Predictions, stock: Stock, first: int) -> None:
+    wrong = ~found.scores.detach().isfinite().all(1)
+    if bool(wrong.any()):
         raise IsomergeError(
-            f"Measuring Fisher information of {stock.checkpoint.name}: the predictions for example {example} are not "
-            "finite. Look for NaN in the data, or for weights that overflow in float32."
+            f"Measuring Fisher information of {stock.checkpoint.name}: the predictions for example "
+            f"{first + int(found.example[wrong][0])} are not finite. Look for NaN in the data, or for weights that "
+            "overflow in float32."
         )
 
 

@@ -14,6 +14,7 @@ from isomerge.adapters.layout import TRANSPOSED, Layout
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
 from isomerge.evaluate.probe import load_stock
+from isomerge.evaluate.tasks.model import read_weights
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,7 @@ class Stock:
             )
         wide = any(info.dtype == torch.float64 for info in checkpoint.tensors.values())
         dtype = torch.float64 if wide else torch.float32
-        state = {name: checkpoint.read(name) for name in checkpoint.tensors}
-        model = load_stock(checkpoint.config, state, dtype=dtype)
+        model = load_stock(checkpoint.config, read_weights(checkpoint), dtype=dtype)
         model.requires_grad_(False)
         return cls(checkpoint, model.to(device), Layout(checkpoint), device, dtype)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isomerge.calibrate.batches import Batch, Grid, encoder_of, inputs_of
+from isomerge.calibrate.batches import Batch, Grid, encoder_of, forward
 from isomerge.calibrate.maps import Stock
 from isomerge.errors import IsomergeError
 
@@ -58,7 +58,7 @@ class Watch:
         self._place += 1
         self._calls.clear()
         with torch.no_grad(), self._hooks():
-            made = self.stock.model(**inputs_of(batch, self.stock.model))
+            made = forward(self.stock.model, batch, self.stock.checkpoint.name)
         self._require_finite()
         self._grid = None
         return made
@@ -91,7 +91,7 @@ class Watch:
         handles = [self.modules[n].register_forward_hook(hook(n), with_kwargs=True) for n in self._listeners]
         try:
             with torch.no_grad():
-                self.stock.model(**inputs_of(batch, self.stock.model))
+                forward(self.stock.model, batch, self.stock.checkpoint.name)
         finally:
             for handle in handles:
                 handle.remove()

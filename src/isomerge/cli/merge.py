@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from isomerge.cli.align import EVIDENCE
+from isomerge.cli.calibrate import FISHER
 from isomerge.cli.common import (
     LEVELS,
     Debug,
@@ -22,10 +24,9 @@ from isomerge.cli.common import (
     reserve_output,
     written_record,
 )
-from isomerge.cli.eval import Data, Limit, Split
+from isomerge.cli.eval import Kind, Label, Limit, Split, Text
 from isomerge.cli.heap import keep_freed_memory
-from isomerge.cli.reconstruct import RECONSTRUCT, reconstruct_models
-from isomerge.cli.request import Request, numbers, read_request, typed_options
+from isomerge.cli.request import DataFlags, Request, numbers, read_request, typed_options
 from isomerge.errors import RequestError
 
 Threads = Annotated[int | None, typer.Option(min=1, help="How many tensors at once; all cores if not named.")]
@@ -55,6 +56,33 @@ Level = Annotated[
         help="What may move when aligning; all if not named.",
     ),
 ]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="Images or texts to run the models on; once for all models, or once for each in their order.",
+    ),
+]
+Evidence = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(EVIDENCE),
+        callback=choice("--evidence", EVIDENCE),
+        help="What --align goes by; with --data, activations for the residual stream and weights elsewhere.",
+    ),
+]
+Fisher = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(FISHER),
+        callback=choice("--fisher", FISHER),
+        help="How Fisher information is measured: labels as a model predicts them (true), or those of --data.",
+    ),
+]
+Repair = Annotated[
+    bool, typer.Option("--repair", help="Then give the units the mean and spread they have in the models, on --data.")
+]
 
 
 def merge(
@@ -78,6 +106,12 @@ def merge(
     data: Data = None,
     split: Split = None,
     limit: Limit = None,
+    text: Text = None,
+    label: Label = None,
+    kind: Kind = None,
+    evidence: Evidence = None,
+    fisher: Fisher = None,
+    repair: Repair = False,
     rank: Annotated[int | None, typer.Option(min=1, help="When adapters are merged: the rank of the result.")] = None,
     push: Annotated[str | None, typer.Option(metavar="ORG/NAME", help="Upload the result to the hub.")] = None,
     force: Force = False,
@@ -91,43 +125,35 @@ def merge(
     each model.
     """
     request = read_request([*models, *context.args], flags_of(context))
+    with_data = DataFlags(data or (), split, limit, text, label, kind, evidence, fisher, repair)
     if request.are_adapters:
         _refuse(
-            {"--align": align, "--level": level, "--out-dtype": out_dtype, "--max-memory": max_memory, "--data": data,
-             "--shard-size": shard_size != "5GB", "--device": device != "cpu", "--threads": threads, "--push": push},
+            {"--align": align, "--level": level, "--out-dtype": out_dtype, "--max-memory": max_memory,
+             "--shard-size": shard_size != "5GB", "--device": device != "cpu", "--threads": threads, "--push": push,
+             **with_data.flags()},
             "when adapters are merged into one",
         )  # fmt: skip
         reserve_output(out, request.models, force=force)
         _merge_adapters(request, out, method, weights, base, rank, seed or 0, force, Voice(json, quiet))
         return
-    if method == RECONSTRUCT:
-        _refuse({"--base": base, "--max-memory": max_memory, "--push": push}, "with --method reconstruct")
-        reserve_output(out, request.models, force=force)
-        settings = {"level": level or "full"} if align else False
-        record = reconstruct_models(request, data, split, limit, weights, settings, device, Voice(json, quiet), {
-            "out": out, "shard_size": shard_size, "out_dtype": out_dtype, "force": force,
-        })  # fmt: skip
-        from isomerge.report.terminal import merge_table
-
-        Voice(json, quiet).show(record, merge_table)
-        return
-    _refuse({"--data": data, "--split": split, "--limit": limit}, f"without --method {RECONSTRUCT}")
     if rank is not None:
         raise RequestError("--rank is of merged adapters, and models are named. Leave it out, or see isomerge extract.")
     if push:
         from isomerge.checkpoint.push import require_access
 
         require_access(push)
-    documents = request.documents(method=method, base=base, weights=weights, align=align, level=level, seed=seed)
+    documents = request.documents(
+        method=method, base=base, weights=weights, align=align, level=level, seed=seed, data=with_data
+    )
     references = list(dict.fromkeys(str(r) for d in documents for r in d.referenced_models()))
-    reserve_output(out, references, force=force)
+    reserve_output(out, [*references, *map(str, with_data.paths)], force=force)
 
     import isomerge
     from isomerge.report.terminal import merge_table
 
     keep_freed_memory()
     voice = Voice(json, quiet)
-    with voice.work() as progress:
+    with voice.work("both") as progress:
         merged = isomerge.merge_recipe(
             documents, threads=threads, device=device, max_memory=max_memory, seed=seed, progress=progress
         )

@@ -7,8 +7,23 @@ from typing import Annotated
 import typer
 
 from isomerge.cli.common import Debug, Json, Quiet, Voice
-from isomerge.cli.merge import Align, Base, Level, MaxMemory, Method, Models, Threads, Weights, flags_of
-from isomerge.cli.request import read_request
+from isomerge.cli.eval import Kind, Label, Limit, Split, Text
+from isomerge.cli.merge import (
+    Align,
+    Base,
+    Data,
+    Evidence,
+    Fisher,
+    Level,
+    MaxMemory,
+    Method,
+    Models,
+    Repair,
+    Threads,
+    Weights,
+    flags_of,
+)
+from isomerge.cli.request import DataFlags, read_request
 
 
 def plan(
@@ -19,6 +34,15 @@ def plan(
     align: Align = False,
     level: Level = None,
     base: Base = None,
+    data: Data = None,
+    split: Split = None,
+    limit: Limit = None,
+    text: Text = None,
+    label: Label = None,
+    kind: Kind = None,
+    evidence: Evidence = None,
+    fisher: Fisher = None,
+    repair: Repair = False,
     explain: Annotated[
         str | None, typer.Option(metavar="TENSOR", help="Show the inputs and options of one tensor and their origin.")
     ] = None,
@@ -28,9 +52,12 @@ def plan(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Say what a merge would do: tensors, bytes, peak memory, time. Nothing is read but headers."""
+    """Say what a merge would do: tensors, bytes, peak memory, time. No weights are read; data is opened, not run."""
     request = read_request([*models, *context.args], flags_of(context))
-    documents = request.documents(method=method, base=base, weights=weights, align=align, level=level, seed=0)
+    with_data = DataFlags(data or (), split, limit, text, label, kind, evidence, fisher, repair)
+    documents = request.documents(
+        method=method, base=base, weights=weights, align=align, level=level, seed=0, data=with_data
+    )
 
     from isomerge.merge.estimate import explain_tensor, plan_merge
     from isomerge.report.terminal import explain_table, plan_table

@@ -15,12 +15,28 @@ class Progress(Protocol):
 
 @contextlib.contextmanager
 def bar(unit: str = "bytes") -> Iterator[Progress]:
-    """A bar that shows one stage at a time; `unit` is "bytes" or "steps"."""
+    """A bar that shows one stage at a time; `unit` is "bytes", "steps", or "both": of stages, some count the one and
+    some the other, and nothing counts a million steps."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.progress import Progress as RichProgress
+    from rich.text import Text
 
-    amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    bytes_, steps = DownloadColumn(), MofNCompleteColumn()
+
+    class Either(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return (bytes_ if (task.total or 0) >= 10**6 else steps).render(task)
+
+    amount = {"bytes": bytes_, "steps": steps, "both": Either()}[unit]
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task("", total=None)

@@ -39,7 +39,7 @@ def reproduce(
         reserve_output(out, [str(folder), *inputs], force=force)
 
     voice = Voice(json, quiet)
-    with voice.work() as progress:
+    with voice.work("both") as progress:
 
         def rerun(lock: Lock, place: Path) -> Any:
             from isomerge.merge.api import merge_recipe

@@ -17,6 +17,39 @@ ANY_OPTION = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 @dataclass(frozen=True)
+class DataFlags:
+    """What the command line says about data and the steps that use it."""
+
+    paths: Sequence[Path] = ()
+    """One for all models, or one for each in their order."""
+    split: str | None = None
+    limit: int | None = None
+    text: str | None = None
+    label: str | None = None
+    kind: str | None = None
+    evidence: str | None = None
+    fisher: str | None = None
+    repair: bool = False
+
+    def data(self) -> dict[str, Any] | list[dict[str, Any]] | None:
+        """As a recipe writes it."""
+        reading = {key: getattr(self, key) for key in READING if getattr(self, key) is not None}
+        if reading and not self.paths:
+            flags = ", ".join(f"--{key}" for key in reading)
+            raise RequestError(f"{flags} says how to read data, and there is none. Name it with --data PATH.")
+        found = [{"path": str(path), **reading} for path in self.paths]
+        return found[0] if len(found) == 1 else found or None
+
+    def flags(self) -> dict[str, Any]:
+        """What is set, by flag."""
+        named = {f"--{key}": getattr(self, key) for key in (*READING, "evidence", "fisher", "repair")}
+        return {"--data": list(self.paths), **named}
+
+
+READING = ("split", "limit", "text", "label", "kind")
+
+
+@dataclass(frozen=True)
 class Request:
     """A recipe's path, or models and the method's options as they were written."""
 
@@ -50,17 +83,19 @@ class Request:
         align: bool,
         level: str | None,
         seed: int | None,
+        data: DataFlags,
     ) -> list[Recipe]:
         """The recipes to run: read from the file, or made from the flags."""
         from isomerge.merge.recipe import load_recipe, recipe_of
 
         if self.recipe is not None:
-            flags = {"--method": method, "--base": base, "--weights": weights, "--level": level}
-            given = [f"--{key}" for key in self.options] + [flag for flag, value in flags.items() if value is not None]
-            if given or align:
+            flags = {"--method": method, "--base": base, "--weights": weights, "--align": align, "--level": level}
+            flags |= data.flags()
+            given = [f"--{key}" for key in self.options] + [flag for flag, value in flags.items() if value]
+            if given:
                 raise RequestError(
-                    f"{', '.join(given or ['--align'])} belongs in the recipe {self.recipe}. Write it there, or name "
-                    "the models on the command line instead."
+                    f"{', '.join(given)} belongs in the recipe {self.recipe}. Write it there, or name the models on "
+                    "the command line instead."
                 )
             return load_recipe(self.recipe)
         if len(self.models) < 2 and not base:
@@ -72,14 +107,21 @@ class Request:
         options = typed_options(name, self.options)
         if weights is not None:
             options["weight"] = numbers(weights, len(self.models))
-        if level is not None and not align:
-            raise RequestError("--level says how to align, and nothing is aligned. Add --align, or leave it out.")
+        for flag, value in {"--level": level, "--evidence": data.evidence}.items():
+            if value is not None and not align:
+                raise RequestError(f"{flag} says how to align, and nothing is aligned. Add --align, or leave it out.")
         settings: bool | dict[str, Any] = {"level": level or "full"} if align else False
+        if isinstance(settings, dict) and data.evidence is not None:
+            settings["evidence"] = data.evidence
         try:
-            return [recipe_of(self.models, name, base=base, options=options, align=settings, seed=seed or 0)]
+            recipe = recipe_of(
+                self.models, name, base=base, options=options, align=settings, data=data.data(),
+                calibrate={"fisher": data.fisher} if data.fisher is not None else None, repair=data.repair,
+                seed=seed or 0,
+            )  # fmt: skip
         except RequestError as error:
-            hint = " On the command line base_model is --base, as in isomerge merge B --base A." if not base else ""
-            raise RequestError(f"{error}{hint if 'base' in str(error) else ''}") from error
+            raise RequestError(f"{error}{_as_flags(str(error), base)}") from error
+        return [recipe]
 
 
 def read_request(arguments: Sequence[str], known: Sequence[str]) -> Request:
@@ -118,10 +160,10 @@ def _is_switch(key: str) -> bool:
 
 def _known_options() -> dict[str, set[type]]:
     """Every option that some method has, with its types."""
-    from isomerge.merge.methods import METHODS
+    from isomerge.merge.whole import EVERY
 
-    known: dict[str, set[type]] = {"ridge": {float}, "floor": {float}}  # of reconstruct, which is no method of tensors
-    for method in METHODS.values():
+    known: dict[str, set[type]] = {}
+    for method in EVERY.values():
         for option in method.options:
             known.setdefault(option.name, set()).add(option.kind)
     return known
@@ -136,6 +178,15 @@ def _refuse_unknown(options: Iterable[str], flags: Sequence[str]) -> None:
             raise RequestError(
                 f"No such option: {flag}. {hint if hint.startswith('Did') else 'See isomerge merge --help.'}"
             )
+
+
+def _as_flags(problem: str, base: str | None) -> str:
+    """The keys of a recipe that a problem speaks of, as flags."""
+    hint = " On the command line base_model is --base, as in isomerge merge B --base A." if not base else ""
+    hint = hint if "base" in problem else ""
+    if "'data'" in problem:
+        hint += " On the command line data is --data PATH; given once for each model, it is that model's own."
+    return hint
 
 
 def numbers(weights: str, count: int) -> list[float]:
@@ -155,11 +206,11 @@ def numbers(weights: str, count: int) -> list[float]:
 
 def typed_options(method: str, given: dict[str, str]) -> dict[str, Any]:
     """The values as the method's options want them; a list where there are commas."""
-    from isomerge.merge.methods import METHODS
+    from isomerge.merge.whole import EVERY
 
-    if method not in METHODS:
-        raise RequestError(f"--method cannot be '{method}'. {did_you_mean(method, METHODS)}")
-    known = {option.name: option for option in METHODS[method].options}
+    if method not in EVERY:
+        raise RequestError(f"--method cannot be '{method}'. {did_you_mean(method, EVERY)}")
+    known = {option.name: option for option in EVERY[method].options}
     found: dict[str, Any] = {}
     for key, text in given.items():
         if key not in known:

@@ -21,7 +21,7 @@ from isomerge.data.base import floating
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import RequestError
 from isomerge.evaluate.probe import load_stock
-from isomerge.evaluate.tasks.model import require_runnable
+from isomerge.evaluate.tasks.model import read_weights, require_runnable
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Ends:
 
 def plain_ends(checkpoints: Sequence[Checkpoint], given: Sequence[Any], device: str) -> Ends:
     """The models as they are."""
-    states = [{name: c.read(name) for name in c.tensors} for c in checkpoints]
+    states = [read_weights(c) for c in checkpoints]
     return _ends(checkpoints, [c.config for c in checkpoints], states, given[0], device)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +18,26 @@ Batches = Callable[[], Iterator[Batch]]
 """A fresh pass over the same batches at every call."""
 
 KEPT = 200 << 20  # bytes of decoded or tokenised data that may stay in memory between passes
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which batches."""
+
+    batch_size: int = 64
+    limit: int | None = None
+    """So many examples, drawn evenly over the data."""
+    labels: bool = False
+    """Added where the data has them."""
+    seed: int = 0
+    """Names the examples that are drawn and their order."""
+    device: str = "cpu"
+    task: str | None = None
+    """What the model's class is for, unless another is named."""
+
+    def order(self, size: int) -> Iterator[np.ndarray]:
+        """The numbers of the examples of each batch."""
+        return grouped(draw(size, self.limit, self.seed), self.batch_size)
 
 
 class Data(ABC):
@@ -41,6 +62,9 @@ class Data(ABC):
         """Of the content that is used, with its labels."""
 
     @abstractmethod
+    def read(self, checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Batch]:
+        """Batches for this model, the same at every call."""
+
     def batches(
         self,
         checkpoint: Checkpoint,
@@ -52,11 +76,8 @@ class Data(ABC):
         device: str = "cpu",
         task: str | None = None,
     ) -> Iterator[Batch]:
-        """Batches for this model, the same at every call.
-
-        `limit` examples are drawn evenly over the data, and put in an order that the seed names. `task` is what the
-        model's class is for, unless another is named. `labels` are added where the data has them.
-        """
+        """Batches for this model, the same at every call; what the settings mean is said at `Wanted`."""
+        return self.read(checkpoint, Wanted(batch_size, limit, labels, seed, device, task))
 
     def passes(
         self,
@@ -70,6 +91,7 @@ class Data(ABC):
         task: str | None = None,
     ) -> Batches:
         """`batches`, to be gone through several times: what fits in memory is prepared once."""
+        wanted = Wanted(batch_size, limit, labels, seed, device, task)
         kept: list[Batch] | None = None
 
         def one_pass() -> Iterator[Batch]:
@@ -79,9 +101,7 @@ class Data(ABC):
                 return
             found: list[Batch] = []
             used = 0
-            for batch in self.batches(
-                checkpoint, batch_size=batch_size, limit=limit, labels=labels, seed=seed, device=device, task=task
-            ):
+            for batch in self.read(checkpoint, wanted):
                 used += sum(tensor.nbytes for tensor in batch.values())
                 if used <= KEPT:
                     found.append(batch)

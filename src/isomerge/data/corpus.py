@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.data.base import Batch, Data, draw, grouped
+from isomerge.data.base import Batch, Data, Wanted
 from isomerge.data.encode import Encoded, Encoder, collate
 from isomerge.data.examples import Example
 from isomerge.data.heads import task_of
@@ -58,23 +58,11 @@ class Corpus(Data):
             texts = [part for part in texts[0].replace("\n \n", "\n\n").split("\n\n")]
         return [Example(text.strip()) for text in texts if text.strip()]
 
-    def batches(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        batch_size: int = 64,
-        limit: int | None = None,
-        labels: bool = False,
-        seed: int = 0,
-        device: str = "cpu",
-        task: str | None = None,
-    ) -> Iterator[Batch]:
-        task = task or task_of(checkpoint.config)
+    def read(self, checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Batch]:
+        task = wanted.task or task_of(checkpoint.config)
         if task not in LANGUAGE:
             lines = TextData(self.lines(), self.name, tokenizer=self._tokenizer, length=self._length)
-            yield from lines.batches(
-                checkpoint, batch_size=batch_size, limit=limit, labels=labels, seed=seed, device=device, task=task
-            )
+            yield from lines.read(checkpoint, wanted)
             for text in lines.notes:
                 self.note(text)
             return
@@ -91,13 +79,13 @@ class Corpus(Data):
         count = -(-tokens.nbytes // (4 * body))
         if count > 1 and tokens.nbytes // 4 % body == 1:
             count -= 1  # a last chunk of one token has nothing to predict
-        for group in grouped(draw(count, limit, seed), batch_size):
+        for group in wanted.order(count):
             chunks = [_chunk(tokens, int(n), body, before, after) for n in group]
             encoded = [
-                _prepared(ids, len(before), len(after), int(n), task, labels, encoder, seed)
+                _prepared(ids, len(before), len(after), int(n), task, wanted.labels, encoder, wanted.seed)
                 for n, ids in zip(group, chunks, strict=True)
             ]
-            yield {key: value.to(device) for key, value in collate(encoded, encoder, task).items()}
+            yield {key: value.to(wanted.device) for key, value in collate(encoded, encoder, task).items()}
 
     def _tokenised(self, tokenizer: Any) -> Spool:
         """All tokens as int32, kept for the tokenizer that was used last."""

@@ -1,8 +1,10 @@
-"""Objects of the `datasets` package. It is never imported here: whoever has such an object has imported it."""
+"""Objects of the `datasets` package, which is imported only to read what it has saved."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from isomerge.data.base import Data
@@ -15,6 +17,27 @@ from isomerge.errors import RequestError
 
 def is_dataset(source: Any) -> bool:
     return type(source).__module__.split(".")[0] == "datasets" and hasattr(source, "column_names")
+
+
+def is_saved_dataset(source: Any) -> bool:
+    """A folder that `save_to_disk` wrote."""
+    if not isinstance(source, (str, os.PathLike)):
+        return False
+    return any((Path(source).expanduser() / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def load_saved_dataset(path: Any) -> Any:
+    try:
+        from datasets import load_from_disk
+    except ImportError as error:
+        raise RequestError(
+            f"While opening data {path}: the 'datasets' package saved it and is needed to read it (pip install "
+            "isomerge[eval])."
+        ) from error
+    try:
+        return load_from_disk(str(Path(path).expanduser()))
+    except (OSError, ValueError, KeyError) as error:
+        raise RequestError(f"While opening data {path}: the 'datasets' package could not read it ({error}).") from error
 
 
 def open_dataset(

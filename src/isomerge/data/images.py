@@ -12,7 +12,7 @@ import torch
 
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.data.archives import Files, open_files
-from isomerge.data.base import KEPT, Batch, Data, draw, floating, grouped
+from isomerge.data.base import KEPT, Batch, Data, Wanted, floating
 from isomerge.data.labels import match_labels
 from isomerge.data.pixels import Pixels, pixels_for
 from isomerge.data.splits import pick_split, same_split, split_in
@@ -57,27 +57,17 @@ class ImageData(Data):
             digest.update(f"{label}\t{content}\n".encode())
         return digest.hexdigest()
 
-    def batches(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        batch_size: int = 64,
-        limit: int | None = None,
-        labels: bool = False,
-        seed: int = 0,
-        device: str = "cpu",
-        task: str | None = None,
-    ) -> Iterator[Batch]:
+    def read(self, checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Batch]:
         pixels = pixels_for(checkpoint)
         for text in pixels.notes:
             self.note(text)
-        numbers = self._numbers(checkpoint) if labels and self.classes else None
+        numbers = self._numbers(checkpoint) if wanted.labels and self.classes else None
         dtype = floating(checkpoint)
-        for group in grouped(draw(self.size, limit, seed), batch_size):
+        for group in wanted.order(self.size):
             images = torch.from_numpy(pixels.numbers(self._decoded(pixels, group)))
-            batch = {"pixel_values": images.to(device, dtype)}
+            batch = {"pixel_values": images.to(wanted.device, dtype)}
             if numbers is not None:
-                batch["labels"] = torch.from_numpy(numbers[group]).to(device)
+                batch["labels"] = torch.from_numpy(numbers[group]).to(wanted.device)
             yield batch
 
     def _numbers(self, checkpoint: Checkpoint) -> np.ndarray:

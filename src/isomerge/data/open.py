@@ -10,7 +10,7 @@ from typing import Any
 from isomerge.data import archives, conll
 from isomerge.data.base import Batch, Data
 from isomerge.data.corpus import Corpus
-from isomerge.data.datasets import is_dataset, open_dataset
+from isomerge.data.datasets import is_dataset, is_saved_dataset, load_saved_dataset, open_dataset
 from isomerge.data.examples import Example
 from isomerge.data.images import ImageData, is_image
 from isomerge.data.parallel import beside, parallel_labels
@@ -41,8 +41,9 @@ def open_data(
     """Open data by its headers, names and a look at its first lines.
 
     `source` is a folder or archive of images, a text file (.txt, .csv, .tsv, .jsonl, CoNLL), a folder of them, a
-    `datasets` object, or batches. `kind` says what it is where that cannot be seen. `text` and `label` name columns
-    or positions from 0, two texts with a comma between. `length` shortens texts; `tokenizer` is for models in memory.
+    `datasets` object or the folder it was saved to, or batches. `kind` says what it is where that cannot be seen.
+    `text` and `label` name columns or positions from 0, two texts with a comma between. `length` shortens texts;
+    `tokenizer` is for models in memory.
     `prefer` is the part that is used when there are several and `split` names none.
     """
     if isinstance(source, Data):
@@ -51,6 +52,8 @@ def open_data(
         raise RequestError(f"Opening data: there is no kind '{kind}'. {did_you_mean(kind, KINDS)}")
     if length is not None and length < 2:
         raise RequestError(f"Opening data: texts of {length} tokens are too short to learn from. Use 2 or more.")
+    if is_saved_dataset(source):
+        source = load_saved_dataset(source)
     if is_dataset(source):
         return open_dataset(
             source, split=split, text=text, label=label, length=length, tokenizer=tokenizer, prefer=prefer

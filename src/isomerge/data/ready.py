@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.data.base import Batch, Data
+from isomerge.data.base import Batch, Data, Wanted
 from isomerge.errors import RequestError
 
 
@@ -43,24 +43,14 @@ class ReadyData(Data):
                 digest.update(value.view(torch.uint8).numpy().tobytes() if value.dim() else str(value.item()).encode())
         return digest.hexdigest()
 
-    def batches(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        batch_size: int = 64,
-        limit: int | None = None,
-        labels: bool = False,
-        seed: int = 0,
-        device: str = "cpu",
-        task: str | None = None,
-    ) -> Iterator[Batch]:
-        left = limit
+    def read(self, checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Batch]:
+        left = wanted.limit
         for batch in self._checked():
             count = _length(batch) if left is None else min(left, _length(batch))
             if count == 0:
                 return
             left = None if left is None else left - count
-            yield {k: v[:count].to(device) for k, v in batch.items() if labels or k != "labels"}
+            yield {k: v[:count].to(wanted.device) for k, v in batch.items() if wanted.labels or k != "labels"}
 
     def _checked(self) -> Iterator[Batch]:
         number = -1

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from isomerge.checkpoint.base import Checkpoint, name_some
-from isomerge.data.base import Batch, Data, draw, grouped
+from isomerge.data.base import Batch, Data, Wanted
 from isomerge.data.encode import Encoded, Encoder, collate
 from isomerge.data.examples import Example
 from isomerge.data.heads import label_names, task_of
@@ -49,32 +49,23 @@ class TextData(Data):
             digest.update(json.dumps([example.text, example.pair, example.label]).encode() + b"\n")
         return digest.hexdigest()
 
-    def batches(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        batch_size: int = 64,
-        limit: int | None = None,
-        labels: bool = False,
-        seed: int = 0,
-        device: str = "cpu",
-        task: str | None = None,
-    ) -> Iterator[Batch]:
-        task = task or task_of(checkpoint.config)
+    def read(self, checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Batch]:
+        task = wanted.task or task_of(checkpoint.config)
         encoder = Encoder.of(checkpoint, self._tokenizer, self._length, words=self.words)
-        targets = _Targets(self, checkpoint, task) if labels else None
+        targets = _Targets(self, checkpoint, task) if wanted.labels else None
         kept = targets.usable() if targets else np.arange(self.size)
-        order = kept[draw(len(kept), limit, seed)]
-        for group in grouped(order, batch_size):
-            encoded = [self._encode(encoder, int(n), task, seed, targets) for n in group]
+        read = 0
+        for group in wanted.order(len(kept)):
+            encoded = [self._encode(encoder, int(n), task, wanted.seed, targets) for n in kept[group]]
+            read += len(group)
             together = [encoded]
             if task in ("sequence", "regression") and not encoder.can_pad and len({len(e.ids) for e in encoded}) > 1:
                 self.note("the model has no padding token, so examples were taken one at a time")
                 together = [[one] for one in encoded]
             for part in together:
-                yield {key: value.to(device) for key, value in collate(part, encoder, task).items()}
+                yield {key: value.to(wanted.device) for key, value in collate(part, encoder, task).items()}
         if encoder.cut:
-            self.note(f"{encoder.cut} of {len(order)} examples are longer than {encoder.limit} tokens and were cut")
+            self.note(f"{encoder.cut} of {read} examples are longer than {encoder.limit} tokens and were cut")
 
     def _encode(self, encoder: Encoder, number: int, task: str | None, seed: int, targets: _Targets | None) -> Encoded:
         example = self._examples[number]

@@ -6,17 +6,21 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from isomerge.adapters import apply_adapter
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 from isomerge.checkpoint.lock import Lock, LockedInput, config_sha256, current_versions, locked_tensors, read_lock
 from isomerge.checkpoint.open import open_checkpoint
-from isomerge.errors import CheckpointError, RequestError
+from isomerge.data import open_data
+from isomerge.errors import CheckpointError, IsomergeError, RequestError
 from isomerge.evaluate.verify import differences
 
 Rerun = Callable[[Lock, Path], Any]
@@ -42,11 +46,12 @@ def reproduce(
     lock = read_lock(folder)
     workers = threads or os.cpu_count() or 1
     record: dict[str, Any] = {
-        "folder": str(folder), "verdict": "inputs changed", "inputs": changed_inputs(lock, workers, progress),
+        "folder": str(folder), "verdict": "inputs changed",
+        "inputs": changed_data(lock) or changed_inputs(lock, workers, progress),
         "differences": [], "expected_sha256": lock.sha256, "sha256": None, "out": None, "notes": _notes(lock),
     }  # fmt: skip
     if not record["inputs"]:
-        with _place(folder, out) as place:
+        with _place(folder, out) as place, _as_many_threads(lock):
             rerun(lock, place)
             again = open_checkpoint(place)
             hashes = hash_tensors(again, threads=workers, progress=progress)
@@ -79,6 +84,39 @@ def changed_inputs(lock: Lock, threads: int, progress: Progress | None = None) -
         if changed:
             found.append({"reference": entry.source, "changed": [f"changed tensors: {name_some(changed, 20)}"]})
     return found
+
+
+def changed_data(lock: Lock) -> list[dict[str, Any]]:
+    """The data that is not there any more, or not what the models were run on."""
+    found = []
+    for entry in lock.options.get("data", ()):
+        problem = _data_change(entry)
+        if problem is not None:
+            found.append({"reference": f"data {entry['name']}", "changed": [problem]})
+    return found
+
+
+def _data_change(entry: Mapping[str, Any]) -> str | None:
+    if entry["path"] is None:
+        return "it was given to Python as an object, so there is no file to run the models on again"
+    try:
+        data = open_data(entry["path"], **entry["open"])
+    except IsomergeError as error:
+        return str(error)
+    if data.sha256 != entry["sha256"]:
+        return f"its content has changed: sha256 {data.sha256}, and the models were run on {entry['sha256']}"
+    return None
+
+
+@contextmanager
+def _as_many_threads(lock: Lock) -> Iterator[None]:
+    """Run models over data in as many threads as then: sums of activations are rounded in another order otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(lock.options.get("torch_threads", before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def open_locked(entry: LockedInput) -> Checkpoint:
@@ -116,8 +154,16 @@ def _header_changes(entry: LockedInput, checkpoint: Checkpoint) -> list[str]:
     return changes
 
 
+def run_versions() -> dict[str, str]:
+    """What computes when models are run: their stock classes too."""
+    try:
+        return {**current_versions(), "transformers": version("transformers")}
+    except PackageNotFoundError:
+        return current_versions()
+
+
 def _notes(lock: Lock) -> list[str]:
-    here = current_versions()
+    here = run_versions()
     return [
         f"made with {name} {lock.versions[name]}, made again with {here[name]}: results may round differently"
         for name in sorted(here.keys() & lock.versions.keys())

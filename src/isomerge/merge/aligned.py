@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from isomerge.align.alignment import Alignment
@@ -14,6 +15,7 @@ from isomerge.align.api import align
 from isomerge.align.move import Move
 from isomerge.align.reporting import verdict
 from isomerge.checkpoint import Checkpoint, TensorInfo
+from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
 from isomerge.merge.group import Source
 from isomerge.merge.sources import Computed, Stored
@@ -69,6 +71,19 @@ class AlignedModels:
         shape = tuple(layout.shape) if single else info.shape
         label = f"tensor '{file}' of {checkpoint.name}, aligned"
         return Computed(TensorInfo(shape, info.dtype), label, lambda: self._part(move, name, file))
+
+    def as_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
+        """A whole model in the anchor's basis, in memory, to be run on data: in float32, or float64 where it is."""
+        wide = any(info.dtype == torch.float64 for info in checkpoint.tensors.values())
+        state = {}
+        for file in self.plan():
+            source = self.source(checkpoint, file)
+            rows = source.rows(0, source.info.shape[0] if source.info.shape else 1).cpu()
+            dtype = rows.dtype if not rows.is_floating_point() else torch.float64 if wide else torch.float32
+            state[file] = torch.empty(rows.shape, dtype=dtype).copy_(rows)
+            if hasattr(source, "release"):
+                source.release()
+        return MemoryCheckpoint(f"{checkpoint.name}, aligned", state, {**checkpoint.config, **self.config_changes})
 
     def _own_source(self, checkpoint: Checkpoint, file: str) -> Source:
         """A tensor that the anchor does not store, such as the head of an untied model beside a tied one."""

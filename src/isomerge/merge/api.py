@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,15 @@ from isomerge.checkpoint.saving import dtype_entry
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.evaluate.device import require_device
 from isomerge.merge.assemble import assemble
+from isomerge.merge.data_sets import DataSets
 from isomerge.merge.differences import differences
 from isomerge.merge.extras import TensorFiles
 from isomerge.merge.merged import Merged, Progress, as_checkpoint
-from isomerge.merge.methods import METHODS
 from isomerge.merge.pipeline import Job
+from isomerge.merge.prepare import foresee, prepare, repaired_jobs, solved_jobs
 from isomerge.merge.recipe import ModelReference, Recipe, RecipePlan, load_recipe, plan_tensors, recipe_of
-from isomerge.merge.sources import InputHashes
+from isomerge.merge.settings import RunSettings
+from isomerge.merge.whole import EVERY
 
 if TYPE_CHECKING:
     from isomerge.merge.recipe.definitions import TokenSettings
@@ -38,6 +39,9 @@ def merge(
     level: str = "full",
     scale: bool | None = None,
     sweeps: int = 15,
+    data: Any = None,
+    calibrate: Mapping[str, Any] | None = None,
+    repair: bool | Mapping[str, Any] = False,
     dtype: str | None = None,
     threads: int | None = None,
     device: str = "cpu",
@@ -52,10 +56,13 @@ def merge(
     own (`isomerge list methods`): one value for all models or a list with one for each. The anchor, and the donor of
     config and side files, is `base` if given, else the first model.
 
+    `data` is what models are run on: a path, a mapping as in recipes, batches, opened data, or a list with one of these
+    for each model. Methods that need data, alignment and `repair` use it; `calibrate` says how models are measured.
+
     >>> isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5).save("merged")  # doctest: +SKIP
     """
-    if method not in METHODS:
-        raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, METHODS)}")
+    if method not in EVERY:
+        raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, EVERY)}")
     if not models:
         raise RequestError("Merging: there is no model. Name at least one, and two to have something to merge.")
     if weights is not None:
@@ -67,10 +74,17 @@ def merge(
     if not align and (level, scale, sweeps) != ("full", None, 15):
         raise RequestError("Merging: level, scale and sweeps are of the alignment. Add align=True, or leave them out.")
     shared = {"level": level, "scale": scale, "sweeps": sweeps}
-    settings = {**shared, **(align if isinstance(align, Mapping) else {})} if align else False
-    recipe = recipe_of(named, method, base=origin, options=options, align=settings, dtype=dtype, seed=seed)
+    data_sets = DataSets()
+    own = dict(align) if isinstance(align, Mapping) else {}
+    if "data" in own:
+        own["data"] = data_sets.named(own["data"])
+    settings: bool | dict[str, Any] = {**shared, **own} if align else False
+    recipe = recipe_of(
+        named, method, base=origin, options=options, align=settings, data=data_sets.named(data), calibrate=calibrate,
+        repair=repair, dtype=dtype, seed=seed,
+    )  # fmt: skip
     checkpoints = {reference: _open(reference, model) for reference, model in given.items()}
-    return _merge([recipe], checkpoints, _Settings(threads, device, max_memory, progress))
+    return _merge([recipe], checkpoints, RunSettings(threads, device, max_memory, progress, data_sets))
 
 
 def merge_recipe(
@@ -96,7 +110,7 @@ def merge_recipe(
     if unknown:
         hint = did_you_mean(unknown[0], [str(reference) for reference in checkpoints])
         raise RequestError(f"Merging: models has '{unknown[0]}', which the recipe does not name. {hint}")
-    return _merge(documents, checkpoints, _Settings(threads, device, max_memory, progress))
+    return _merge(documents, checkpoints, RunSettings(threads, device, max_memory, progress))
 
 
 def open_models(
@@ -123,24 +137,13 @@ def open_models(
 
 def planned(documents: Sequence[Recipe]) -> Merged:
     """The merge as far as headers tell: everything is checked, nothing is aligned or computed."""
-    return _merge(list(documents), open_models(documents), _Settings(), solve=False)
-
-
-@dataclass
-class _Settings:
-    """How a merge is run, whatever the recipe says."""
-
-    threads: int | None = None
-    device: str = "cpu"
-    max_memory: int | str | None = None
-    progress: Progress | None = None
-    hashes: InputHashes = field(default_factory=InputHashes)
+    return _merge(list(documents), open_models(documents), RunSettings(), solve=False)
 
 
 def _merge(
     documents: list[Recipe],
     checkpoints: Mapping[ModelReference, Checkpoint],
-    settings: _Settings,
+    settings: RunSettings,
     *,
     solve: bool = True,
 ) -> Merged:
@@ -159,6 +162,7 @@ def _merge(
         if place < len(documents) - 1:
             known[ModelReference.parse(str(document.name))] = as_checkpoint(merged, str(document.name))
     assert merged is not None
+    merged.data = list(settings.data.opened.values())
     merged.recipes = list(documents)
     merged.inputs = {str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files
     merged.notes = notes + merged.notes
@@ -170,29 +174,14 @@ def _one(
     document: Recipe,
     plan: RecipePlan,
     models: Mapping[ModelReference, Checkpoint],
-    settings: _Settings,
+    settings: RunSettings,
     *,
     solve: bool,
 ) -> Merged:
     donor = models[plan.donor]
-    notes, changes = list(plan.notes), dict(plan.config_changes)
-    aligned = vocabulary = template = None
-    if document.align is not None and solve:
-        from isomerge.merge.aligned import align_models
-
-        anchor = models[document.align.anchor] if document.align.anchor else donor
-        aligned = align_models(
-            list(models.values()),
-            anchor,
-            **document.align.model_dump(exclude={"anchor"}),
-            threads=settings.threads,
-            device=settings.device,
-            max_memory=settings.max_memory,
-            progress=settings.progress,
-        )
-        if aligned is not None:
-            notes += aligned.notes
-            changes |= aligned.config_changes
+    made = prepare(document, donor, models, settings) if solve else foresee(document, models, settings)
+    notes, changes = [*plan.notes, *made.notes], {**plan.config_changes, **made.config_changes}
+    vocabulary = template = None
     if document.tokenizer is not None:
         vocabulary = _vocabulary(document, models, plan)
         changes |= vocabulary.config_changes()
@@ -204,17 +193,13 @@ def _one(
     if document.out_dtype or document.dtype:
         changes |= dtype_entry(donor.config, parse_dtype(document.out_dtype or document.dtype or ""))
     files = TensorFiles()
-    jobs = assemble(
-        document,
-        plan,
-        models,
-        aligned=aligned,
-        vocabulary=vocabulary,
-        files=files,
-        hashes=settings.hashes,
-        seed=document.seed,
-        device=settings.device,
-    )
+    jobs = solved_jobs(document, made.solved) if made.solved else assemble(
+        document, plan, models, aligned=made.aligned, vocabulary=vocabulary, files=files, measured=made.measured,
+        hashes=settings.hashes, seed=document.seed, device=settings.device,
+    )  # fmt: skip
+    if document.repair is not None and solve:
+        jobs, told = repaired_jobs(document, made, jobs, donor, models, {**donor.config, **changes}, settings)
+        notes += told
     if not (document.out_dtype or document.dtype):
         changes |= _dtype_change(donor, jobs)
     return Merged(
@@ -225,7 +210,8 @@ def _one(
         tensor_plans=plan,
         config_changes=changes,
         notes=notes,
-        alignment=aligned.record if aligned else None,
+        alignment=made.alignment,
+        details=made.solved.record if made.solved else {},
         vocabulary=vocabulary,
         chat_template=template,
         hashes=settings.hashes,
@@ -297,14 +283,21 @@ def _vocabulary(document: Recipe, models: Mapping[ModelReference, Checkpoint], p
     settings = document.tokenizer
     assert settings is not None
     known = {str(reference): checkpoint for reference, checkpoint in models.items()}
-    rules = {token: _rule(rule) for token, rule in (settings.tokens or {}).items()}
-    wanted = [settings.source, *(rule.source.model for rule in rules.values() if rule.source and rule.source.model)]
-    for name in map(str, wanted):  # a tokenizer may come from a model that is not merged
+    spelled = {reference: str(reference) for reference in models}
+
+    def name_of(model: ModelReference) -> str:
+        """As it is known above: another way to write its folder is still the same model."""
+        return spelled.get(model, str(model))
+
+    source = name_of(settings.source) if isinstance(settings.source, ModelReference) else settings.source
+    rules = {token: _rule(rule, name_of) for token, rule in (settings.tokens or {}).items()}
+    wanted = [source, *(rule.source.model for rule in rules.values() if rule.source and rule.source.model)]
+    for name in wanted:  # a tokenizer may come from a model that is not merged
         if name not in known and name not in ("union", "base"):
             known[name] = _open(ModelReference.parse(name))
     return merge_vocabularies(
         known,
-        source=str(settings.source),
+        source=source,
         base=str(document.base_model) if document.base_model else None,
         rules=rules,
         pad_to_multiple_of=settings.pad_to_multiple_of,
@@ -323,14 +316,14 @@ def _table_lengths(plan: RecipePlan, models: Mapping[ModelReference, Checkpoint]
     return found
 
 
-def _rule(given: TokenSettings) -> TokenRule:
+def _rule(given: TokenSettings, name_of: Callable[[ModelReference], str]) -> TokenRule:
     from isomerge.merge.vocabulary import TokenRule, TokenSource
 
     source = given.source
     if source is None:
         return TokenRule(None, given.force)
     if isinstance(source, ModelReference):
-        return TokenRule(TokenSource("model", str(source)), given.force)
+        return TokenRule(TokenSource("model", name_of(source)), given.force)
     if source.kind == "zero":
         return TokenRule(TokenSource("zero"), given.force)
-    return TokenRule(TokenSource("model_token", str(source.model), source.token, source.token_id), given.force)
+    return TokenRule(TokenSource("model_token", name_of(source.model), source.token, source.token_id), given.force)

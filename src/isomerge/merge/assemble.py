@@ -16,6 +16,7 @@ from isomerge.merge.sources import InputHashes, Stored
 
 if TYPE_CHECKING:
     from isomerge.merge.aligned import AlignedModels
+    from isomerge.merge.measured import Measured
     from isomerge.merge.vocabulary import Vocabulary
 
 
@@ -27,11 +28,12 @@ def assemble(
     aligned: AlignedModels | None = None,
     vocabulary: Vocabulary | None = None,
     files: TensorFiles,
+    measured: Measured | None = None,
     hashes: InputHashes,
     seed: int = 0,
     device: str = "cpu",
 ) -> list[Job]:
-    """The jobs, in the order of the plan."""
+    """The jobs, in the order of the plan. A whole-model method is not run here and counts as the mean of the models."""
     asked = recipe.out_dtype or recipe.dtype
     dtype = parse_dtype(asked) if asked else None
 
@@ -49,17 +51,22 @@ def assemble(
             sources = _in_one_vocabulary(vocabulary, every, sources)
         stored = _stored_info(tensor, checkpoints, aligned)
         floating = stored.dtype.is_floating_point
+        method, options, extras = METHODS.get(tensor.method, METHODS["linear"]), tensor.options, {}
+        if tensor.method not in METHODS:
+            options = {}
+        elif measured is not None and floating and tensor.method == recipe.merge_method:
+            extras = measured.sources(tensor, sources[0].info.shape)
+        elif floating:
+            extras = files.sources(tensor, sources[0].info.shape, hashes, models=checkpoints, aligned=aligned)
         jobs.append(
             Job(
                 tensor.name,
                 TensorInfo(sources[0].info.shape, dtype if dtype is not None and floating else stored.dtype),
                 sources[: len(tensor.inputs)],
                 sources[-1] if tensor.base else None,
-                METHODS[tensor.method] if floating else None,
-                tensor.options if floating else {},
-                files.sources(tensor, sources[0].info.shape, hashes, models=checkpoints, aligned=aligned)
-                if floating
-                else {},
+                method if floating else None,
+                options if floating else {},
+                extras,
                 seed,
                 device,
             )

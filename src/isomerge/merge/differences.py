@@ -10,6 +10,7 @@ from isomerge.checkpoint.base import name_some
 from isomerge.errors import RequestError
 from isomerge.merge.recipe import Recipe
 from isomerge.merge.vocabulary.files import tokenizer_files, tokens_in_files
+from isomerge.merge.whole import WHOLE
 
 # Weights of the same shape mean something else when these differ.
 DECISIVE = ("num_attention_heads", "num_key_value_heads", "n_head", "num_heads", "head_dim", "d_kv")
@@ -25,7 +26,9 @@ def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe]) -> li
     described = [model for model in models if model.config.get("model_type")]
     if len(described) < 2:
         return []
-    first, stacked = described[0], all(document.merge_method == "passthrough" for document in documents)
+    first = described[0]
+    lenient = {"passthrough", *(name for name, method in WHOLE.items() if method.any_width)}
+    stacked = all(document.merge_method in lenient for document in documents)
     problems: list[str] = []
     notes: list[str] = []
     for other in described[1:]:

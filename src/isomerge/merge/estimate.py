@@ -10,11 +10,14 @@ from typing import Any
 import torch
 
 from isomerge.merge.api import planned
+from isomerge.merge.data_sets import DataSets
+from isomerge.merge.data_uses import data_uses
 from isomerge.merge.group import Group, InMemory
 from isomerge.merge.memory import RESERVE, fitting_threads, job_memory
 from isomerge.merge.merged import Merged, peak_memory, present_memory
 from isomerge.merge.pipeline import Job
 from isomerge.merge.recipe import Recipe, explain
+from isomerge.merge.recipe.trial import stand_ins
 
 TRIAL_ELEMENTS = 2**22  # eight blocks: what a method does once per tensor weighs little
 TRIAL_BYTES = 2**23
@@ -42,9 +45,28 @@ def plan_merge(
         "threads": count,
         "config_changes": merged.config_changes,
         "alignment": merged.recipe.align is not None,
-        "notes": merged.notes
-        + (["the time and memory of the alignment are not in this estimate"] if merged.recipe.align else []),
+        "data": _runs_over_data(merged),
+        "notes": merged.notes + _left_out(merged),
     }
+
+
+def _runs_over_data(merged: Merged) -> list[dict[str, Any]]:
+    """Every purpose with its data, how many examples are used, and how often models run over them."""
+    opened = DataSets(opened={(one.settings, one.how["prefer"]): one for one in merged.data})
+    return [
+        {"purpose": use.purpose, "name": data.data.name, "size": data.data.size, "examples": data.examples,
+         "passes": use.passes}
+        for recipe in merged.recipes
+        for use in dict.fromkeys(data_uses(recipe))
+        for data in [use.open(opened)]
+    ]  # fmt: skip
+
+
+def _left_out(merged: Merged) -> list[str]:
+    notes = ["the time and memory of the alignment are not in this estimate"] if merged.recipe.align else []
+    if merged.data:
+        notes.append("the time and memory of running models over data are not in this estimate")
+    return notes
 
 
 def explain_tensor(documents: Sequence[Recipe], tensor: str) -> dict[str, Any]:
@@ -63,11 +85,12 @@ def _seconds(merged: Merged, threads: int, moved: int) -> float:
         rows = torch.randn(TRIAL_ELEMENTS // 1024, 1024).to(job.info.dtype)
         sources = [InMemory(rows + k) for k, _ in enumerate(job.sources)]
         base = InMemory(rows) if job.base is not None else None
-        trial = Job("", job.info, sources, base, job.method, job.options)
+        extras = stand_ins(job.method, rows.shape, len(sources))
+        trial = Job("", job.info, sources, base, job.method, job.options, extras)
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            each = _timed(trial, Group(job.name, sources, base, seed=merged.seed)) / TRIAL_ELEMENTS
+            each = _timed(trial, Group(job.name, sources, base, extras=extras, seed=merged.seed)) / TRIAL_ELEMENTS
         finally:
             torch.set_num_threads(before)
     elements: int = sum(torch.Size(job.info.shape).numel() for job in merged.jobs)

@@ -25,6 +25,7 @@ from isomerge.merge.pipeline import Job, run
 from isomerge.merge.sources import InputHashes
 
 if TYPE_CHECKING:
+    from isomerge.merge.data_sets import DataSet
     from isomerge.merge.recipe import Recipe, RecipePlan
     from isomerge.merge.vocabulary import Vocabulary
 
@@ -47,6 +48,10 @@ class Merged:
     config_changes: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     alignment: dict[str, Any] | None = None
+    data: list[DataSet] = field(default_factory=list)
+    """What models were run on, in all documents."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What a method for whole models tells beside its result."""
     vocabulary: Vocabulary | None = None
     chat_template: str | None = None
     hashes: InputHashes = field(default_factory=InputHashes)
@@ -109,7 +114,8 @@ class Merged:
         from isomerge.merge.memory import fitting_threads
         from isomerge.merge.outcome import card_files, lock_text, resume_key, side_files
 
-        refuse_overwrite(out, [*self.inputs.values(), self.donor])
+        paths = [data.settings.path for data in self.data if not data.in_memory]
+        refuse_overwrite(out, [*self.inputs.values(), self.donor, *paths])
         jobs, changes = self._in_dtype(out_dtype)
         plan = {job.name: job.info for job in jobs}
         self.hashes.wanted = lock
@@ -163,12 +169,14 @@ class Merged:
         gone = {name: count for name, count in sorted(self._vanished.items()) if count}
         notes += [f"{name}: {count} values became zero in the written dtype" for name, count in gone.items()]
         return {
+            **self.details,
             "method": self.recipe.merge_method,
             "models": list(self.inputs),
             "donor": self.donor.name,
             "aligned": self.alignment is not None,
             "alignment": self.alignment,
             "vocabulary": self.vocabulary.report if self.vocabulary else None,
+            "data": [data.record() for data in self.data],
             "threads": thread_count(self.threads),
             "peak_memory_bytes": peak_memory(),
             "notes": notes,

@@ -10,14 +10,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from isomerge import __version__
 from isomerge.align.parallel import thread_count
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.hashing import hash_tensors
 from isomerge.checkpoint.lock import Lock, LockedInput, current_versions, locked_input, locked_tensors
 from isomerge.checkpoint.writer import CheckpointWriter, side_copies
+from isomerge.evaluate.reproduce import run_versions
 from isomerge.merge.group import BLOCK_ELEMENTS
-from isomerge.merge.methods import METHODS
+from isomerge.merge.whole import EVERY
 
 if TYPE_CHECKING:
     from isomerge.merge.merged import Merged
@@ -36,16 +39,24 @@ def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[
             return None
         options = {**options, "boot": boot}
     work = {
-        "versions": current_versions(),
+        "versions": run_versions() if merged.data else current_versions(),
         "recipes": [recipe.to_yaml() for recipe in merged.recipes],
         "inputs": inputs,
         "plan": {name: [list(info.shape), str(info.dtype)] for name, info in plan.items()},
         "seed": merged.seed,
         "device": merged.device,
         "block": BLOCK_ELEMENTS,
+        **_data_options(merged),
         **options,
     }
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+
+
+def _data_options(merged: Merged) -> dict[str, Any]:
+    """The data that models were run on, and in how many threads: sums over activations are rounded in their order."""
+    if not merged.data:
+        return {}
+    return {"data": [data.locked() for data in merged.data], "torch_threads": torch.get_num_threads()}
 
 
 def _boot() -> str | None:
@@ -104,8 +115,10 @@ def lock_text(merged: Merged, writer: CheckpointWriter, options: Mapping[str, An
         tensors=locked_tensors(writer.plan, hashes, files),
         side_files=writer.side_hashes(),
         seed=merged.seed,
-        options={"device": merged.device.partition(":")[0], "block_elements": BLOCK_ELEMENTS, **options},
-    )
+        versions=run_versions() if merged.data else current_versions(),
+        options={"device": merged.device.partition(":")[0], "block_elements": BLOCK_ELEMENTS,
+                 **_data_options(merged), **options},
+    )  # fmt: skip
     return lock.to_json()
 
 
@@ -127,9 +140,10 @@ def recipe_text(merged: Merged) -> str:
 
 def card_files(merged: Merged, writer: CheckpointWriter, sha256: str | None) -> dict[str, str]:
     """README.md, and mergekit_config.yml where mergekit could run the recipe."""
+    from isomerge.merge.recipe.write import public_yaml
     from isomerge.report.card import card_data, card_page
 
-    recipe = merged.recipe
+    recipe, method = merged.recipe, EVERY[merged.recipe.merge_method]
     base = str(recipe.base_model) if recipe.base_model else None
     donor = next((name for name, c in merged.inputs.items() if c is merged.donor), merged.donor.name)
     record = {
@@ -145,9 +159,10 @@ def card_files(merged: Merged, writer: CheckpointWriter, sha256: str | None) -> 
         ],
         "donor": donor,
         "method": recipe.merge_method,
-        "summary": METHODS[recipe.merge_method].summary,
-        "paper": METHODS[recipe.merge_method].reference,
-        "recipe": recipe_text(merged),
+        "summary": method.summary,
+        "paper": method.reference,
+        "recipe": "---\n".join(public_yaml(one) for one in merged.recipes),
+        "data": [data.record() for data in merged.data],
         "alignment": _alignment_facts(merged),
         "sha256": sha256,
         "version": __version__,

@@ -20,6 +20,7 @@ from isomerge.checkpoint.writer import CheckpointWriter
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.merge.group import Group, Source, spans
 from isomerge.merge.methods import Method
+from isomerge.merge.statistics.warning import told_together
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def run(
     tell(sum(job.info.nbytes for job in jobs if job.name in done))
     # The largest first, so that no worker starts the largest when the others have nothing left to do.
     waiting = sorted((job for job in jobs if job.name not in done), key=lambda job: -job.info.nbytes)
-    with workers(thread_count(threads)) as pool:
+    with told_together(), workers(thread_count(threads)) as pool:
         futures = [pool.submit(work, job) for job in waiting]
         try:
             _first_failure(futures)

@@ -19,7 +19,8 @@ def card_page(record: Record) -> str:
 
     The record has `inputs`, a list of tables with `reference`, `revision` (the commit of a hub model, else None),
     `role` ("model", "base", "adapter", …) and `card` (what `card_data` read); `donor`, the reference whose config was
-    taken; `name`; `method`, `summary`, `paper`; `recipe`; `alignment` (a table of facts, or None); `sha256`; `version`.
+    taken; `name`; `method`, `summary`, `paper`; `recipe`; `alignment` (a table of facts, or None); `data`, a list of
+    tables with `name`, `sha256` and `examples` where models were run on data; `sha256`; `version`.
     """
     notes: list[str] = []
     metadata = card_metadata(record, notes)
@@ -112,6 +113,9 @@ def card_text(record: Record, notes: Sequence[str]) -> str:
     if record.get("alignment"):
         facts = [f"| {_cell(key)} | {_cell(value)} |" for key, value in record["alignment"].items()]
         parts.append("\n".join(["## Alignment", "", "| | |", "|---|---|", *facts]))
+    if record.get("data"):
+        sets = [f"| {_cell(d['name'])} | {d['examples']} | `{d['sha256']}` |" for d in record["data"]]
+        parts.append("\n".join(["## Data", "", "| data | examples used | sha256 |", "|---|---|---|", *sets]))
     commands = f'pip install "isomerge=={record["version"]}"\nisomerge reproduce {record["name"]}'
     parts += [
         f"## Reproduce\n\n{_fenced(commands, 'bash')}",

@@ -56,6 +56,8 @@ def merge_table(record: Record) -> RenderableType:
     }
     for model in (record.get("alignment") or {}).get("models", []):
         facts[f"  {model['model']}"] = model["verdict"]
+    for data in record.get("data") or []:
+        facts[f"data {data['name']}"] = f"{data['examples']} of {data['size']} examples"
     if record.get("peak_memory_bytes"):
         facts["peak memory"] = size(record["peak_memory_bytes"])
     facts |= _written(record) | {"sha256": record.get("sha256"), "pushed": record.get("pushed")}
@@ -89,6 +91,10 @@ def plan_table(record: Record) -> RenderableType:
         "time, about": f"{record['seconds']:.1f} s on {record['threads']} threads, beside the disk's own time",
         "changes in config.json": ", ".join(f"{k}: {v}" for k, v in record["config_changes"].items()) or None,
     }
+    for use in record.get("data") or []:
+        facts[f"data for {use['purpose']}"] = (
+            f"{use['name']}, {use['examples']} of {use['size']} examples; {use['passes']}"
+        )
     return _page(_facts(facts), _notes(record.get("notes")))
 
 

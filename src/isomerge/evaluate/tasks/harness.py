@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from isomerge.data.tokenizer import tokenizer_for
@@ -13,10 +15,14 @@ USUAL = ("acc_norm,none", "acc,none", "exact_match,strict-match", "exact_match,n
 
 
 def run_harness(loaded: Loaded, name: str, *, batch_size: int, limit: int | None, tokenizer: Any) -> dict[str, Any]:
-    """`lm-eval:hellaswag`; several with commas between. The data comes from the harness."""
+    """`lm-eval:hellaswag`, or the harness's own file for a task; several with commas between.
+
+    The data comes from the harness.
+    """
     try:
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise RequestError(
             f"Evaluating {loaded.checkpoint.name} on lm-eval:{name}: the package 'lm-eval' is not installed, or a part "
@@ -24,8 +30,10 @@ def run_harness(loaded: Loaded, name: str, *, batch_size: int, limit: int | None
         ) from error
     words = tokenizer_for(loaded.checkpoint, tokenizer)
     model = HFLM(pretrained=loaded.module, tokenizer=words, batch_size=batch_size)
+    tasks, folders = _tasks(name)
     try:
-        found = simple_evaluate(model=model, tasks=name.split(","), limit=limit)
+        manager = TaskManager(include_path=folders or None)
+        found = simple_evaluate(model=model, tasks=tasks, limit=limit, task_manager=manager)
     except (KeyError, ValueError) as error:
         raise RequestError(f"Evaluating on lm-eval:{name}: the harness refused ({error}).") from error
     results = found["results"]
@@ -35,7 +43,7 @@ def run_harness(loaded: Loaded, name: str, *, batch_size: int, limit: int | None
         for key, value in values.items()
         if isinstance(value, (int, float)) and "stderr" not in key
     }
-    first = name.split(",")[0]
+    first = tasks[0]
     quoted = next((f"{first}/{key}" for key in USUAL if f"{first}/{key}" in numbers), next(iter(numbers), None))
     if quoted is None:
         raise RequestError(f"Evaluating on lm-eval:{name}: the harness gave no number.")
@@ -46,3 +54,18 @@ def run_harness(loaded: Loaded, name: str, *, batch_size: int, limit: int | None
         "higher_is_better": "perplexity" not in quoted,
         "metrics": numbers,
     }
+
+
+def _tasks(given: str) -> tuple[list[str], list[str]]:
+    """Names of tasks, and the folders of those that are files of one's own."""
+    names, folders = [], []
+    for part in given.split(","):
+        if not part.endswith((".yaml", ".yml")):
+            names.append(part)
+            continue
+        found = re.search(r"^task:\s*(\S+)", Path(part).read_text(), re.MULTILINE) if Path(part).is_file() else None
+        if found is None:
+            raise RequestError(f"Evaluating on lm-eval:{part}: there is no such file, or it has no line 'task: NAME'.")
+        names.append(found[1].strip("'\""))
+        folders.append(str(Path(part).resolve().parent))
+    return names, folders

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
+from isomerge.checkpoint.base import name_some
 from isomerge.data.base import Batch, floating
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluate.device import require_device
@@ -65,9 +66,24 @@ def load_model(model: Any, device: str | None = None) -> Iterator[Loaded]:
     require_floating(checkpoint)
     require_device(device or "cpu")
     require_runnable(checkpoint)
-    state = {name: checkpoint.read(name) for name in checkpoint.tensors}
-    module = load_stock(checkpoint.config, state, dtype=floating(checkpoint))
+    module = load_stock(checkpoint.config, read_weights(checkpoint), dtype=floating(checkpoint))
     yield Loaded(checkpoint, module.to(device or "cpu"), device or "cpu")
+
+
+def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """All tensors, to run the model. NaN has to be found here: attention kernels can swallow it, and the model would
+    go on with numbers that mean nothing."""
+    state = {name: checkpoint.read(name) for name in checkpoint.tensors}
+    wrong = [
+        name for name, tensor in state.items()
+        if tensor.is_floating_point() and tensor.numel() and not all(e.isfinite() for e in torch.aminmax(tensor))
+    ]  # fmt: skip
+    if wrong:
+        raise CheckpointError(
+            f"Running {checkpoint.name}: NaN or infinite numbers in {name_some(wrong)}. The file is damaged, or the "
+            "model was stored in a dtype that is too small for it; get a sound copy."
+        )
+    return state
 
 
 def require_runnable(checkpoint: Checkpoint) -> None:

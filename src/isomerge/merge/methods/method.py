@@ -23,8 +23,11 @@ def each(value: T) -> list[T]:
     return [value]
 
 
+MEASURED = {"importance": "fisher", "statistics": "gram"}
+"""Options that name a file of what was measured of each model, and what that is. Data can take the files' place."""
 Base = Literal["required", "optional", "ignored"]
-SHARES = {"density", "gamma", "select_topk", "share"}
+SHARES = {"density", "gamma", "select_topk", "share", "off_diagonal"}
+NOT_NEGATIVE = {"floor", "ridge", "tolerance"}
 REQUIRED = object()
 """The default of an option that has none."""
 
@@ -50,6 +53,8 @@ class Option:
         """What is wrong with a value of the right type."""
         if self.bounds and isinstance(value, (int, float)) and not self.bounds[0] <= value <= self.bounds[1]:
             return f"'{self.name}' is a share between 0 and 1, and is {value}"
+        if self.name in NOT_NEGATIVE and isinstance(value, (int, float)) and value < 0:
+            return f"'{self.name}' must not be negative, and is {value}"
         return None
 
     @property
@@ -74,6 +79,11 @@ class Method:
     reference: str
     whole: bool = False
     """It works on whole matrices, and holds them in memory."""
+
+    @property
+    def measures(self) -> str | None:
+        """What it weighs the models by, where that has to be measured on data."""
+        return next((MEASURED[option.name] for option in self.options if option.name in MEASURED), None)
 
     def require_count(self, models: int) -> None:
         """Raise unless it merges so many models, not counting the base."""
@@ -129,7 +139,7 @@ def method(
         document = inspect.getdoc(function) or ""
         known = name or function.__name__
         METHODS[known] = Method(
-            known, function, base, least, most, _options(function, document), document.split("\n", 1)[0], reference,
+            known, function, base, least, most, read_options(function, document), document.split("\n", 1)[0], reference,
             whole,
         )  # fmt: skip
         return METHODS[known]
@@ -137,7 +147,8 @@ def method(
     return enter
 
 
-def _options(function: Callable[..., Any], document: str) -> tuple[Option, ...]:
+def read_options(function: Callable[..., Any], document: str) -> tuple[Option, ...]:
+    """The keyword-only arguments of a function as options, described by its docstring."""
     described = _described(document)
     hints = typing.get_type_hints(function, include_extras=True)
     found = []

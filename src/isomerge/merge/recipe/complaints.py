@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from isomerge.errors import did_you_mean
-from isomerge.merge.methods import METHODS
+from isomerge.merge.recipe.align_settings import AlignSettings
+from isomerge.merge.recipe.data_settings import CalibrateSettings, DataSettings, RepairSettings
 from isomerge.merge.recipe.definitions import (
-    AlignSettings,
     ModelEntry,
     ModelToken,
     Module,
@@ -21,6 +21,7 @@ from isomerge.merge.recipe.definitions import (
 )
 from isomerge.merge.recipe.fields import TAG, Conditional
 from isomerge.merge.recipe.problems import Path, Places, Problems
+from isomerge.merge.whole import EVERY
 
 CONTAINERS: dict[str, tuple[type[BaseModel], str]] = {
     "models": (ModelEntry, "an entry of models"),
@@ -31,6 +32,9 @@ CONTAINERS: dict[str, tuple[type[BaseModel], str]] = {
     "tokens": (TokenSettings, "a token"),
     "source": (ModelToken, "the source of a token"),
     "align": (AlignSettings, "align"),
+    "data": (DataSettings, "data"),
+    "calibrate": (CalibrateSettings, "calibrate"),
+    "repair": (RepairSettings, "repair"),
     "parameters": (Conditional, "a value with a filter"),
 }
 TOP: tuple[type[BaseModel], str] = (Recipe, "a recipe")
@@ -106,7 +110,7 @@ def _unknown_key(key: str, path: Path) -> str:
     hint = did_you_mean(key, allowed)
     if hint.startswith("Did you mean"):
         return f"{text} {hint}"
-    if "parameters" in allowed and any(key == option.name for method in METHODS.values() for option in method.options):
+    if "parameters" in allowed and any(key == option.name for method in EVERY.values() for option in method.options):
         return f"{text} It is an option of merge methods: put it under 'parameters'"
     homes = [label for other, label in (TOP, *CONTAINERS.values()) if key in allowed_keys(other)]
     return f"{text} It belongs to {' or '.join(homes)}" if homes else text

@@ -18,8 +18,14 @@ from pydantic import (
     model_validator,
 )
 
-from isomerge.align.levels import Scope, parse_layers
-from isomerge.errors import RequestError
+from isomerge.merge.recipe.align_settings import AlignSettings
+from isomerge.merge.recipe.data_settings import (
+    CalibrateSettings,
+    DataEntry,
+    DataSettings,
+    RepairSettings,
+    read_switch,
+)
 from isomerge.merge.recipe.fields import (
     OPTIONS,
     TAG,
@@ -43,6 +49,9 @@ class ModelEntry(Definition):
 
     model: Reference
     parameters: Settings | None = Field(None, description=OPTIONS)
+    data: DataEntry | None = Field(
+        None, description="The data of this model, for methods that measure each on its own."
+    )
 
 
 def _read_range(value: Any) -> Any:
@@ -86,7 +95,7 @@ class Module(Definition):
         return _exactly_one(self, "models", "slices")
 
 
-# --- tokenizer, alignment ---------------------------------------------------------------------------------------------
+# --- tokenizer --------------------------------------------------------------------------------------------------------
 class ZeroToken(Definition):
     """A row of zeros."""
 
@@ -152,44 +161,6 @@ class TokenizerSettings(Definition):
     pad_to_multiple_of: Count | None = Field(None, description="Add unused rows up to a multiple of this number.")
 
 
-def _read_layers(value: Any) -> Any:
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if not isinstance(text, str):
-        raise ValueError(f'layers are written as in "0-4,7", and this is {kind_of(value)}')
-    try:
-        parse_layers(text, 10**6)
-    except RequestError as error:
-        raise ValueError(str(error).partition(": ")[2]) from None
-    return text
-
-
-class AlignSettings(Definition):
-    """Align the models before they are merged."""
-
-    level: Literal["permutation", "rotation", "full"] = Field("full", description="How much may move.")
-    anchor: Reference | None = Field(None, description="The model the others are moved to: base_model, or the first.")
-    layers: Annotated[str, BeforeValidator(_read_layers)] | None = Field(None, description='Layers, as in "0-4,7".')
-    scale: Switch | None = Field(None, description="Rescale heads too; by default only level full does.")
-    sweeps: Count = Field(15, description="At most this many rounds over all spaces.")
-    only: Literal["attention", "ffn", "residual"] | None = Field(None, description="Move only this part.")
-
-    @model_validator(mode="after")
-    def _fits(self) -> AlignSettings:
-        try:
-            Scope(self.level, self.scale, self.layers, self.only)
-        except RequestError as error:
-            raise ValueError(str(error).replace("Drop --scale", "Leave scale out")) from None
-        return self
-
-    def options(self) -> dict[str, Any]:
-        """The arguments of `isomerge.align` that these settings are, besides the anchor."""
-        return {key: getattr(self, key) for key in ("level", "layers", "scale", "sweeps", "only")}
-
-
-def _read_align(value: Any) -> Any:
-    return {True: {}, False: None}[value] if isinstance(value, bool) else value
-
-
 def _read_name(value: Any) -> Any:
     if isinstance(value, str) and (value.startswith(("/", "~")) or ".." in value.split("/") or "\\" in value):
         raise ValueError(f"the name '{value}' leads out of the folder of intermediate models; use a plain word")
@@ -221,8 +192,13 @@ class Recipe(Definition):
     out_dtype: Dtype | None = Field(None, description="The dtype of the output.")
     tokenizer: TokenizerSettings | None = None
     chat_template: Text | None = Field(None, description="auto, the name of a known template, or a Jinja template.")
-    align: Annotated[AlignSettings | None, BeforeValidator(_read_align)] = Field(
+    align: Annotated[AlignSettings | None, BeforeValidator(read_switch)] = Field(
         None, description="Align the models first: true, or what to align and how."
+    )
+    data: DataEntry | None = Field(None, description="Data to run the models on: a path, or a path and how to read it.")
+    calibrate: CalibrateSettings | None = Field(None, description="How models are measured on the data.")
+    repair: Annotated[RepairSettings | None, BeforeValidator(read_switch)] = Field(
+        None, description="After merging, give the units the mean and spread they have in the models: true, or where."
     )
     seed: Annotated[int, Strict(), Field(ge=0)] = Field(0, description="Names the random numbers of random methods.")
 
@@ -251,6 +227,15 @@ class Recipe(Definition):
         for module in (self.modules or {}).values():
             found += [entry.model for entry in module.models or ()] + _in_slices(module.slices)
         return list(dict.fromkeys(found))
+
+    def entries(self) -> list[ModelEntry]:
+        """The entries of `models`, of the recipe or of its modules."""
+        modules = (self.modules or {}).values()
+        return [*(self.models or ()), *(entry for module in modules for entry in module.models or ())]
+
+    def data_of(self, model: ModelReference) -> DataSettings | None:
+        """The data that a model is measured on: its own, or the recipe's."""
+        return next((e.data for e in self.entries() if e.model == model and e.data is not None), self.data)
 
     def to_yaml(self) -> str:
         """The recipe as YAML, with every abbreviation written out. Reading it gives an equal recipe."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isomerge.errors import did_you_mean
-from isomerge.merge.methods import METHODS
 from isomerge.merge.recipe.definitions import ModelEntry, Module, OutputSlice, Recipe
 from isomerge.merge.recipe.fields import Settings
 from isomerge.merge.recipe.names import Build, part_called
@@ -15,6 +14,7 @@ from isomerge.merge.recipe.problems import Path, Problems
 from isomerge.merge.recipe.reference import ModelReference
 from isomerge.merge.recipe.resolve import Scope
 from isomerge.merge.recipe.write import as_data
+from isomerge.merge.whole import EVERY
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Reader:
         return [Slice(sources, self._used(base), scopes)]
 
     def _adds(self, base: ModelReference) -> bool:
-        method = METHODS[self.recipe.merge_method]
+        method = EVERY[self.recipe.merge_method]
         if method.base != "ignored":
             return True
         merged = base_is_merged(method, as_data(self.recipe))
@@ -154,7 +154,7 @@ class _Reader:
         return found
 
     def _used(self, base: ModelReference | None) -> ModelReference | None:
-        return None if METHODS[self.recipe.merge_method].base == "ignored" else base
+        return None if EVERY[self.recipe.merge_method].base == "ignored" else base
 
     def _depth(self, model: ModelReference, part: str) -> int:
         found = self.builds[model].parts.get(part)

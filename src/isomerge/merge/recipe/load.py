@@ -101,10 +101,10 @@ def _move_tokenizer_source(data: dict[str, Any], places: Places, problems: Probl
 
 def _check_references(recipe: Recipe, problems: Problems) -> None:
     """Places that name a model which must be one of those that are merged."""
-    known = [str(model) for model in recipe.referenced_models()]
+    known = recipe.referenced_models()
     for path, model in _named(recipe):
-        if str(model) not in known:
-            text = f"{model} is not one of the models of this recipe. {did_you_mean(str(model), known)}"
+        if model not in known:
+            text = f"{model} is not one of the models of this recipe. {did_you_mean(str(model), map(str, known))}"
             problems.add(recipe.places, path, text)
     if recipe.tokenizer and recipe.tokenizer.source == "base" and recipe.base_model is None:
         problems.add(

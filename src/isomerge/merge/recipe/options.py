@@ -10,12 +10,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from isomerge.errors import did_you_mean
-from isomerge.merge.methods import METHODS, Method, Option
-from isomerge.merge.methods.method import REQUIRED
+from isomerge.merge.methods import Method, Option
+from isomerge.merge.methods.method import MEASURED, REQUIRED
+from isomerge.merge.recipe.data_rules import check_data
 from isomerge.merge.recipe.definitions import not_exactly_one
 from isomerge.merge.recipe.mergekit import MERGEKIT, WITHOUT_EFFECT
 from isomerge.merge.recipe.problems import Path, Places, Problems
 from isomerge.merge.recipe.reference import ModelReference
+from isomerge.merge.whole import EVERY, WholeMethod
+
+AnyMethod = Method | WholeMethod
 
 
 def parameter_blocks(data: Mapping[str, Any]) -> Iterator[tuple[Path, dict[str, Any], bool]]:
@@ -54,12 +58,14 @@ def check_method(data: dict[str, Any], places: Places, problems: Problems) -> No
     name = data.get("merge_method")
     if not isinstance(name, str) or not name:
         return
-    if name not in METHODS:
-        problems.add(places, ("merge_method",), f"'{name}' is not a merge method. {did_you_mean(name, METHODS)}")
+    if name not in EVERY:
+        problems.add(places, ("merge_method",), f"'{name}' is not a merge method. {did_you_mean(name, EVERY)}")
         return
-    method = METHODS[name]
+    method = EVERY[name]
     _check_options(method, data, places, problems)
     _check_models(method, data, places, problems)
+    files = any(block.get(option) is not None for _, block, _ in parameter_blocks(data) for option in MEASURED)
+    check_data(method, data, files, places, problems)
 
 
 def _one_kind_of_input(data: Mapping[str, Any], places: Places, problems: Problems) -> None:
@@ -71,7 +77,7 @@ def _one_kind_of_input(data: Mapping[str, Any], places: Places, problems: Proble
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
-def _check_options(method: Method, data: dict[str, Any], places: Places, problems: Problems) -> None:
+def _check_options(method: AnyMethod, data: dict[str, Any], places: Places, problems: Problems) -> None:
     known = {option.name: option for option in method.options}
     given = set()
     for path, block, of_model in parameter_blocks(data):
@@ -87,6 +93,9 @@ def _check_options(method: Method, data: dict[str, Any], places: Places, problem
                     places, here, f"'{key}' of {method.name} is one value for all models: move it from the model to "
                     "the 'parameters' of the recipe, the slice or the module",
                 )  # fmt: skip
+            elif isinstance(method, WholeMethod) and isinstance(block[key], (dict, list)):
+                text = f"'{key}' of {method.name} holds for the whole model: write one value, no gradient and no filter"
+                problems.add(places, here, text)
             else:
                 block[key] = _read_setting(option, block[key], here, places, problems)
     for option in method.options:
@@ -94,7 +103,7 @@ def _check_options(method: Method, data: dict[str, Any], places: Places, problem
             problems.add(places, ("merge_method",), f"{method.name} needs the option '{option.name}': {option.help}")
 
 
-def _no_such_option(method: Method, key: str) -> str:
+def _no_such_option(method: AnyMethod, key: str) -> str:
     names = [option.name for option in method.options]
     if not names:
         return f"{method.name} has no options, and '{key}' is given"
@@ -148,7 +157,7 @@ def read_value(option: Option, raw: Any) -> Any:
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
-def _check_models(method: Method, data: dict[str, Any], places: Places, problems: Problems) -> None:
+def _check_models(method: AnyMethod, data: dict[str, Any], places: Places, problems: Problems) -> None:
     base = _reference(data.get("base_model"))
     slice_bases = [entry.get("base_model") for path, entry in _entries(data) if path[-2] == "slices"]
     own = bool(slice_bases) and None not in slice_bases
@@ -168,7 +177,7 @@ def _check_models(method: Method, data: dict[str, Any], places: Places, problems
         _check_count(method, count, own_base is not None, path, places, problems)
 
 
-def base_is_merged(method: Method, data: Mapping[str, Any]) -> bool:
+def base_is_merged(method: AnyMethod, data: Mapping[str, Any]) -> bool:
     """Whether an unlisted base_model is one more model of a method that has no base.
 
     As in mergekit, if the recipe gives all models one weight, or if the method is one of mergekit's that have none.
@@ -228,7 +237,9 @@ def _check_twice(models: Mapping[int, ModelReference], path: Path, places: Place
         first.setdefault(model, i)
 
 
-def _check_count(method: Method, count: int, with_base: bool, path: Path, places: Places, problems: Problems) -> None:
+def _check_count(
+    method: AnyMethod, count: int, with_base: bool, path: Path, places: Places, problems: Problems
+) -> None:
     beside = " besides the base" if with_base else ""
     if count < method.least or (method.most is not None and count > method.most):
         if method.most == method.least:

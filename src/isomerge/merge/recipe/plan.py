@@ -10,7 +10,7 @@ from typing import Any
 from isomerge.checkpoint import Checkpoint, is_harmless_buffer
 from isomerge.checkpoint.base import name_some, near_miss
 from isomerge.errors import RequestError
-from isomerge.merge.methods import METHODS
+from isomerge.merge.methods import Method
 from isomerge.merge.methods.method import REQUIRED
 from isomerge.merge.recipe.definitions import Recipe
 from isomerge.merge.recipe.depth import Origin, depth_changes
@@ -20,35 +20,13 @@ from isomerge.merge.recipe.options import parameter_blocks
 from isomerge.merge.recipe.problems import Problems
 from isomerge.merge.recipe.reference import ModelReference
 from isomerge.merge.recipe.resolve import UNSET, Resolver
+from isomerge.merge.recipe.tensor_plan import Input, TensorPlan
+from isomerge.merge.recipe.trial import rejections
 from isomerge.merge.recipe.write import as_data
+from isomerge.merge.whole import EVERY
 
 COPY = "passthrough"
 MOST_SHAPES = 20  # of one kind in a message; nobody reads the three-hundredth
-
-
-@dataclass(frozen=True)
-class Input:
-    """One model's tensor."""
-
-    model: ModelReference
-    tensor: str
-    """Its name in that model's checkpoint."""
-
-
-@dataclass(frozen=True)
-class TensorPlan:
-    """How one tensor of the output is made."""
-
-    name: str
-    inputs: tuple[Input, ...]
-    base: Input | None
-    method: str
-    options: dict[str, Any]
-    """Per-model options are lists in the order of the inputs. Defaults are filled in."""
-    origins: dict[str, str]
-    """Where each value came from: by option, or by 'option of model' where the models differ."""
-    vocabulary: bool = False
-    """Axis 0 counts the tokens."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +82,7 @@ def explain(plan: RecipePlan, tensor: str) -> dict[str, Any]:
 class _Planner:
     def __init__(self, recipe: Recipe, builds: dict[ModelReference, Build], problems: Problems) -> None:
         self.recipe, self.builds, self.problems = recipe, builds, problems
-        self.method = METHODS[recipe.merge_method]
+        self.method = EVERY[recipe.merge_method]
         self.donor = recipe.referenced_models()[0]
         self.resolver = Resolver(recipe.places)
         self.tensors: dict[str, TensorPlan] = {}
@@ -127,6 +105,9 @@ class _Planner:
                 self._copy_part(part)
         self._report()
         self._check_filters()
+        if isinstance(self.method, Method) and not self.problems.found:
+            for text in rejections(self.method, self.tensors.values()):
+                self.problems.general(text)
 
     # --- parts --------------------------------------------------------------------------------------------------------
     def _part(self, part: Part, slices: list[Slice]) -> None:
@@ -259,7 +240,7 @@ class _Planner:
 
     def _check_shapes(self, name: str, found: list[tuple[Source, str]], vocabulary: bool) -> None:
         shapes = {s.model: self._checkpoint(s).tensors[n].shape for s, n in found}
-        if len(set(shapes.values())) == 1:
+        if len(set(shapes.values())) == 1 or getattr(self.method, "any_width", False):
             return
         rows_only = vocabulary and len({shape[1:] for shape in shapes.values()}) == 1
         if rows_only and self.recipe.tokenizer is not None:

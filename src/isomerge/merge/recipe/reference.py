@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelReference:
     """`path@revision+adapter@revision`, of which only the path must be there.
 
@@ -18,6 +19,18 @@ class ModelReference:
     revision: str | None = None
     adapter: str | None = None
     adapter_revision: str | None = None
+    _places: tuple[str | None, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        places = (_place(self.path), self.revision, _place(self.adapter), self.adapter_revision)
+        object.__setattr__(self, "_places", places)
+
+    def __eq__(self, other: object) -> bool:
+        """Two ways to write the same folder are one model."""
+        return isinstance(other, ModelReference) and self._places == other._places
+
+    def __hash__(self) -> int:
+        return hash(self._places)
 
     @classmethod
     def parse(cls, text: str) -> ModelReference:
@@ -33,6 +46,11 @@ class ModelReference:
         if self.adapter:
             text += f"+{self.adapter}" + (f"@{self.adapter_revision}" if self.adapter_revision else "")
         return text
+
+
+def _place(text: str | None) -> str | None:
+    """Where a path on this machine leads; anything else is its own name."""
+    return os.path.realpath(os.path.expanduser(text)) if text and _exists(text) else text
 
 
 def _exists(text: str) -> bool:

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from isomerge.merge.methods import METHODS
 from isomerge.merge.recipe.definitions import Recipe
 from isomerge.merge.recipe.mergekit import DEMANDED, MERGEKIT, WITHOUT_EFFECT
 from isomerge.merge.recipe.options import base_is_merged, parameter_blocks
+from isomerge.merge.whole import EVERY
 
 
 def to_yaml(recipe: Recipe) -> str:
     return _dump(as_data(recipe))
 
 
+def public_yaml(recipe: Recipe) -> str:
+    """The recipe for other people: data is called by its name, without where it lies on this machine."""
+    data = as_data(recipe)
+    _hide_places(data)
+    return _dump(data)
+
+
+def _hide_places(value: Any) -> None:
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if key == "data" and isinstance(one, dict) and "path" in one:
+            one["path"] = Path(one["path"]).name
+        else:
+            _hide_places(one)
+
+
 def as_data(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain data, without what is at its default."""
     data = recipe.model_dump(mode="json", exclude_defaults=True)
-    if recipe.align is not None:
-        data["align"] = data["align"] or True
+    for key in ("align", "repair"):
+        if getattr(recipe, key) is not None:
+            data[key] = data[key] or True
     if recipe.tokenizer is not None:
         data["tokenizer"] = {"source": str(recipe.tokenizer.source), **data["tokenizer"]}
     return data
@@ -32,7 +49,7 @@ def mergekit_yaml(recipe: Recipe) -> str | None:
     if not _in_mergekit(recipe, data):
         return None
     data.pop("name", None)
-    method = METHODS[recipe.merge_method]
+    method = EVERY[recipe.merge_method]
     for option in method.options:
         if option.name in DEMANDED and not _set_by_every_model(data, option.name):
             data["parameters"] = data.get("parameters") or {}
@@ -41,9 +58,10 @@ def mergekit_yaml(recipe: Recipe) -> str | None:
 
 
 def _in_mergekit(recipe: Recipe, data: dict[str, Any]) -> bool:
-    if recipe.align is not None or recipe.seed or recipe.merge_method not in MERGEKIT:
+    ours = (recipe.align, recipe.data, recipe.repair)
+    if any(one is not None for one in ours) or recipe.seed or recipe.merge_method not in MERGEKIT:
         return False
-    method = METHODS[recipe.merge_method]
+    method = EVERY[recipe.merge_method]
     known = {*MERGEKIT[method.name], *WITHOUT_EFFECT}
     if any(set(block) - known for _, block, _ in parameter_blocks(data)):
         return False

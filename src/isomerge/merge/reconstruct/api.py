@@ -15,9 +15,13 @@ from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.module import saved_state
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merge.merged import Progress as Tell
+from isomerge.merge.reconstruct.assembly import Assembly
 from isomerge.merge.reconstruct.blocks import BlockCache, find_stacks
 from isomerge.merge.reconstruct.goals import Goals
-from isomerge.merge.reconstruct.parents import Parents, State, mean_state, prepare
+from isomerge.merge.reconstruct.joint import all_joint, find_assembly, turns
+from isomerge.merge.reconstruct.parents import Parents, State, canonical, prepare
+from isomerge.merge.reconstruct.polish import polish as polish_merged
+from isomerge.merge.reconstruct.refine import Refinement
 from isomerge.merge.reconstruct.regmean import RegMeanWalk
 from isomerge.merge.reconstruct.result import Reconstructed
 from isomerge.merge.reconstruct.roles import Roles, file_names, find_roles
@@ -26,6 +30,7 @@ from isomerge.merge.reconstruct.stages import Plan, find_stages
 from isomerge.merge.reconstruct.walk import Progress, Walk, bias_name
 
 METHODS = ("reconstruct", "regmean++")
+FEATURES = ("mean", "joint")
 
 
 def reconstruct(
@@ -34,6 +39,9 @@ def reconstruct(
     *,
     weights: Sequence[float] | None = None,
     align: bool | Mapping[str, Any] = True,
+    features: str = "mean",
+    refine: int = 0,
+    polish: int = 0,
     ridge: float = 1e-2,
     floor: float = 1e-6,
     method: str = "reconstruct",
@@ -53,6 +61,11 @@ def reconstruct(
     with W̄ the average and T the mean of the parents' outputs or, for maps that write to the residual stream, the mean
     of the parents' streams minus the merged model's own.
 
+    `features="joint"` takes, instead of the mean in every space, the width of one model out of all models side by side:
+    the stream that holds most of all streams, and the heads and units that explain most of what all of them write.
+    `refine` is the number of gradient steps on each block after it was solved, `polish` on the whole model at the end,
+    towards the parents' mean prediction.
+
     `batches` gives a fresh iterator of batches (keyword arguments of the model) at every call, the same ones each time;
     `limit` uses that many examples. `align` may hold options of `isomerge.align`. `cache` bounds the memory that spares
     running finished layers again; 0 switches it off. `method="regmean++"` needs one `batches` per model, and
@@ -62,34 +75,63 @@ def reconstruct(
     >>> merged.save("merged")                                          # doctest: +SKIP
     """
     start = time.perf_counter()
-    shares = _require_sound(models, weights, ridge, floor, method, off_diagonal, limit)
+    shares = _require_sound(models, weights, ridge, floor, method, off_diagonal, limit, features, refine, polish)
     sources = _sources(batches, method, len(models))
     opened = [_open(model) for model in models]
-    parents, states = prepare(opened, align, device, progress)
-    merged, others, unheld = _load(parents, states, shares, device)
-    del states
+    joint = features == "joint"
+    parents, states = _prepare(opened, align, joint, device, progress)
+    merged, others, unheld = _load(parents, states, Assembly(parents.bound, shares), device)
     budget = parse_size(cache) if cache != 0 else 0
     examples = [Examples(source, limit, device, budget // (4 * len(sources))) for source in sources]
     roles = find_roles(merged, parents.bound)
     plan = _plan(merged, roles, examples[0])
     told = Progress(roles)
-    kept = BlockCache(plan.stacks, budget // 2)
-    runner = Runner(merged, "the merged model", 0, kept)
-    if method == "reconstruct":
-        rest = [Runner(model, c.name, k, kept) for k, (model, c) in enumerate(zip(others, opened, strict=True), 1)]
-        goals = Goals(rest, shares, plan.stages, roles, budget // 4)
-        walk = Walk(runner, goals, ridge, floor, told)
-        solve = [lambda stage=stage: walk.solve(stage, examples[0]) for stage in plan.stages]
-    else:
-        other = RegMeanWalk(runner, others, shares, floor, off_diagonal, told)
-        solve = [lambda stage=stage: other.solve(stage, examples) for stage in plan.stages]
-    for number, step in enumerate(solve):
-        step()
+    more: dict[str, Any] = {}
+
+    def runners() -> list[Runner]:
+        kept = BlockCache(plan.stacks, budget // 2)
+        named = zip((merged, *others), ("the merged model", *(c.name for c in opened)), strict=True)
+        return [Runner(model, name, who, kept) for who, (model, name) in enumerate(named)]
+
+    def tell(done: int, total: int, what: str) -> None:
         if progress:
-            progress(number + 1, len(solve), "reconstructing")
+            progress(done, total, what)
+
+    if method == "reconstruct":
+        assembly = Assembly(parents.bound, shares, names=roles.stored)
+        if joint:
+            assembly = find_assembly(
+                lambda: runners()[1:],
+                plan.stages,
+                examples[0],
+                assembly,
+                lambda n, of: tell(n, of, "choosing features"),
+            )
+            more["features"] = assembly.summary()
+            merged, _, unheld = _load(parents, states, assembly, device, others)
+        runner, *rest = runners()
+        goals = Goals(rest, assembly, plan.stages, roles, budget // 4)
+        walk = Walk(runner, goals, ridge, floor, told)
+        refinement = Refinement(runner, rest, assembly, plan.stacks, _writers(plan), refine, budget)
+        more["refined"] = []
+        last = {stage.place: stage for stage in plan.stages}
+        for number, stage in enumerate(plan.stages):
+            walk.solve(stage, examples[0])
+            if refine and last[stage.place] is stage and (done := refinement.refine(stage.place, examples[0])):
+                more["refined"].append(done)
+            tell(number + 1, len(plan.stages), "reconstructing")
+        if polish:
+            more["polished"] = polish_merged(
+                runner, rest, shares, examples[0], polish, lambda n: tell(n, polish, "polishing")
+            )
+    else:
+        other = RegMeanWalk(runners()[0], others, shares, floor, off_diagonal, told)
+        for number, stage in enumerate(plan.stages):
+            other.solve(stage, examples)
+            tell(number + 1, len(plan.stages), "reconstructing")
     record = {
         "method": method, "models": [c.name for c in opened], "weights": list(shares), "aligned": parents.alignment,
-        "examples": sum(e.size or 0 for e in examples), "ridge": ridge, "floor": floor, "layers": told.layers,
+        "examples": sum(e.size or 0 for e in examples), "ridge": ridge, "floor": floor, "layers": told.layers, **more,
         "warnings": told.warnings, "notes": _notes(parents, roles, plan), "seconds": time.perf_counter() - start,
     }  # fmt: skip
     changes = {k: v for k, v in parents.config.items() if opened[0].config.get(k) != v or k not in opened[0].config}
@@ -98,20 +140,41 @@ def reconstruct(
     return Reconstructed(tensors, parents.plan, opened, changes, record, progress)
 
 
+def _prepare(
+    opened: Sequence[Checkpoint], align: bool | Mapping[str, Any], joint: bool, device: str, progress: Tell | None
+) -> tuple[Parents, list[State]]:
+    """The parents, aligned where that is asked for and of use; canonical if the stream gets a basis of its own."""
+    if not joint:
+        return prepare(opened, align, device, progress)
+    from isomerge.architectures import describe
+
+    apart = describe(opened[0], untie=True)
+    needless = align is not False and all_joint(apart)
+    parents, states = prepare(opened, False if needless else align, device, progress)
+    if needless:
+        parents.notes.append("the models were not aligned: joint features do not depend on the basis of each model")
+    return canonical(parents, states) if turns(apart) else (parents, states)
+
+
 def _load(
-    parents: Parents, states: Sequence[State], shares: Sequence[float], device: str
+    parents: Parents, states: Sequence[State], assembly: Assembly, device: str, others: list[Any] | None = None
 ) -> tuple[Any, list[Any], State]:
-    """The average and the parents as stock modules, and the average of what no module holds (old buffers)."""
+    """The start and the parents as stock modules, and the start of what no module holds (old buffers)."""
     from isomerge.evaluate.probe import load_stock
 
-    average = mean_state(states, shares)
+    start = assembly.state(states)
     loaded = []
-    for state in (average, *states):
+    for state in (start,) if others is not None else (start, *states):
         model = load_stock(parents.config, state, dtype=parents.precision).to(device).requires_grad_(False)
         model.config.use_cache = False  # nothing is generated
         loaded.append(model)
     held = _held(loaded[0], parents)
-    return loaded[0], loaded[1:], {name: average[name] for name in parents.plan if name not in held}
+    return loaded[0], others or loaded[1:], {name: start[name] for name in parents.plan if name not in held}
+
+
+def _writers(plan: Plan) -> dict[Any, str]:
+    """For each block the last map that writes to the stream."""
+    return {stage.place: stage.names[0] for stage in plan.stages if stage.follows}
 
 
 def _held(model: Any, parents: Parents) -> State:
@@ -186,6 +249,9 @@ def _require_sound(
     method: str,
     off_diagonal: float,
     limit: int | None,
+    features: str,
+    refine: int,
+    polish: int,
 ) -> list[float]:
     """Weights that sum to 1, or all that is wrong with the request."""
     problems = []
@@ -193,6 +259,13 @@ def _require_sound(
         problems.append("`models` must list at least one model")
     if method not in METHODS:
         problems.append(f"'{method}' is not a method. {did_you_mean(method, METHODS)}".rstrip("."))
+    if features not in FEATURES:
+        problems.append(f"'{features}' is not a kind of features. {did_you_mean(features, FEATURES)}".rstrip("."))
+    if method != "reconstruct" and (features != "mean" or refine or polish):
+        problems.append(f"{method} has no features, refine or polish; leave them out")
+    for name, steps in (("refine", refine), ("polish", polish)):
+        if not (isinstance(steps, int) and steps >= 0):
+            problems.append(f"{name} is {steps}, and must be a number of steps from 0")
     for name, value in (("ridge", ridge), ("floor", floor)):
         if not (value >= 0 and math.isfinite(value)):
             problems.append(f"{name} is {value}, and must be a number from 0")
@@ -205,6 +278,10 @@ def _require_sound(
         problems.append(f"there are {len(shares)} weights for {len(models)} models")
     elif not all(math.isfinite(w) for w in shares) or not sum(shares) > 0:
         problems.append(f"the weights {shares} must be finite and have a positive sum")
+    elif features == "joint" and not min(shares) > 0:
+        problems.append(
+            f"joint features need positive weights, and these are {shares}; leave out models without weight"
+        )
     if problems:
         raise RequestError(f"Reconstructing: {'; '.join(problems)}.")
     return [w / sum(shares) for w in shares]

@@ -1,4 +1,4 @@
-"""What a stage is solved towards: the weighted mean of the parents' outcomes.
+"""What a stage is solved towards: the parents' outcomes, brought together as the assembly says (usually their mean).
 
 The parents do not change, so one pass over a block can note the goals of all its stages; those that are not due yet are
 kept as far as `budget` bytes go, and found again by another pass where they are not.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from isomerge.merge.reconstruct.assembly import Assembly
 from isomerge.merge.reconstruct.roles import Roles
 from isomerge.merge.reconstruct.running import Batch, Runner, require_finite_rows, rows_of, valid_rows
 from isomerge.merge.reconstruct.stages import Stage
@@ -19,7 +20,7 @@ from isomerge.merge.reconstruct.stages import Stage
 @dataclass
 class Goals:
     parents: Sequence[Runner]
-    weights: Sequence[float]
+    assembly: Assembly
     stages: Sequence[Stage]
     roles: Roles
     budget: int
@@ -39,14 +40,11 @@ class Goals:
                 self._kept[number, other] = goals
         return found[stage]
 
-    def mean(self, label: str, values: Sequence[Tensor]) -> Tensor:
-        """The weighted mean of rows that each parent gives."""
+    def combine(self, name: str, values: Sequence[Tensor], *, follows: bool = False) -> Tensor:
+        """The goal of a map (or of the sum it goes into) from the rows that each parent gives."""
         for parent, rows in zip(self.parents, values, strict=True):
-            require_finite_rows(rows, label, parent.name)
-        total = values[0] * self.weights[0]
-        for rows, weight in zip(values[1:], self.weights[1:], strict=True):
-            total.add_(rows, alpha=weight)
-        return total
+            require_finite_rows(rows, self.roles.label(name), parent.name)
+        return self.assembly.combine(name, values, follows=follows)
 
     def _together_with(self, stage: Stage) -> list[Stage]:
         """The stages of the same block that are still to come, while there is room for their goals."""
@@ -62,8 +60,8 @@ class Goals:
             goals = []
             for uses in zip(*(run[stage] for run in runs), strict=True):
                 valid = valid_rows(uses[0], batch, self.parents[0].two_sided)
-                label = self.roles.label(uses[0].key.name)
-                goals.append(self.mean(label, [rows_of(stage.outcome(use), valid) for use in uses]))
+                rows = [rows_of(stage.outcome(use), valid) for use in uses]
+                goals.append(self.combine(uses[0].key.name, rows, follows=stage.follows))
             found[stage] = goals
         return found
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.errors import RequestError
+from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
 
 State = dict[str, Tensor]
@@ -62,18 +63,35 @@ def prepare(
     return Parents(plan, aligned.own.model, config, aligned.notes, aligned.record, precision), states
 
 
-def mean_state(states: Sequence[State], weights: Sequence[float]) -> State:
-    """Σ w_k θ_k in float64; what is not a number with a fraction comes from the first."""
-    found = {}
-    for name, first in states[0].items():
-        if not first.is_floating_point():
-            found[name] = first
-            continue
-        total = torch.zeros(first.shape, dtype=torch.float64)
-        for state, weight in zip(states, weights, strict=True):
-            total += weight * state[name].double()
-        found[name] = total
-    return found
+def canonical(parents: Parents, states: Sequence[State]) -> tuple[Parents, list[State]]:
+    """The same models with every norm folded into its readers and nothing tied to anything, so that the stream may be
+    written in any basis. Their functions do not change."""
+    from isomerge.align.move import Move
+    from isomerge.architectures import describe
+    from isomerge.checkpoint.memory import MemoryCheckpoint
+    from isomerge.symmetry.canonical import Canonical
+    from isomerge.symmetry.transform import Transform
+
+    found: list[State] = []
+    for state in reversed(states):  # the first comes last: its names are the ones to keep
+        bound = describe(MemoryCheckpoint("the aligned model", dict(state), parents.config), untie=True)
+        move = Move(bound, Transform(bound.architecture.spaces), Canonical(bound, [RESIDUAL]), None)
+        moved: State = {}
+        for name in bound.layouts:
+            moved |= bound.split(name, move.tensor(name))
+        plan = move.plan(None)
+        found.insert(0, {file: moved[file] if file in moved else state[file] for file in plan})
+    dtypes = {file: parents.plan[file].dtype for file in plan if file in parents.plan}
+    tables = {name: source for name, (source, _) in bound.architecture.tied.items()}
+    own = {
+        file: TensorInfo(info.shape, dtypes.get(file) or dtypes[bound.files[tables[file]][0]])
+        for file, info in plan.items()
+    }
+    notes = list(parents.notes)
+    if bound.architecture.untied_config:
+        notes.append("input and output table were tied and are now separate, since the stream has a basis of its own")
+    config = {**parents.config, **bound.architecture.untied_config}
+    return Parents(own, bound, config, notes, parents.alignment, parents.precision), found
 
 
 def _require_same_tensors(models: Sequence[Checkpoint]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from isomerge.errors import IsomergeError, RequestError
-from isomerge.merge.reconstruct.blocks import BlockCache
+from isomerge.merge.reconstruct.blocks import BlockCache, Place
 from isomerge.merge.reconstruct.stages import Stage
 from isomerge.merge.reconstruct.watch import Enough, Use, Watch, Watched
 
@@ -80,6 +80,10 @@ class Runner:
         """Encoder and decoder, each with positions of its own."""
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
+    def going_on(self, number: int, place: Place) -> contextlib.AbstractContextManager[None]:
+        """Run the model on batch `number` without the blocks before `place` whose outcome is known."""
+        return self._cache.going_on(self.model, self._who, number, place)
+
     def run(
         self, stages: Sequence[Stage], batch: Batch, number: int, routing: Routing | None = None
     ) -> dict[Stage, list[Use]]:
@@ -100,7 +104,7 @@ class Runner:
             stack.enter_context(_telling_the_encoder(self.model, watch))
             if routing is not None:
                 stack.enter_context(routing.imposed(self.model, stages[0].names[0]))
-            stack.enter_context(self._cache.going_on(self.model, self._who, number, stages[0].place))
+            stack.enter_context(self.going_on(number, stages[0].place))
             stack.enter_context(contextlib.suppress(Enough))
             with watch:
                 self.model(**batch)

@@ -142,7 +142,7 @@ class Walk:
             for use, *theirs in zip(own, *others, strict=True):
                 valid = routing.valid(use)
                 inputs, output = rows_of(use.input, valid), rows_of(use.output, valid)
-                goal = self.goals.mean(label, [rows_of(other.output, valid) for other in theirs])
+                goal = self.goals.combine(use.key.name, [rows_of(other.output, valid) for other in theirs])
                 require_finite_rows(inputs, label, "the merged model so far")
                 found.setdefault(use.key.part or 0, Regression()).add(inputs, goal - output, goal)
         weight = self.merged.model.get_parameter(stage.names[0])

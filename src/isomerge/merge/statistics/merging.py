@@ -6,7 +6,6 @@ where they can (Gram matrices) and are refused where they cannot (diagonal Fishe
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from isomerge.calibrate import Batches, Statistics, calibrate, open_statistics
 from isomerge.checkpoint import Checkpoint, TensorInfo, cast, open_checkpoint
-from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
 from isomerge.merge.aligned import AlignedModels, align_models
 from isomerge.merge.group import GramSource, Source
@@ -28,7 +26,7 @@ from isomerge.merge.pipeline import Job
 from isomerge.merge.sources import Stored
 from isomerge.merge.statistics.moved import gram_source
 from isomerge.merge.statistics.regression import regression_mean
-from isomerge.merge.statistics.warning import StatisticsWarning, too_little
+from isomerge.merge.statistics.warning import Shortage, gathered, tell, too_little
 
 Measured = str | Path | Statistics | Batches | Any
 """Statistics or the file that holds them; batches to measure on, or an opened data set."""
@@ -85,39 +83,24 @@ def merge_regmean(
     yield from prepared.copied()
     pairs = _biases(prepared) if bias == "augment" else {}
     every = {name: (sources, info) for name, sources, info in prepared.tensors()}
-    problems: list[str] = []
+    problems: list[Shortage] = []
     for name, (sources, info) in every.items():
         if name in pairs.values():
             continue
         grams = prepared.grams(name)
         if name in pairs and grams and pairs[name] in every:
             together = every[pairs[name]]
-            with _collected(problems):
+            with gathered(problems):
                 both = _augmented(name, sources, info, pairs[name], together[0], together[1], grams, shares, alpha)
             yield from both
             continue
         options = {"weight": shares, "alpha": alpha}
         extras: dict[str, Sequence[Source]] = {"statistics": grams}
         job = Job(name, info, sources, None, METHODS["regmean"], options, extras, device=device)
-        with _collected(problems):
+        with gathered(problems):
             merged = job.tensor()
         yield name, cast(merged, info.dtype)[0]
-    if problems:
-        others = f" The same for {len(problems) - 1} more." if len(problems) > 1 else ""
-        warnings.warn(problems[0] + others, StatisticsWarning, stacklevel=2)
-
-
-@contextlib.contextmanager
-def _collected(problems: list[str]) -> Iterator[None]:
-    """Keep warnings about data, to be told once and not for every tensor."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", StatisticsWarning)
-        yield
-    for warning in caught:
-        if issubclass(warning.category, StatisticsWarning):
-            problems.append(str(warning.message))
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    tell(problems)
 
 
 @dataclass(frozen=True)
@@ -188,7 +171,7 @@ def _prepare(
         if any(fresh):
             raise RequestError("Merging with alignment: pass data for all models, or statistics for all of them.")
     elif aligned is not None:
-        opened, aligned = [_as_checkpoint(model, aligned) for model in opened], None
+        opened, aligned = [aligned.as_checkpoint(model) for model in opened], None
     statistics = [
         calibrate(model, one, what={what}, fisher=fisher, device=device, limit=limit, seed=seed)  # type: ignore[arg-type]
         if measure
@@ -210,16 +193,6 @@ def _stored(one: Any, what: str) -> Statistics:
             f"again with what={{'{what}'}}."
         )
     return found
-
-
-def _as_checkpoint(model: Checkpoint, aligned: AlignedModels) -> Checkpoint:
-    """An aligned model in memory, unrounded where it is stored in float32 or wider."""
-    state, stored = {}, aligned.plan()
-    for name in stored:
-        source = aligned.source(model, name)
-        rows = source.rows(0, source.info.shape[0] if source.info.shape else 1)
-        state[name] = rows.cpu().clone()
-    return MemoryCheckpoint(f"{model.name}, aligned", state, {**model.config, **aligned.config_changes})
 
 
 def _shares(weight: Sequence[float] | None, prepared: _Prepared) -> list[float]:
@@ -281,7 +254,7 @@ def _augmented(
     solved = regression_mean(matrices, [_with_ones(g) for g in grams], shares, alpha=alpha)
     problem = too_little(weight, sum(g.count for g in grams), matrices[0].shape[1], solved.ridge, alpha)
     if problem:
-        warnings.warn(problem, StatisticsWarning, stacklevel=2)
+        warnings.warn(problem, stacklevel=2)
     result = solved.weight[:, :-1]
     result = result.T if transposed else result
     return [
