@@ -10,7 +10,7 @@ PEERS := .venv-peers
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-peers test-browser lint format bench clean
+.PHONY: help venv demo test test-all test-peers test-browser lint format bench paper clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,8 +43,14 @@ $(PEERS)/.installed: constraints.txt
 test-peers: $(STAMP) $(PEERS)/.installed  ## the same recipes through mergekit, in its own environment
 	MERGEKIT_PYTHON=$${MERGEKIT_PYTHON:-$(CURDIR)/$(PEERS)/bin/python} $(PYTEST) -n $(JOBS) -m peers tests/peers
 
-test-browser: $(STAMP)  ## the tests that look at a page
-	$(PYTEST) -m browser
+# Debian's Chromium; root may install it, others are told what is missing.
+test-browser: $(STAMP)  ## the tests that look at a page in a real browser
+	@if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then \
+	  if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+	    apt-get install -y -q chromium chromium-driver >/dev/null || \
+	    { apt-get update -q && apt-get install -y -q chromium chromium-driver >/dev/null; }; \
+	  else echo "test-browser needs a browser: apt-get install chromium chromium-driver" >&2; exit 1; fi; fi
+	$(PYTEST) -m browser tests/browser
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -61,6 +67,17 @@ bench: $(STAMP)  ## the benchmark tables that two cores can make (minutes)
 	$(BIN)/python benchmarks/vit_cifar10.py --tiny $(if $(CIFAR10),--data $(CIFAR10))
 	$(BIN)/python benchmarks/lm_wikitext2.py --tiny --arch llama $(if $(WIKITEXT2),--data $(WIKITEXT2))
 	$(BIN)/python benchmarks/lm_wikitext2.py --tiny --arch gpt2 $(if $(WIKITEXT2),--data $(WIKITEXT2))
+
+# With a GPU the small scale (vision first: it trains what others merge), else the reduced one; every script says what it
+# leaves out. A script that was interrupted or failed goes on where it was; the others run all the same.
+# DATA=folder MODELS=folder SCALE=small|reduced|original WORK=folder: see benchmarks/paper/README.md
+PAPER := vision $(sort $(basename $(notdir $(wildcard $(addprefix benchmarks/paper/,table?.py figure?.py))))) plane
+WORK ?= build/paper
+paper: $(STAMP)  ## the founding paper's tables and figures (40 minutes of GPU; without: a reduced form)
+	@unfinished=; for name in $(PAPER); do \
+	  $(BIN)/python benchmarks/paper/$$name.py --work $(WORK) $(if $(SCALE),--scale $(SCALE)) \
+	    $(if $(DATA),--data $(DATA)) $(if $(MODELS),--models $(MODELS)) || unfinished="$$unfinished $$name"; \
+	done; test -z "$$unfinished" || { echo "not finished:$$unfinished; make paper goes on with them"; exit 1; }
 
 clean:  ## remove .venv, caches and demo output
 	rm -rf $(VENV) $(PEERS) build dist site demo-out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

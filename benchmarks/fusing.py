@@ -131,6 +131,16 @@ def standard_rows(
     for name, merge, together in with_data:
         found.append(Row(f"{name}, not aligned", merge, None, together))
         found.append(Row(f"{name}, aligned", merge, start, together))
+    # Joint features need no alignment. Neither gradient step sees a label.
+    ways: dict[str, dict[str, int]] = {
+        "": {},
+        ", refined": {"refine": 200},
+        ", refined, polished": {"refine": 200, "polish": 200},
+    }
+    for count in counts:
+        for word, steps in ways.items():
+            merge = reconstructed(count, features="joint", cache=cache, **steps)
+            found.append(Row(f"joint features, {count:,} {unit}{word}", merge, None, count == all_at_once))
     return found
 
 

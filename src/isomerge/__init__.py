@@ -22,7 +22,7 @@ _WHERE = {
     "align": "isomerge.align",
     "barrier": "isomerge.connect.barrier",
     "catalogue": "isomerge.catalogue",
-    "check": "isomerge.align.check",
+    "check": "isomerge.check",
     "demo": "isomerge.demo",
     "evaluate": "isomerge.evaluate",
     "merge": "isomerge.merge",
@@ -31,19 +31,21 @@ _WHERE = {
     "open_checkpoint": "isomerge.checkpoint",
     "open_data": "isomerge.data",
     "plane": "isomerge.connect.plane",
+    "report": "isomerge.report",
     "selftest": "isomerge.align.selftest",
     "verify": "isomerge.evaluate.verify",
 }
-_PACKAGES = {"align", "demo", "evaluate", "merge"}  # both a folder and a verb: the packages themselves are callable
+# Both a folder and a verb: the packages themselves are callable.
+_PACKAGES = {"align", "check", "demo", "evaluate", "merge", "report"}
 
 __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
     from isomerge.align.alignment import Alignment as Alignment
     from isomerge.align.api import align as align
-    from isomerge.align.check import check as check
     from isomerge.align.selftest import selftest as selftest
     from isomerge.catalogue import catalogue as catalogue
+    from isomerge.check.api import check as check
     from isomerge.checkpoint import open_checkpoint as open_checkpoint
     from isomerge.connect.barrier import barrier as barrier
     from isomerge.connect.plane import plane as plane
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from isomerge.merge.api import merge_recipe as merge_recipe
     from isomerge.merge.merged import Merged as Merged
     from isomerge.merge.state_dicts import merge_state_dicts as merge_state_dicts
+    from isomerge.report.page import report as report
 
 
 def __getattr__(name: str) -> Any:

@@ -43,7 +43,7 @@ def test_folder_without_weights(tmp_path):
 def test_foreign_formats_are_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"x")
     text = message(tmp_path)
-    assert name in text and "Convert the model to safetensors" in text
+    assert name in text and "Use the" in text and "safetensors" in text
 
 
 def test_several_unindexed_files_are_ambiguous(tmp_path, state):
@@ -159,8 +159,10 @@ def test_pickles_of_other_things_are_explained(tmp_path):
 def test_sources_of_no_known_kind_are_refused(tmp_path):
     with pytest.raises(RequestError, match="neither a path"):
         open_checkpoint(3)  # type: ignore[arg-type]
+    (tmp_path / "model.doc").write_bytes(b"x")
+    assert ".safetensors and .bin" in message(tmp_path / "model.doc")
     (tmp_path / "model.gguf").write_bytes(b"x")
-    assert ".safetensors and .bin" in message(tmp_path / "model.gguf")
+    assert "quantised weights for another program" in message(tmp_path / "model.gguf")
     assert "not a tensor" in message({"w": [1.0]})
     assert "no values" in message({"w": torch.zeros(1, device="meta")})
 

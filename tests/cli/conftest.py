@@ -54,11 +54,15 @@ class Api:
         self.called("save", out, **kwargs)
         return Written(out)
 
+    def write_report(self, written: Written) -> Path:
+        self.called("write_report", written)
+        return written.out / "report.html"
+
     def save_transform(self, path: Path) -> None:
         self.called("save_transform", path)
 
-    def check(self, *models: str) -> dict[str, Any]:
-        self.called("check", *models)
+    def check(self, *models: str, **kwargs: Any) -> dict[str, Any]:
+        self.called("check", *models, **kwargs)
         return self.record
 
     def selftest(self, model: str, **kwargs: Any) -> dict[str, Any]:
@@ -79,6 +83,8 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     fake = Api()
     for name in ("align", "merge_recipe", "check", "selftest", "demo", "catalogue"):
         monkeypatch.setattr(isomerge, name, getattr(fake, name), raising=False)
+    pages = lambda alignment, written: [written.out / "report.html"]  # noqa: E731
+    monkeypatch.setattr("isomerge.report.aligned.write_align_reports", pages)
     return fake
 
 

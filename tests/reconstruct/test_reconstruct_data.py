@@ -84,8 +84,29 @@ def test_values_that_are_not_finite_name_the_layer_and_the_model() -> None:
         second.vit.layers[1].mlp.fc1.bias[2] = 1e38
         second.vit.layers[1].mlp.fc2.weight[:, 2] = 1e38
     batches = [{"pixel_values": b["pixel_values"].float()} for b in data(pair("vit")[0], 1)]
-    with pytest.raises(IsomergeError, match=r"vit.encoder.layer.1.output.dense.weight: the ViTForImage.* not finite"):
+    with pytest.raises(
+        IsomergeError, match=r"vit.encoder.layer.1.intermediate.dense.weight: the ViTForImage.* not finite"
+    ):
         reconstruct([first, second], again(batches), align=False)
+
+
+@pytest.mark.parametrize("features", ["mean", "joint"])
+def test_numbers_that_a_norm_would_turn_to_zeros_are_found(features: str) -> None:
+    """Squares of 3e38 overflow, the norm divides by infinity, and all that follows is finite."""
+    first, second = (load(folder, dtype=torch.float32) for folder in pair("llama"))
+    with torch.no_grad():
+        second.model.embed_tokens.weight[:, 1] = 3e38
+    with pytest.raises(IsomergeError, match=r"o_proj.weight: the LlamaForCausalLM.* too large to be squared"):
+        reconstruct([first, second], again(data(pair("llama")[0], 1)), align=False, features=features)
+
+
+@pytest.mark.parametrize("align", [True, False])
+def test_weights_that_are_not_finite_are_named(align: bool) -> None:
+    first, second = (load(folder) for folder in pair("vit"))
+    with torch.no_grad():
+        second.vit.layers[1].mlp.fc1.weight[2, 2] = float("nan")
+    with pytest.raises(IsomergeError, match=r"vit.encoder.layer.1.intermediate.dense.weight"):
+        reconstruct([first, second], again(data(pair("vit")[0], 1)), align=align)
 
 
 def test_data_that_changes_between_passes_is_refused() -> None:

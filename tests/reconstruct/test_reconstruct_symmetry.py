@@ -35,3 +35,16 @@ def test_a_scrambled_parent_is_aligned_and_gives_the_same_merged_function(name: 
     expected = merged_features([first, second], batches, unseen)
     assert distance(expected, merged_features([first, moved(second, 5)], batches, unseen)) < 5e-3
     assert distance(expected, merged_features([first, moved(second, 5)], batches, unseen, align=False)) > 0.05
+
+
+def test_a_tied_output_table_is_solved_whether_the_alignment_had_to_separate_it_or_not() -> None:
+    """To 2 %: a sibling that was not moved stays tied on disk, one that was cannot; both are merged with two tables."""
+    first = tiny.model("t5", 0)
+    second = tiny.noisy(first, 0.1)
+    batches, unseen = data(first), data(first, 1, seed=9)
+    expected = merged_features([first, second], batches, unseen)
+    assert distance(expected, merged_features([first, moved(second, 5)], batches, unseen)) < 2e-2
+    for align, note in ((True, "tied and are now separate"), (False, "tied to the input table, so it is not solved")):
+        merged = reconstruct([first, second], again(data(first, 1)), align=align)
+        assert any(note in said for said in merged.report()["notes"])
+        assert ("lm_head.weight" in merged.tensors) == align

@@ -14,6 +14,9 @@ def problems_between(source: Checkpoint, anchor: Checkpoint) -> list[str]:
     """Reasons from config.json why two checkpoints cannot be aligned (or averaged)."""
     found = []
     kinds = [c.config.get("model_type") for c in (source, anchor)]
+    bare = [c.name for c in (source, anchor) if not c.config]
+    if bare and len(bare) < 2:
+        return [f"{bare[0]} has no config.json, so its architecture is unknown; copy it from where the model came"]
     if kinds[0] != kinds[1]:
         found.append(f"different architectures: '{kinds[0]}' and '{kinds[1]}'")
         return found

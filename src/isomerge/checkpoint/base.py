@@ -62,6 +62,10 @@ class Checkpoint(ABC):
         tensor = self.peek(name)
         return tensor[start:stop] if tensor.dim() > 1 else tensor
 
+    def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Values [start, stop) of the flattened tensor, in memory of their own: a sample of a tensor of any size."""
+        return self.peek(name).reshape(-1)[start:stop].clone()
+
     def identity(self) -> Any:
         """What tells these very weights from others without reading them, as JSON; None where nothing does."""
         return None
@@ -100,6 +104,9 @@ class WeightFile(ABC):
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         tensor = self.read(name)
         return tensor[start:stop] if tensor.dim() > 1 else tensor
+
+    def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
+        return self.read(name).reshape(-1)[start:stop].clone()
 
 
 def near_miss(given: str, known: Mapping[str, Any] | list[str]) -> str:

@@ -64,6 +64,14 @@ class SafetensorsFile(WeightFile):
         self._fill(name, entry.start + begin, buffer)
         return buffer.view(entry.info.dtype).reshape(shape)
 
+    def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
+        entry = self._entries[name]
+        width = entry.info.dtype.itemsize
+        stop = min(stop, math.prod(entry.info.shape))
+        buffer = torch.empty((stop - start) * width, dtype=torch.uint8)
+        self._fill(name, entry.start + start * width, buffer)
+        return buffer.view(entry.info.dtype)
+
     def _fill(self, name: str, start: int, buffer: torch.Tensor) -> None:
         view = memoryview(buffer.numpy())  # type: ignore[arg-type]
         got = 0
@@ -112,19 +120,23 @@ class PickledFile(WeightFile):
     def read(self, name: str) -> torch.Tensor:
         return self._state[name].detach().clone(memory_format=torch.contiguous_format)
 
+    def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
+        return self._state[name].detach().reshape(-1)[start:stop].clone()
+
     @staticmethod
     def _load(path: Path) -> dict[str, torch.Tensor]:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
             raise HeaderError(
-                "it is a pickle with more in it than tensors, which could run code when loaded, so it was refused: "
-                "convert it to safetensors where you trust its origin"
+                "it is a pickle with more in it than tensors, which could run code when loaded, so it was refused",
+                "Use the model's safetensors; or, where you trust its origin, load it once with transformers and save "
+                "it again.",
             ) from error
         except (RuntimeError, OSError, EOFError, ValueError) as error:
             if "mmap can only be used" in str(error):
                 raise HeaderError(
-                    "it is in PyTorch's format of before 1.6: load it once and save it as safetensors"
+                    "it is in PyTorch's format of before 1.6", "Load it once and save it as safetensors."
                 ) from error
             raise HeaderError(
                 f"PyTorch cannot read it, so it is truncated or corrupt ({_first_line(error)})"

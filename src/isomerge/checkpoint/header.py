@@ -42,7 +42,14 @@ LONGEST = 100_000_000
 
 
 class HeaderError(ValueError):
-    """What is wrong with one file, to be put in a list with what is wrong with the others."""
+    """What is wrong with one file, to be put in a list with what is wrong with the others.
+
+    `next_step` is a sentence that says what to do, where another copy of the file would not help.
+    """
+
+    def __init__(self, problem: str, next_step: str = "") -> None:
+        super().__init__(problem)
+        self.next_step = next_step
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         length_bytes = file.read(8)
         if length_bytes == b"version " and b"git-lfs" in file.read(64):
             raise HeaderError(
-                "it is a git-lfs pointer and not the weights themselves: run `git lfs pull` in its folder"
+                "it is a git-lfs pointer and not the weights themselves", "Run `git lfs pull` in its folder."
             )
         if len(length_bytes) < 8:
             raise HeaderError(f"it is {size} bytes long, too short for a safetensors header")

@@ -58,6 +58,9 @@ class HubFile(WeightFile):
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self._local(name).read_rows(name, start, stop)
 
+    def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
+        return self._local(name).read_span(name, start, stop)
+
     def _local(self, tensor: str) -> SafetensorsFile:
         with self._lock:
             if self._file is None:
@@ -182,7 +185,10 @@ def _open_pickles(repo: str, commit: str, shards: list[str]) -> Checkpoint:
 
 def _open_cached(repo: str, revision: str | None, act: str, error: Exception, hint: str) -> Checkpoint:
     pin = f" --revision {revision}" if revision else ""
-    fix = f"Run `hf download {repo}{pin}` where there is a network (or unset HF_HUB_OFFLINE), then run again."
+    fix = (
+        f"Check the spelling; or run `hf download {repo}{pin}` where there is a network (or unset HF_HUB_OFFLINE), "
+        "then run again."
+    )
     for name in ("config.json", *SINGLE_OR_INDEX):
         found = _cached(repo, name, revision)
         if found is not None:

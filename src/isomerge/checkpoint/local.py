@@ -55,6 +55,11 @@ class FileCheckpoint(Checkpoint):
             self.unknown_tensor(name)
         return self._files[name].read_rows(name, start, stop)
 
+    def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
+        if name not in self._files:
+            self.unknown_tensor(name)
+        return self._files[name].read_span(name, start, stop)
+
     def identity(self) -> Any:
         if self.revision is not None:
             return self.revision
@@ -80,14 +85,16 @@ def open_folder(
     config = read_config(folder / "config.json", problems)
     shards, weight_map = find_shards(folder, act, problems)
     opened: dict[str, WeightFile] = {}
+    steps: list[str] = []
     for shard in shards:
         try:
             opened[shard] = open_weight_file(folder / shard)
         except HeaderError as error:
             problems.append(f"{shard}: {error}")
+            steps.append(error.next_step)
     files = assign_tensors(opened, weight_map, problems)
     if problems:
-        raise failure(act, problems, next_step)
+        raise failure(act, problems, " ".join(dict.fromkeys(filter(None, steps))) or next_step)
     return FileCheckpoint(
         name, files, config=config, folder=folder, revision=revision, side_files=lambda: side_files_of(folder)
     )
@@ -99,13 +106,15 @@ def open_file(path: Path) -> Checkpoint:
     config_file = path.parent / "config.json"
     config = read_config(config_file, problems)
     files: dict[str, WeightFile] = {}
+    step = AGAIN
     try:
         file = open_weight_file(path)
         files = {tensor: file for tensor in file.tensors}
     except HeaderError as error:
         problems.append(f"{path.name}: {error}")
+        step = error.next_step or AGAIN
     if problems:
-        raise failure(f"opening checkpoint {path}", problems, AGAIN)
+        raise failure(f"opening checkpoint {path}", problems, step)
     folder = path.parent
     return FileCheckpoint(
         str(path),
@@ -133,7 +142,7 @@ def find_shards(folder: Path, act: str, problems: list[str]) -> tuple[list[str],
     others = [name for name in present if name.endswith(".safetensors")]
     if len(others) == 1:
         return others, None
-    raise CheckpointError(f"While {act}: {_nothing_to_open(present, others)}")
+    raise CheckpointError(f"While {act}: {_nothing_to_open(folder, present, others)}")
 
 
 def read_index(path: Path, problems: list[str]) -> dict[str, str]:
@@ -203,21 +212,36 @@ def read_config(path: Path, problems: list[str]) -> dict[str, Any]:
     return config
 
 
-def _nothing_to_open(present: list[str], others: list[str]) -> str:
+def _nothing_to_open(folder: Path, present: list[str], others: list[str]) -> str:
     if others:
         return (
             f"there is no model.safetensors and no model.safetensors.index.json, but several other files "
             f"({name_some(others)}). Name one of them, or restore the index."
         )
     weights = [name for name in present if is_weight(name)]
+    weights = weights or [f"{p.parent.name}/{p.name}" for p in sorted(folder.glob("*/*")) if is_weight(p.name)]
     if weights:
-        return (
-            f"the only weights are {name_some(weights)}, in a format isomerge does not read. "
-            "Convert the model to safetensors, for instance with transformers' save_pretrained, then run again."
-        )
+        return f"the only weights are {name_some(weights)}{unreadable(weights[0])}"
     if not present:
         return "the folder is empty. Name a folder that holds model.safetensors, or a hub id like org/name."
     return (
         f"the folder holds no weights (it has {name_some(present)}). "
         "Name a folder that holds model.safetensors, or a hub id like org/name."
+    )
+
+
+def unreadable(name: str) -> str:
+    """How to go on from weights that cannot be opened as they are: the end of a sentence that names them.
+
+    >>> unreadable("model-Q4_K_M.gguf")
+    ', quantised weights for another program. Use the safetensors model they were made from.'
+    """
+    suffix = PurePosixPath(name).suffix
+    if suffix in (".gguf", ".ggml"):
+        return ", quantised weights for another program. Use the safetensors model they were made from."
+    if suffix in (".safetensors", ".bin"):
+        return f". Name the folder that holds them, '{PurePosixPath(name).parent}'."
+    return (
+        ", in a format isomerge does not read. Use the model's safetensors; or load it once with transformers and save "
+        "it with save_pretrained."
     )

@@ -13,9 +13,10 @@ from torch import nn
 
 from isomerge.checkpoint.base import Checkpoint, near_miss
 from isomerge.checkpoint.hub import looks_like_hub_id, open_hub
-from isomerge.checkpoint.local import open_file, open_folder
+from isomerge.checkpoint.local import open_file, open_folder, unreadable
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.checkpoint.module import open_module
+from isomerge.checkpoint.side_files import is_weight
 from isomerge.errors import CheckpointError, RequestError
 
 Source = str | os.PathLike[str] | Mapping[str, torch.Tensor] | nn.Module | Checkpoint
@@ -76,6 +77,8 @@ def _open_file(path: Path) -> Checkpoint:
         return open_file(path)
     if path.name.endswith(".index.json"):
         return open_folder(path.parent)
+    if is_weight(path.name):
+        raise CheckpointError(f"While opening checkpoint {path}: it is a {path.suffix} file{unreadable(path.name)}")
     raise CheckpointError(
         f"While opening checkpoint {path}: isomerge reads .safetensors and .bin files, and this is "
         f"'{path.suffix or path.name}'. Name a safetensors file or the folder that holds the model."

@@ -11,7 +11,11 @@ WEIGHT_SUFFIXES = {
     *(".onnx", ".onnx_data", ".ot", ".tflite", ".mlmodel", ".nemo", ".npz"),
 }
 # An adapter's description beside a merged model would make transformers look for the adapter.
-NOT_COPIED = {"config.json", "adapter_config.json", "isomerge.lock.json", "mergekit_config.yml"}
+# What speaks of how the donor was made would be untrue of the copy.
+NOT_COPIED = {
+    *("config.json", "adapter_config.json"),
+    *("isomerge.lock.json", "isomerge.json", "report.html", "mergekit_config.yml"),
+}
 
 
 def is_weight(name: str) -> bool:

@@ -19,7 +19,9 @@ from isomerge.errors import CheckpointError, RequestError
 
 STAGING = ".isomerge-partial"
 JOURNAL = "journal.jsonl"
-STALE = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?|isomerge\.lock\.json")
+STALE = re.compile(
+    r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?|isomerge(\.lock)?\.json|report\.html"
+)
 
 SIDE = re.compile(
     r"README\.md|mergekit_config\.yml|generation_config\.json|(tokenizer|special_tokens_map|added_tokens|vocab|merges|"

@@ -26,6 +26,7 @@ from isomerge.cli.common import (
     written_record,
 )
 from isomerge.cli.errors import announce_output
+from isomerge.cli.report import add_report
 from isomerge.errors import RequestError
 
 PARTS = ("attention", "ffn", "residual")
@@ -101,6 +102,7 @@ def align(
     threads: Threads = None,
     max_memory: MaxMemory = None,
     seed: Seed = 0,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -146,6 +148,10 @@ def align(
         if save_transform:
             alignment.save_transform(save_transform)
         record = {**alignment.report(), **written_record(written)}
+        if report:
+            from isomerge.report.aligned import write_align_reports
+
+            add_report(record, *write_align_reports(alignment, written))
     voice.show(record, align_table)
 
 

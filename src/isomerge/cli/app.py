@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from isomerge.cli.extract import extract
 from isomerge.cli.list import list_
 from isomerge.cli.merge import merge
 from isomerge.cli.plan import plan
+from isomerge.cli.report import report
 from isomerge.cli.reproduce import reproduce
 from isomerge.cli.request import ANY_OPTION
 from isomerge.cli.selftest import selftest
@@ -48,7 +50,7 @@ class Verbs(TyperGroup):
             result = errors.tell(error, as_json="--json" in given, debug="--debug" in given)
         code = result if isinstance(result, int) else 0
         if code == errors.INTERRUPTED:
-            errors.tell_interruption(as_json="--json" in given)
+            errors.tell_interruption(shlex.join(["isomerge", *given]), as_json="--json" in given)
         if standalone_mode:
             sys.exit(code)
         return code
@@ -63,7 +65,7 @@ def _version(wanted: bool) -> None:
 
 
 # Plain help: in boxes the two dozen flags of align leave a column of three words for what they mean.
-app = typer.Typer(cls=Verbs, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(cls=Verbs, rich_markup_mode=None)
 
 
 @app.callback(epilog="Example: isomerge align model-b model-a -o model-b-aligned")
@@ -87,6 +89,7 @@ _VERBS: list[tuple[Callable[..., None], str]] = [
     (reproduce, "isomerge reproduce merged"),
     (eval_, "isomerge eval model-a --data images.tar.xz --split test"),
     (calibrate, "isomerge calibrate model-a --data images.tar.xz --limit 2000 -o statistics.safetensors"),
+    (report, "isomerge report merged --barrier curve.json --open"),
     (barrier, "isomerge barrier model-a model-b --data images.tar.xz --align --plot curve.svg"),
     (demo, "isomerge demo -o demo-out --seeds 5"),
 ]

@@ -51,16 +51,18 @@ def tell(error: Exception, *, as_json: bool, debug: bool) -> int:
     return code
 
 
-def tell_interruption(*, as_json: bool) -> None:
-    """Say that the work was interrupted and what is left of it on disk."""
-    left = [str(path) for path in _outputs if path.exists()]
-    if any((Path(path) / PARTIAL).exists() for path in left):
-        rest = f"What is finished waits in {', '.join(left)}: the same command goes on from there."
+def tell_interruption(command: str, *, as_json: bool) -> None:
+    """Say that the work was interrupted, what is left of it on disk, and which command goes on."""
+    left = [path for path in _outputs if path.exists()]
+    waiting = [str(path / PARTIAL) for path in left if (path / PARTIAL).exists()]
+    if waiting:
+        rest = f"What is finished waits in {', '.join(waiting)}; the same command goes on from there: {command}"
     elif left:
-        rest = f"What was there or already written stays: {', '.join(left)}. The same command starts again."
+        there = ", ".join(map(str, left))
+        rest = f"What was there or already written stays: {there}. The same command starts again: {command}"
     else:
-        rest = "Nothing was left behind; the same command starts again."
-    message = f"Interrupted. {rest} The inputs were not changed."
+        rest = f"Nothing was left behind; the same command starts again: {command}"
+    message = f"Interrupted; the inputs were not changed. {rest}"
     print(f"isomerge: {message}", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": message, "kind": "KeyboardInterrupt", "exit_code": INTERRUPTED}))

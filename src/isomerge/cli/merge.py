@@ -26,6 +26,7 @@ from isomerge.cli.common import (
 )
 from isomerge.cli.eval import Kind, Label, Limit, Split, Text
 from isomerge.cli.heap import keep_freed_memory
+from isomerge.cli.report import add_report
 from isomerge.cli.request import DataFlags, Request, numbers, read_request, typed_options
 from isomerge.errors import RequestError
 
@@ -101,7 +102,7 @@ def merge(
     max_memory: MaxMemory = None,
     seed: Annotated[int | None, typer.Option(help="Names the random numbers; the recipe's, or 0.")] = None,
     lock: Annotated[bool, typer.Option("--lock/--no-lock", help="Hash every input and output tensor.")] = True,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write a model card.")] = True,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write a model card and report.html.")] = True,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check what was written.")] = True,
     data: Data = None,
     split: Split = None,
@@ -134,7 +135,7 @@ def merge(
             "when adapters are merged into one",
         )  # fmt: skip
         reserve_output(out, request.models, force=force)
-        _merge_adapters(request, out, method, weights, base, rank, seed or 0, force, Voice(json, quiet))
+        _merge_adapters(request, out, method, weights, base, rank, seed or 0, report, force, Voice(json, quiet))
         return
     if rank is not None:
         raise RequestError("--rank is of merged adapters, and models are named. Leave it out, or see isomerge extract.")
@@ -161,6 +162,8 @@ def merge(
         record = {**merged.report(), **written_record(written)}
         if verify:
             record["verified"] = merged.verify(written)
+        if report:
+            add_report(record, merged.write_report(written))
         if push:
             from isomerge.checkpoint.push import push as upload
 
@@ -182,6 +185,7 @@ def _merge_adapters(
     base: str | None,
     rank: int | None,
     seed: int,
+    report: bool,
     force: bool,
     voice: Voice,
 ) -> None:
@@ -198,6 +202,10 @@ def _merge_adapters(
             request.models, out=out, method=name, options=options, base=origin, rank=rank, seed=seed, force=force,
             progress=progress,
         )  # fmt: skip
+        if report:
+            from isomerge.report.adapters import write_adapter_report
+
+            add_report(record, write_adapter_report(out, request.models, record))
     voice.show(record, adapter_table)
 
 

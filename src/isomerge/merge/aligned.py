@@ -19,6 +19,7 @@ from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
 from isomerge.merge.group import Source
 from isomerge.merge.sources import Computed, Stored
+from isomerge.report.spaces import space_moves
 
 
 @dataclass
@@ -127,7 +128,12 @@ def align_models(models: Sequence[Checkpoint], anchor: Checkpoint, **options: An
     if own.model.architecture.untied_config:
         notes.append("input and output table were tied and are now separate, since the stream was rotated")
     records = [
-        {"model": other.name, "verdict": verdict(a.solution), "moved": len(a.transform.elements)}
+        {
+            "model": other.name,
+            "verdict": verdict(a.solution),
+            "moved": len(a.transform.elements),
+            "spaces": space_moves(a.solution),
+        }
         for other, a in zip(others, known, strict=True)
     ]
     return AlignedModels(anchor, own, moves, notes, {"anchor": anchor.name, "models": records})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint import Checkpoint
@@ -24,6 +25,12 @@ TELLING = (
 def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe]) -> list[str]:
     """Notes on what differs from the first model; what cannot be merged at all is an error with every reason."""
     described = [model for model in models if model.config.get("model_type")]
+    bare = [m.name for m in models if not m.config and m.folder is not None and m.folder == Path(m.name)]
+    if described and bare:
+        raise RequestError(
+            f"Merging: {name_some(bare)} has no config.json, so nothing says what its weights are. Copy it from where "
+            "the model came; or name the weight file itself to merge it as it is."
+        )
     if len(described) < 2:
         return []
     first = described[0]

@@ -62,6 +62,8 @@ class Merged:
     progress: Progress | None = None
     started: float = field(default_factory=time.perf_counter)
     seconds: float | None = None
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    """What `verify` asked of the written folder, and the answers."""
     _vanished: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -108,11 +110,13 @@ class Merged:
     ) -> Written:
         """Write the merged model with the donor's config and side files.
 
-        `lock` hashes every input and output tensor into isomerge.lock.json; `report` writes the model card. A run that
-        was killed or interrupted goes on from its finished tensors when the same call is made again.
+        `lock` hashes every input and output tensor into isomerge.lock.json; `report` writes the model card, and what
+        `isomerge report` needs into isomerge.json. A run that was killed or interrupted goes on from its finished
+        tensors when the same call is made again.
         """
+        from isomerge.merge.compared import Comparison
         from isomerge.merge.memory import fitting_threads
-        from isomerge.merge.outcome import card_files, lock_text, resume_key, side_files
+        from isomerge.merge.outcome import card_files, lock_text, record_files, resume_key, side_files
 
         paths = [data.settings.path for data in self.data if not data.in_memory]
         refuse_overwrite(out, [*self.inputs.values(), self.donor, *paths])
@@ -123,18 +127,21 @@ class Merged:
         options = {"shard_size": str(shard_size), "out_dtype": out_dtype}
         key = resume_key(self, plan, {**options, "hashed": lock})
         tell = counted(self.progress, plan, f"writing {Path(out).name}")
+        comparison = Comparison(self)
         with side_files(self) as copies:
             writer = CheckpointWriter(
                 out, plan, config={**self.config_changes, **changes}, donor=self.donor, copies=copies,
                 shard_size=shard_size, force=force, key=key,
             )  # fmt: skip
             with writer:
-                run(jobs, writer, threads=threads, hashing=lock, progress=tell)
+                run(comparison.watched(jobs) if report else jobs, writer, threads=threads, hashing=lock, progress=tell)
                 self._vanished = {name: count for name, count in writer.vanished.items() if count}
                 if lock:
                     writer.add("isomerge.lock.json", lock_text(self, writer, options).encode())
                 if report:
-                    for name, text in card_files(self, writer, writer.sha256()).items():
+                    files = card_files(self, writer, writer.sha256())
+                    files |= record_files(self, comparison.record(jobs), writer.sha256())
+                    for name, text in files.items():
                         writer.add(name, text.encode())
                 written = writer.commit()
         self.seconds = time.perf_counter() - self.started
@@ -146,11 +153,21 @@ class Merged:
         from isomerge.evaluate.verify import verify
 
         record = verify(written.out, deep=False, same_structure_as=self.donor, threads=self.threads)
+        self.checks = record["checks"]
         if record["problems"]:
             raise CheckpointError(
                 f"While verifying {written.out}: {'; '.join(record['problems'])}. The folder is left to be looked at."
             )
         return True
+
+    def write_report(self, written: Written) -> Path | None:
+        """Write report.html beside the weights, with what this run took and found; None where jinja2 is missing."""
+        from isomerge.report.page import finish_report
+
+        told = self.report()
+        run = {key: told[key] for key in ("seconds", "peak_memory_bytes", "threads")}
+        run |= {"device": self.device, "tensors": written.tensors, "bytes": written.bytes, "checks": self.checks}
+        return finish_report(written.out, run)
 
     def _in_dtype(self, out_dtype: str | None) -> tuple[list[Job], dict[str, Any]]:
         """The jobs for another written dtype, and what that changes in config.json."""

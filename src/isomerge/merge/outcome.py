@@ -1,4 +1,4 @@
-"""What is written beside the weights: tokenizer, lock file, model card; and the name under which a run goes on."""
+"""What is written beside the weights: tokenizer, lock, model card, record; and the name under which a run goes on."""
 
 from __future__ import annotations
 
@@ -143,24 +143,10 @@ def card_files(merged: Merged, writer: CheckpointWriter, sha256: str | None) -> 
     from isomerge.merge.recipe.write import public_yaml
     from isomerge.report.card import card_data, card_page
 
-    recipe, method = merged.recipe, EVERY[merged.recipe.merge_method]
-    base = str(recipe.base_model) if recipe.base_model else None
-    donor = next((name for name, c in merged.inputs.items() if c is merged.donor), merged.donor.name)
     record = {
+        **_facts(merged),
         "name": writer.out.resolve().name,
-        "inputs": [
-            {
-                "reference": reference,
-                "revision": checkpoint.revision,
-                "role": "base" if reference == base else "model",
-                "card": card_data(checkpoint),
-            }
-            for reference, checkpoint in merged.inputs.items()
-        ],
-        "donor": donor,
-        "method": recipe.merge_method,
-        "summary": method.summary,
-        "paper": method.reference,
+        "inputs": [{**entry, "card": card_data(merged.inputs[entry["reference"]])} for entry in _inputs(merged)],
         "recipe": "---\n".join(public_yaml(one) for one in merged.recipes),
         "data": [data.record() for data in merged.data],
         "alignment": _alignment_facts(merged),
@@ -173,6 +159,53 @@ def card_files(merged: Merged, writer: CheckpointWriter, sha256: str | None) -> 
     if on_disk and all(text is not None for text in texts):
         files["mergekit_config.yml"] = "---\n".join(str(text).rstrip("\n") + "\n" for text in texts)
     return files
+
+
+def record_files(merged: Merged, measured: Mapping[str, Any] | None, sha256: str | None) -> dict[str, str]:
+    """isomerge.json, for `isomerge report`: what was merged, how, and how the models relate."""
+    from isomerge.merge.recipe.write import public_yaml
+    from isomerge.report.record import RECORD, record_text
+
+    moment = ("seconds", "peak_memory_bytes", "threads", "models", "aligned")  # of this run, or told otherwise
+    record = {
+        **{key: value for key, value in merged.report().items() if key not in moment},
+        **_facts(merged),
+        "kind": "merge",
+        "inputs": _inputs(merged),
+        "alignment": _alignment(merged),
+        "recipe": "---\n".join(public_yaml(one) for one in merged.recipes),
+        "measured": measured,
+        "sha256": sha256,
+    }
+    return {RECORD: record_text(record)}
+
+
+def _facts(merged: Merged) -> dict[str, Any]:
+    method = EVERY[merged.recipe.merge_method]
+    donor = next((name for name, c in merged.inputs.items() if c is merged.donor), merged.donor.name)
+    return {"method": method.name, "summary": method.summary, "paper": method.reference, "donor": donor}
+
+
+def _inputs(merged: Merged) -> list[dict[str, Any]]:
+    base = str(merged.recipe.base_model) if merged.recipe.base_model else None
+    return [
+        {
+            "reference": reference,
+            "revision": checkpoint.revision,
+            "role": "base" if reference == base else "model",
+        }
+        for reference, checkpoint in merged.inputs.items()
+    ]
+
+
+def _alignment(merged: Merged) -> dict[str, Any] | None:
+    """With the names that the recipe has for the models."""
+    if merged.alignment is None:
+        return None
+    names = {checkpoint.name: reference for reference, checkpoint in merged.inputs.items()}
+    found = merged.alignment
+    models = [{**model, "model": names.get(model["model"], model["model"])} for model in found["models"]]
+    return {**found, "anchor": names.get(found["anchor"], found["anchor"]), "models": models}
 
 
 def _alignment_facts(merged: Merged) -> dict[str, str] | None:

@@ -60,7 +60,8 @@ def merge_table(record: Record) -> RenderableType:
         facts[f"data {data['name']}"] = f"{data['examples']} of {data['size']} examples"
     if record.get("peak_memory_bytes"):
         facts["peak memory"] = size(record["peak_memory_bytes"])
-    facts |= _written(record) | {"sha256": record.get("sha256"), "pushed": record.get("pushed")}
+    facts |= _written(record) | {"sha256": record.get("sha256"), "report": record.get("report")}
+    facts["pushed"] = record.get("pushed")
     return _page(_facts(facts), _notes(record.get("notes")))
 
 
@@ -114,6 +115,12 @@ def explain_table(record: Record) -> RenderableType:
             origin = "; ".join(f"{model}: {where}" for model, where in origin.items())
         table.add_row(name, Text(_say(option["value"])), Text(str(origin)))
     return _page(_facts(facts), table if record["options"] else None)
+
+
+def page_table(record: Record) -> RenderableType:
+    """The numbers on top of a report, and where its page is."""
+    facts = {**record["summary"], "sections": ", ".join(record["sections"]), "page": record["page"]}
+    return _page(_facts(facts), _notes(record["notes"]))
 
 
 def demo_table(record: Record) -> RenderableType:

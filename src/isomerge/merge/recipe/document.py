@@ -36,7 +36,7 @@ def _pitfall(text: str, line: int | None) -> str:
     here = lines[line - 1] if line is not None and line <= len(lines) else ""
     if "\t" in here[: len(here) - len(here.lstrip())] or "\t" in here:
         return "; there is a tab on this line, and YAML is indented with spaces only"
-    return ""
+    return "; look at the indentation of this line and of those before it"
 
 
 class _Reader:

@@ -19,7 +19,7 @@ from isomerge.merge.reconstruct.assembly import Assembly
 from isomerge.merge.reconstruct.blocks import BlockCache, find_stacks
 from isomerge.merge.reconstruct.goals import Goals
 from isomerge.merge.reconstruct.joint import all_joint, find_assembly, turns
-from isomerge.merge.reconstruct.parents import Parents, State, canonical, prepare
+from isomerge.merge.reconstruct.parents import Parents, State, canonical, fragile, held, prepare
 from isomerge.merge.reconstruct.polish import polish as polish_merged
 from isomerge.merge.reconstruct.refine import Refinement
 from isomerge.merge.reconstruct.regmean import RegMeanWalk
@@ -82,6 +82,7 @@ def reconstruct(
     parents, states = _prepare(opened, align, joint, device, progress)
     merged, others, unheld = _load(parents, states, Assembly(parents.bound, shares), device)
     budget = parse_size(cache) if cache != 0 else 0
+    budget = budget // 2 if refine else budget  # the other half holds what the blocks are refined on
     examples = [Examples(source, limit, device, budget // (4 * len(sources))) for source in sources]
     roles = find_roles(merged, parents.bound)
     plan = _plan(merged, roles, examples[0])
@@ -112,14 +113,16 @@ def reconstruct(
         runner, *rest = runners()
         goals = Goals(rest, assembly, plan.stages, roles, budget // 4)
         walk = Walk(runner, goals, ridge, floor, told)
-        refinement = Refinement(runner, rest, assembly, plan.stacks, _writers(plan), refine, budget)
-        more["refined"] = []
+        refinement = Refinement(runner, rest, assembly, roles, plan, refine, budget)
+        refined = []
         last = {stage.place: stage for stage in plan.stages}
         for number, stage in enumerate(plan.stages):
             walk.solve(stage, examples[0])
             if refine and last[stage.place] is stage and (done := refinement.refine(stage.place, examples[0])):
-                more["refined"].append(done)
+                refined.append(done)
             tell(number + 1, len(plan.stages), "reconstructing")
+        if refine:
+            more["refined"] = refined
         if polish:
             more["polished"] = polish_merged(
                 runner, rest, shares, examples[0], polish, lambda n: tell(n, polish, "polishing")
@@ -132,7 +135,8 @@ def reconstruct(
     record = {
         "method": method, "models": [c.name for c in opened], "weights": list(shares), "aligned": parents.alignment,
         "examples": sum(e.size or 0 for e in examples), "ridge": ridge, "floor": floor, "layers": told.layers, **more,
-        "warnings": told.warnings, "notes": _notes(parents, roles, plan), "seconds": time.perf_counter() - start,
+        "warnings": told.warnings, "notes": _notes(parents, merged, roles, plan),
+        "seconds": time.perf_counter() - start,
     }  # fmt: skip
     changes = {k: v for k, v in parents.config.items() if opened[0].config.get(k) != v or k not in opened[0].config}
     found = {name: tensor.detach().cpu() for name, tensor in _held(merged, parents).items()} | unheld
@@ -148,12 +152,18 @@ def _prepare(
         return prepare(opened, align, device, progress)
     from isomerge.architectures import describe
 
-    apart = describe(opened[0], untie=True)
-    needless = align is not False and all_joint(apart)
-    parents, states = prepare(opened, False if needless else align, device, progress)
-    if needless:
-        parents.notes.append("the models were not aligned: joint features do not depend on the basis of each model")
-    return canonical(parents, states) if turns(apart) else (parents, states)
+    apart = [describe(checkpoint, untie=True) for checkpoint in opened]
+    small = fragile(apart) if turns(apart[0]) else []
+    if turns(apart[0]) and not small:
+        needless = align is not False and len(opened) > 1 and all_joint(apart[0])
+        parents, states = prepare(opened, False if needless else align, device, progress)
+        if needless:
+            parents.notes.append("the models were not aligned: joint features do not depend on the basis of each model")
+        return canonical(parents, states)
+    parents, states = prepare(opened, align, device, progress)
+    why = f"the gain of {small[0]} is too small to divide by" if small else "of this kind of model it cannot be turned"
+    parents.notes.append(f"the residual stream is the mean of the models', since {why}")
+    return held(parents), states
 
 
 def _load(
@@ -166,21 +176,27 @@ def _load(
     loaded = []
     for state in (start,) if others is not None else (start, *states):
         model = load_stock(parents.config, state, dtype=parents.precision).to(device).requires_grad_(False)
-        model.config.use_cache = False  # nothing is generated
+        for part in model.modules():  # nothing is generated; a decoder may have a configuration of its own
+            if hasattr(getattr(part, "config", None), "use_cache"):
+                part.config.use_cache = False
+        if parents.config.get("tie_word_embeddings") is False and _is_tied(model):  # some load equal tables as one
+            output = model.get_output_embeddings()
+            output.weight = torch.nn.Parameter(output.weight.clone(), requires_grad=False)
         loaded.append(model)
     held = _held(loaded[0], parents)
     return loaded[0], others or loaded[1:], {name: start[name] for name in parents.plan if name not in held}
-
-
-def _writers(plan: Plan) -> dict[Any, str]:
-    """For each block the last map that writes to the stream."""
-    return {stage.place: stage.names[0] for stage in plan.stages if stage.follows}
 
 
 def _held(model: Any, parents: Parents) -> State:
     """The weights of a module by name on disk."""
     renamed = file_names(parents.bound)
     return {renamed.get(name, name): tensor for name, tensor in saved_state(model, "the merged model").items()}
+
+
+def _is_tied(model: Any) -> bool:
+    """The output table is the input table."""
+    output = model.get_output_embeddings()
+    return output is not None and output.weight is model.get_input_embeddings().weight
 
 
 def _plan(model: Any, roles: Roles, examples: Examples) -> Plan:
@@ -199,8 +215,10 @@ def _plan(model: Any, roles: Roles, examples: Examples) -> Plan:
     )  # fmt: skip
 
 
-def _notes(parents: Parents, roles: Roles, plan: Plan) -> list[str]:
+def _notes(parents: Parents, model: Any, roles: Roles, plan: Plan) -> list[str]:
     notes = list(parents.notes)
+    if _is_tied(model):
+        notes.append("the output table is tied to the input table, so it is not solved: both stay averaged")
     if roles.writers is None:
         notes.append(
             "no specification says who writes to the residual stream: whatever is added to a sum is taken as a writer"

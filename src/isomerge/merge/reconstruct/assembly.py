@@ -8,13 +8,15 @@ input, a writer P_m on its output, and a space of chosen units takes their rows 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from isomerge.merge.reconstruct.parents import State
+from isomerge.merge.reconstruct.roles import saved_names
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.patterns import Layout, Segment
@@ -34,9 +36,12 @@ class Chosen:
 
     parent: Tensor
     unit: Tensor
-    writer: Tensor
-    """What they write to the stream, shaped as the weight that does it: their own share and, as far as they can say it,
-    that of the units that were not chosen."""
+    writer: str
+    """The weight that writes what they give to the stream, by its name in the specification."""
+    written: Tensor
+    """This weight: what they wrote in their parent and, as far as they can say it, what those left out wrote."""
+    shift: Tensor | None
+    """To add to its bias: the mean of what those left out wrote, less what the chosen ones say of it."""
 
 
 @dataclass
@@ -48,7 +53,7 @@ class Assembly:
     stream: Stream | None = None
     chosen: Mapping[str, Chosen] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
-    """Name in memory -> name in the specification."""
+    """Name in memory -> name on disk (the first, where one parameter is several tensors there)."""
 
     def summary(self) -> dict[str, object]:
         """For the report: how many units of each space come from which parent."""
@@ -59,58 +64,64 @@ class Assembly:
     # --- outputs of the parents -> goal of the merged model -----------------------------------------------------------
     def combine(self, name: str, values: Sequence[Tensor], *, follows: bool = False) -> Tensor:
         """Rows (n, out) that each parent gives at the map `name`, or at the sum it goes into (`follows`)."""
-        layout = self.bound.layouts.get(self.names.get(name, name))
+        layout = self.bound.layouts.get(self.described(name))
         if layout is not None and self.stream is not None and (follows or _writes(layout)):
             return sum_of(v @ p.T.to(v) for v, p in zip(values, self.stream.into, strict=True))
-        found = None if layout is None or follows else self._chosen_axis(layout)
+        found = None if layout is None or follows or _writes(layout) else self._chosen_axis(layout)
         if found is None:
             return sum_of(v * w for v, w in zip(values, self.weights, strict=True))
         parent, position = found[1]
         return torch.cat(list(values), 1)[:, (parent * values[0].shape[1] + position).to(values[0].device)]
 
+    def described(self, name: str) -> str:
+        """Name in memory -> name in the specification."""
+        saved = self.names.get(name, name)
+        return self._described.get(saved, saved)
+
+    @cached_property
+    def _described(self) -> dict[str, str]:
+        return {saved: name for name in self.bound.files for saved in saved_names(self.bound, name)}
+
     # --- weights of the parents -> weights to start from --------------------------------------------------------------
     def state(self, states: Sequence[State]) -> State:
         """By names on disk, in float64; what is not a number with a fraction comes from the first."""
-        named = {file: name for name in self.bound.layouts for file in self.bound.files.get(name, (name,))}
-        found = {}
-        for file, first in states[0].items():
-            own = [state[file] for state in states]
-            if not first.is_floating_point():
-                found[file] = first
-                continue
-            layout = self.bound.layouts.get(named.get(file, ""))
-            if layout is None or tuple(layout.shape) != tuple(
-                first.shape
-            ):  # a part of a stack: nothing is chosen there
-                found[file] = sum_of(t.double() * w for t, w in zip(own, self.weights, strict=True))
-            elif (writer := self._writer(layout)) is not None:
-                found[file] = writer
+        bound = self.bound
+        writers = {c.writer: c.written.double() for c in self.chosen.values()}
+        shifts = {bound.bias_of(c.writer): c.shift for c in self.chosen.values() if c.shift is not None}
+        found: State = {}
+        for name, layout in bound.layouts.items():
+            files = bound.files.get(name, (name,))
+            if any(file not in states[0] for file in files):
+                continue  # a tied table: nothing is stored
+            if name in writers:
+                whole = writers[name]
             else:
-                found[file] = sum_of(self._part(m, t.double(), layout) for m, t in enumerate(own))
+                own = (torch.cat([s[f].double() for f in files], bound.stacks.get(name, 0)) for s in states)
+                whole = sum_of(self._part(m, tensor, layout) for m, tensor in enumerate(own))
+            if name in shifts:
+                whole = whole + shifts[name].to(whole)
+            found |= bound.split(name, whole)
+        for file, first in states[0].items():  # what has no layout
+            if file not in found:
+                parts = (state[file].double() * w for state, w in zip(states, self.weights, strict=True))
+                found[file] = sum_of(parts) if first.is_floating_point() else first
         return found
-
-    def _writer(self, layout: Layout) -> Tensor | None:
-        """The weight that writes chosen units to the stream."""
-        own = [a[0].atoms[0].space for a in layout.axes if a[0].atoms[0].space in self.chosen]
-        return self.chosen[own[0]].writer.double() if own and _writes(layout) else None
 
     def _part(self, m: int, tensor: Tensor, layout: Layout) -> Tensor:
         """What parent m adds to a tensor of the merged model."""
-        writes = _writes(layout)
+        writes = self.stream is not None and _writes(layout)
         chosen = self._chosen_axis(layout)
         if chosen is not None:
             axis, (parent, position) = chosen
             own = (parent == m).to(tensor)
-            tensor = tensor.index_select(axis, position) * own.reshape(
-                [-1 if k == axis else 1 for k in range(tensor.ndim)]
-            )
+            shape = [-1 if k == axis else 1 for k in range(tensor.ndim)]
+            tensor = tensor.index_select(axis, position) * own.reshape(shape)
         if self.stream is not None:
             if writes:
                 tensor = _along(tensor, layout.axis_of(RESIDUAL, dual=False), self.stream.into[m])
             if (axis_in := layout.axis_of(RESIDUAL, dual=True)) is not None:
                 tensor = _along(tensor, axis_in, self.stream.back[m].T)
-        weighed = (writes and self.stream is not None) or chosen is not None
-        return tensor if weighed else tensor * self.weights[m]
+        return tensor if writes or chosen is not None else tensor * self.weights[m]
 
     def _chosen_axis(self, layout: Layout) -> tuple[int, tuple[Tensor, Tensor]] | None:
         """The axis of a layout that has a space of chosen units, and for each of its positions: parent, position."""
@@ -133,9 +144,9 @@ def positions(segment: Segment, length: int) -> Tensor:
     return segment.index if segment.index is not None else torch.arange(length).reshape(segment.sizes)
 
 
-def sum_of(parts: object) -> Tensor:
+def sum_of(parts: Iterable[Tensor]) -> Tensor:
     total: Tensor | None = None
-    for part in parts:  # type: ignore[attr-defined]
+    for part in parts:
         total = part if total is None else total + part
     assert total is not None
     return total

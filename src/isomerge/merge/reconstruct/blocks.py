@@ -91,35 +91,37 @@ class BlockCache:
 
     def _storing(self, who: int, batch: int, stack: int, number: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            size = sum(t.nbytes for t in _tensors(output))
+            size = sum(t.nbytes for t in tensors_in(output))
             key = (who, batch, stack)
             before = self._kept.pop(key, (0, None, 0))[2]
             self._used += size - before
             if self._used > self._budget:
                 self._used -= size
                 return
-            self._kept[key] = (number, _copy(output), size)
+            self._kept[key] = (number, copied(output), size)
 
         return hook
 
 
 def _giving(output: Any) -> Callable[..., Any]:
-    return lambda *_args, **_kwargs: _copy(output)
+    return lambda *_args, **_kwargs: copied(output)
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
+def tensors_in(tree: Any) -> Iterator[Tensor]:
     if isinstance(tree, Tensor):
         yield tree
-    elif isinstance(tree, (tuple, list)):
-        for part in tree:
-            yield from _tensors(part)
+    elif isinstance(tree, (tuple, list, dict)):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from tensors_in(part)
 
 
-def _copy(tree: Any) -> Any:
+def copied(tree: Any) -> Any:
     """A copy, since a model may add to what it is given in place."""
     if isinstance(tree, Tensor):
         with torch._C.DisableTorchFunction():
             return tree.detach().clone()
     if isinstance(tree, (tuple, list)):
-        return type(tree)(_copy(part) for part in tree)
+        return type(tree)(copied(part) for part in tree)
+    if isinstance(tree, dict):
+        return {name: copied(part) for name, part in tree.items()}
     return tree

@@ -5,56 +5,79 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-DAMPING = 1e-3  # relative to each column's own energy
-ROUNDS = 8  # single units go in rounds, larger groups (heads) one at a time
-COUPLED = 0.5  # two units that explain each other this well do not go in one round
+DAMPING = 1e-3  # relative to each group's own energy
+ROUNDS = 8  # all costs are computed afresh this often
+CANDIDATES = 2  # times as many as go in a round; within a round only these are looked at
+FEWEST = 64  # … and at least this many
 
 
 def choose(gram: Tensor, written: Tensor, width: int, keep: int) -> Tensor:
     """The numbers of the groups to keep, in order. Columns come in groups of `width`.
 
     `gram` is XᵀX of all columns and `written` (columns, out) the weights they are written with, so that Y = X·written.
-    Groups are given up from the least needed on: giving up group g raises min‖X_S W − Y‖² by tr(W_gᵀ [G⁻¹]_gg⁻¹ W_g).
+    Groups are given up one by one, the least needed first: giving up group g raises min‖X_S W − Y‖² by
+    tr(W_gᵀ [G⁻¹]_gg⁻¹ W_g).
     """
-    gram = gram + DAMPING * torch.diag(gram.diagonal() + 1e-6 * gram.diagonal().mean())
-    cross = gram @ written
     groups = gram.shape[0] // width
+    gram = gram + DAMPING * _own_blocks(gram, width)
+    scale = gram.diagonal().mean()
+    gram = gram + 1e-9 * (scale if scale > 0 else 1.0) * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    cross = gram @ written
     alive = torch.arange(groups, device=gram.device)
-    rounds = ROUNDS if width == 1 else groups - keep
-    for number in range(rounds):
-        target = round(groups - (groups - keep) * (number + 1) / rounds)
-        columns = (alive[:, None] * width + torch.arange(width, device=gram.device)).flatten()
+    for number in range(ROUNDS):
+        target = round(groups - (groups - keep) * (number + 1) / ROUNDS)
+        if target == len(alive):
+            continue
+        columns = _columns(alive, width)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram[columns][:, columns]))
-        weights = (inverse @ cross[columns]).reshape(len(alive), width, -1)
-        if width == 1:
-            costs = weights[:, 0].square().sum(-1) / inverse.diagonal()
-            stays = _without_the_least(costs, inverse, len(alive) - target)
-        else:
-            own = torch.stack([inverse[k : k + width, k : k + width] for k in range(0, len(columns), width)])
-            costs = (weights * torch.linalg.solve(own, weights)).sum((1, 2))
-            stays = costs.argsort(stable=True)[len(alive) - target :].sort().values
+        gone = _least_needed(inverse, inverse @ cross[columns], width, len(alive) - target)
+        stays = torch.ones(len(alive), dtype=torch.bool, device=gram.device)
+        stays[gone] = False
         alive = alive[stays]
     return alive
 
 
-def _without_the_least(costs: Tensor, inverse: Tensor, count: int) -> Tensor:
-    """Give up `count` units of least cost, never two at once that stand in for each other."""
-    scale = inverse.diagonal().rsqrt()
-    coupled = ((inverse * scale[:, None] * scale).abs() > COUPLED).cpu()
-    order = costs.argsort(stable=True).tolist()
-    held = torch.zeros(len(order), dtype=torch.bool)
-    gone: list[int] = []
-    for unit in order:
-        if len(gone) == count:
-            break
-        if not held[unit]:
-            gone.append(unit)
-            held |= coupled[unit]
-    known = set(gone)
-    gone += [unit for unit in order if unit not in known][: count - len(gone)]
-    stays = torch.ones(len(order), dtype=torch.bool)
-    stays[torch.tensor(gone, dtype=torch.int64)] = False
-    return stays.nonzero()[:, 0].to(costs.device)
+def _least_needed(inverse: Tensor, weights: Tensor, width: int, count: int) -> Tensor:
+    """Give up `count` groups. After each, G⁻¹ and W of those left follow from what they were, so the costs are exact:
+    of two units that stand in for each other, one goes and the other is then needed."""
+    costs = _costs(inverse, weights, width)
+    candidates = costs.argsort(stable=True)[: max(CANDIDATES * count, FEWEST)].sort().values
+    columns = _columns(candidates, width)
+    inverse, weights = inverse[columns][:, columns], weights[columns]
+    left = torch.ones(len(candidates), dtype=torch.bool, device=inverse.device)
+    gone = []
+    for _ in range(count):
+        costs = _costs(inverse, weights, width).masked_fill(~left, torch.inf)
+        group = int(costs.argmin())
+        own = slice(group * width, (group + 1) * width)
+        factor = torch.linalg.solve(inverse[own, own], inverse[own])  # (width, columns)
+        weights = weights - factor.T @ weights[own]
+        inverse = inverse - factor.T @ inverse[own]
+        inverse[own, own] = torch.eye(width, dtype=inverse.dtype, device=inverse.device)  # it is not asked again
+        left[group] = False
+        gone.append(group)
+    return candidates[torch.tensor(gone, device=candidates.device)]
+
+
+def _costs(inverse: Tensor, weights: Tensor, width: int) -> Tensor:
+    if width == 1:
+        return weights.square().sum(-1) / inverse.diagonal()
+    groups = len(inverse) // width
+    own = torch.stack([inverse[k : k + width, k : k + width] for k in range(0, len(inverse), width)])
+    weights = weights.reshape(groups, width, -1)
+    return (weights * torch.linalg.solve(own, weights)).sum((1, 2))
+
+
+def _columns(groups: Tensor, width: int) -> Tensor:
+    return (groups[:, None] * width + torch.arange(width, device=groups.device)).flatten()
+
+
+def _own_blocks(gram: Tensor, width: int) -> Tensor:
+    """The energy of each group by itself: unlike the diagonal, it turns with the basis inside a head."""
+    found = torch.zeros_like(gram)
+    for k in range(0, len(gram), width):
+        found[k : k + width, k : k + width] = gram[k : k + width, k : k + width]
+    return found
 
 
 def place(kept: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -52,7 +53,14 @@ def shuffled(items: Sequence[T]) -> Iterator[T]:
             yield items[place]
 
 
-def again(items: Iterable[T]) -> Iterator[T]:
-    """Over and over, as they come."""
+def spread(items: Iterable[T], count: int, steps: int) -> Iterator[T]:
+    """`steps` of `count` items that can only be passed over in order: evenly over them, again and again if need be."""
+    every = max(1, count // steps)
     while True:
-        yield from items
+        yield from itertools.islice(items, 0, None, every)
+
+
+def put_back(parameters: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, old in zip(parameters, kept, strict=True):
+            parameter.copy_(old)

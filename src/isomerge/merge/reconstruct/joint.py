@@ -12,12 +12,13 @@ from isomerge.merge.reconstruct.choosing import choose, place
 from isomerge.merge.reconstruct.regression import solve_positive
 from isomerge.merge.reconstruct.running import Examples, Runner, require_finite_rows, rows_of, valid_rows
 from isomerge.merge.reconstruct.stages import Stage
+from isomerge.merge.reconstruct.walk import bias_name
 from isomerge.merge.reconstruct.watch import Use
 from isomerge.symmetry.architecture import RESIDUAL, layer_of, part_of
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.groups import Permutation, Rotation, RotationFixingOnes, Trivial
 
-TINY = 1e-9  # keeps a regression on units that are never on solvable
+TINY = 1e-11  # keeps a regression on units that are never on solvable
 PULL = 1e-6  # of the mean energy: directions without evidence stay those of the mean
 
 Tell = Callable[[int, int], None]
@@ -81,20 +82,24 @@ def find_assembly(
     tell: Tell,
 ) -> Assembly:
     """Two passes over the data. `fresh` gives the parents with an empty cache, since each pass starts at the front."""
-    sums = [stage for stage in stages if stage.kind == "sum"]
     bound, weights = assembly.bound, assembly.weights
-    stream = None
-    if turns(bound):
-        stream = find_stream(fresh(), sums, examples, weights, bound, tell)
-    chosen = {}
+    sums = [stage for stage in stages if stage.kind == "sum"] if turns(bound) else []
     writers = {weight: space for space, weight in choosable(bound).items()}
-    again = fresh()
-    for number, stage in enumerate(sums):
-        for name in stage.names:
-            space = writers.get(assembly.names.get(name, name))
-            if space is not None:
-                chosen[space] = _choose(again, stage, name, space, examples, bound, weights, stream)
-        tell(len(sums) + number + 1, 2 * len(sums))
+    spaces = [
+        (stage, name, writers[assembly.described(name)])
+        for stage in stages
+        for name in stage.names
+        if assembly.described(name) in writers
+    ]
+    total = len(sums) + len(spaces)
+    stream = None
+    if sums:
+        stream = find_stream(fresh(), sums, examples, weights, bound, lambda number: tell(number, total))
+    chosen: dict[str, Chosen] = {}
+    parents = fresh()
+    for number, (stage, name, space) in enumerate(spaces):
+        chosen[space] = _choose(parents, stage, name, space, examples, assembly, stream)
+        tell(len(sums) + number + 1, total)
     return Assembly(bound, weights, stream, chosen, assembly.names)
 
 
@@ -105,7 +110,7 @@ def find_stream(
     examples: Examples,
     weights: Sequence[float],
     bound: BoundModel,
-    tell: Tell,
+    tell: Callable[[int], None],
 ) -> Stream:
     """The subspace of the parents' streams side by side, √w_m s_m, that keeps most of their energy.
 
@@ -122,26 +127,23 @@ def find_stream(
             wide = torch.cat([own.double() * scale for own, scale in zip(rows, scales, strict=True)], 1)
             wide = wide / torch.linalg.vector_norm(wide, dim=1, keepdim=True).clamp_min(1e-30)
             energy = wide.T @ wide + (0 if energy is None else energy)
-        tell(number + 1, 2 * len(sums))
+        tell(number + 1)
     assert energy is not None
     width = energy.shape[0] // count
     eye = torch.eye(width, dtype=energy.dtype, device=energy.device)
-    # A LayerNorm takes the mean away, so only directions without it carry anything; writers are centred already.
-    base = _without_the_mean(eye) if isinstance(bound.architecture.spaces[RESIDUAL], RotationFixingOnes) else eye
-    mean = torch.cat([base * scale for scale in scales])
+    # A LayerNorm takes the mean over the units away: that direction stays itself, and all others are free.
+    fixed = torch.full_like(eye[:, :1], width**-0.5)
+    fixed = fixed if isinstance(bound.architecture.spaces[RESIDUAL], RotationFixingOnes) else fixed[:, :0]
+    free = torch.linalg.eigh(eye - fixed @ fixed.T).eigenvectors[:, fixed.shape[1] :]
+    mean, kept = (torch.cat([part * scale for scale in scales]) for part in (free, fixed))
     energy = energy + PULL * energy.trace() / width * (mean @ mean.T)
-    basis = torch.linalg.eigh(energy).eigenvectors[:, -base.shape[1] :]
+    basis = torch.linalg.eigh(energy).eigenvectors[:, -free.shape[1] :]
     left, _, right = torch.linalg.svd(basis.T @ mean)
-    basis = basis @ (left @ right) @ base.T
+    basis = basis @ (left @ right) @ free.T + kept @ fixed.T
     parts = basis.split(width)
     return Stream(
         [p.T * s for p, s in zip(parts, scales, strict=True)], [p / s for p, s in zip(parts, scales, strict=True)]
     )
-
-
-def _without_the_mean(eye: Tensor) -> Tensor:
-    ones = torch.full_like(eye[:, :1], eye.shape[0] ** -0.5)
-    return torch.linalg.eigh(eye - ones @ ones.T).eigenvectors[:, 1:]
 
 
 # --- units and heads --------------------------------------------------------------------------------------------------
@@ -151,35 +153,29 @@ def _choose(
     name: str,
     space: str,
     examples: Examples,
-    bound: BoundModel,
-    weights: Sequence[float],
+    assembly: Assembly,
     stream: Stream | None,
 ) -> Chosen:
-    gram: Tensor | None = None
-    total: Tensor | None = None
-    count = 0
-    transposed = False
-    for uses, valid in _uses(parents, stage, examples, name):
-        rows = torch.cat([rows_of(use.input, valid) for use in uses], 1).double()
-        transposed = uses[0].transposed
-        gram = rows.T @ rows + (0 if gram is None else gram)
-        total = rows.sum(0) + (0 if total is None else total)
-        count += rows.shape[0]
-    assert gram is not None and total is not None
     parameters = [dict(parent.model.named_parameters()) for parent in parents]
-    if name.removesuffix("weight") + "bias" in parameters[0]:
-        gram = gram - torch.outer(total, total) / count  # a bias takes care of what is constant
+    has_bias = bias_name(name) in parameters[0]
+    seen = Seen(centred=has_bias)  # a bias takes care of what is constant
+    for uses, valid in _uses(parents, stage, examples, name):
+        rows = [rows_of(use.input, valid) for use in uses]
+        for runner, own in zip(parents, rows, strict=True):
+            require_finite_rows(own, assembly.described(name), runner.name)
+        seen.add(torch.cat(rows, 1))
+        transposed = uses[0].transposed
     written = []
-    for m, own in enumerate(parameters):
-        weight = own[name].double()
+    for m, held in enumerate(parameters):
+        weight = held[name].double()
         weight = weight if transposed else weight.T  # (in, out)
-        written.append(weight @ stream.into[m].T.to(weight) if stream is not None else weight * weights[m])
-    layout = bound.layouts[choosable(bound)[space]]
+        written.append(weight @ stream.into[m].T.to(weight) if stream is not None else weight * assembly.weights[m])
+    layout = assembly.bound.layouts[assembly.described(name)]
     axis = next(k for k, axis in enumerate(layout.axes) if axis[0].atoms[0].space == space)
     at = torch.cat([positions(s, layout.shape[axis]).reshape(s.sizes[0], -1) for s in layout.axes[axis]], 1)
     size, width = at.shape
-    columns = torch.cat([at.flatten() + m * size * width for m in range(len(parents))]).to(gram.device)
-    gram, every = gram[columns][:, columns], torch.cat(written)[columns]
+    columns = torch.cat([at.flatten() + m * size * width for m in range(len(parents))]).to(written[0].device)
+    gram, every, mean = seen.gram()[columns][:, columns], torch.cat(written)[columns], seen.mean()[columns]
     parent, unit = place(choose(gram, every, width, size).cpu(), size)
     kept = (((parent * size + unit) * width)[:, None] + torch.arange(width)).flatten().to(gram.device)
     # What the others wrote, as far as those that stay can say it.
@@ -188,9 +184,34 @@ def _choose(
     among = gram[kept][:, kept]
     among = among + TINY * torch.diag(among.diagonal() + among.diagonal().mean())
     weight = every[kept] + solve_positive(among, gram[kept][:, rest] @ every[rest])
+    shift = (mean @ every - mean[kept] @ weight).cpu() if has_bias else None
     placed = torch.empty_like(weight)
     placed[at.flatten().to(weight.device)] = weight
-    return Chosen(parent, unit, (placed if transposed else placed.T).cpu())
+    return Chosen(parent, unit, assembly.described(name), (placed if transposed else placed.T).cpu(), shift)
+
+
+class Seen:
+    """XᵀX of rows, about their mean if `centred`. Sums in float64: memory does not grow with the data."""
+
+    def __init__(self, *, centred: bool) -> None:
+        self._centred = centred
+        self._count = 0
+        self._gram = self._total = self._origin = torch.zeros(())
+
+    def add(self, rows: Tensor) -> None:
+        rows = rows.double()
+        if not self._count:  # near the mean, so that little is lost when it is taken away in the end
+            self._origin = rows.mean(0) if self._centred else torch.zeros_like(rows[0])
+        rows = rows - self._origin
+        self._gram = rows.T @ rows + self._gram.to(rows.device)
+        self._total = rows.sum(0) + self._total.to(rows.device)
+        self._count += rows.shape[0]
+
+    def mean(self) -> Tensor:
+        return self._origin + self._total / self._count
+
+    def gram(self) -> Tensor:
+        return self._gram - torch.outer(self._total, self._total) / self._count if self._centred else self._gram
 
 
 def _uses(

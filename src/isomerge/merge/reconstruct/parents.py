@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,8 +45,10 @@ def prepare(
         options = dict(align) if isinstance(align, Mapping) else {}
         aligned = align_models(models, first, **{"device": device, "progress": progress, **options})
     if aligned is None:
+        from isomerge.evaluate.tasks.model import read_weights
+
         _require_same_tensors(models)
-        states = [{name: model.read(name) for name in first.tensors} for model in models]
+        states = [read_weights(model) for model in models]
         return Parents(dict(first.tensors), describe(first), dict(first.config), [], None, precision), states
     plan = aligned.plan()
     states = []
@@ -60,7 +62,28 @@ def prepare(
                 source.release()
         states.append(state)
     config = {**first.config, **aligned.config_changes}
-    return Parents(plan, aligned.own.model, config, aligned.notes, aligned.record, precision), states
+    parents = Parents(plan, aligned.own.model, config, aligned.notes, aligned.record, precision)
+    return _separated(parents, states)
+
+
+def _separated(parents: Parents, states: Sequence[State]) -> tuple[Parents, list[State]]:
+    """Aligned models have an output table of their own, whether the alignment needed it or not: then it is solved too,
+    and what comes out does not depend on the basis a model came in."""
+    from isomerge.architectures import describe
+
+    apart = [describe(_in_memory(state, parents.config), untie=True) for state in states]
+    if not apart[0].architecture.untied_config:
+        return parents, list(states)
+    new = [name for name in apart[0].layouts if name not in apart[0].files]
+    states = [
+        state | {name: bound.raw(name, bound.stored_precision) for name in new}
+        for state, bound in zip(states, apart, strict=True)
+    ]
+    notes = [
+        *parents.notes,
+        "input and output table were tied and are now separate: each is merged by itself",
+    ]
+    return _apart(parents, apart[0], notes), states
 
 
 def canonical(parents: Parents, states: Sequence[State]) -> tuple[Parents, list[State]]:
@@ -68,30 +91,63 @@ def canonical(parents: Parents, states: Sequence[State]) -> tuple[Parents, list[
     written in any basis. Their functions do not change."""
     from isomerge.align.move import Move
     from isomerge.architectures import describe
-    from isomerge.checkpoint.memory import MemoryCheckpoint
     from isomerge.symmetry.canonical import Canonical
     from isomerge.symmetry.transform import Transform
 
-    found: list[State] = []
-    for state in reversed(states):  # the first comes last: its names are the ones to keep
-        bound = describe(MemoryCheckpoint("the aligned model", dict(state), parents.config), untie=True)
+    bounds, found = [], []
+    for state in states:
+        bound = describe(_in_memory(state, parents.config), untie=True)
         move = Move(bound, Transform(bound.architecture.spaces), Canonical(bound, [RESIDUAL]), None)
         moved: State = {}
         for name in bound.layouts:
             moved |= bound.split(name, move.tensor(name))
-        plan = move.plan(None)
-        found.insert(0, {file: moved[file] if file in moved else state[file] for file in plan})
-    dtypes = {file: parents.plan[file].dtype for file in plan if file in parents.plan}
-    tables = {name: source for name, (source, _) in bound.architecture.tied.items()}
-    own = {
-        file: TensorInfo(info.shape, dtypes.get(file) or dtypes[bound.files[tables[file]][0]])
-        for file, info in plan.items()
-    }
+        found.append(moved | {name: state[name] for name in bound.extra})
+        bounds.append(bound)
     notes = list(parents.notes)
-    if bound.architecture.untied_config:
+    if bounds[0].architecture.untied_config:
         notes.append("input and output table were tied and are now separate, since the stream has a basis of its own")
+    return _apart(parents, bounds[0], notes), found
+
+
+def _apart(parents: Parents, bound: BoundModel, notes: list[str]) -> Parents:
+    """What the models have in common once nothing is tied: a new table is stored as the one it was tied to."""
+    plan = dict(parents.plan)
+    for name, layout in bound.layouts.items():
+        if name not in bound.files:
+            source = bound.files[bound.architecture.tied[name][0]][0]
+            plan[name] = TensorInfo(tuple(layout.shape), plan[source].dtype)
+    for name in bound.stale:
+        plan.pop(name, None)
     config = {**parents.config, **bound.architecture.untied_config}
-    return Parents(own, bound, config, notes, parents.alignment, parents.precision), found
+    return replace(parents, plan=plan, bound=bound, config=config, notes=notes)
+
+
+def held(parents: Parents) -> Parents:
+    """The same, with a stream that stays in the basis it has."""
+    bound = parents.bound
+    return replace(parents, bound=replace(bound, architecture=bound.architecture.frozen([RESIDUAL])))
+
+
+def fragile(bounds: Sequence[BoundModel]) -> list[str]:
+    """Norms whose bias cannot be folded and whose gain is too small to divide it by."""
+    from isomerge.symmetry.canonical import Canonical
+
+    found = []
+    for bound in bounds:
+        form = Canonical(bound, [RESIDUAL])
+        small = form.fragile_gains()
+        found += [
+            fold.norm.name
+            for fold in form.folds
+            if fold.norm.name in small and not fold.bias_too and fold.norm.name + ".bias" in bound.layouts
+        ]
+    return found
+
+
+def _in_memory(state: State, config: Mapping[str, Any]) -> Checkpoint:
+    from isomerge.checkpoint.memory import MemoryCheckpoint
+
+    return MemoryCheckpoint("the aligned model", dict(state), dict(config))
 
 
 def _require_same_tensors(models: Sequence[Checkpoint]) -> None:

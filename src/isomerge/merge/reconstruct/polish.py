@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from isomerge.merge.reconstruct.assembly import sum_of
-from isomerge.merge.reconstruct.descent import again, descend
+from isomerge.merge.reconstruct.descent import descend, put_back, spread
 from isomerge.merge.reconstruct.running import Batch, Examples, Runner, rows_of
 
-RATE = 0.003
+RATE = 0.003  # first step, relative to the size of a parameter
 
 
 def polish(
@@ -28,20 +28,19 @@ def polish(
     steps: int,
     tell: Callable[[int], None],
 ) -> dict[str, Any]:
-    """What was done, and how far the merged model is from its parents' mean before and after."""
+    """What was done, and how far the merged model is from its parents' mean before and after; never farther."""
     parameters = [p for p in merged.model.parameters() if p.is_floating_point()]
+    kept = [p.detach().cpu().clone() for p in parameters]
 
     def loss(batch: Batch) -> Tensor:
         with torch.no_grad():
             given = [_scores(parent.model, batch) for parent in parents]
-        own = _scores(merged.model, batch)
-        valid = _valid(batch, own, merged.two_sided)
-        own = rows_of(own, valid)
-        if _has_classes(merged.model):
-            goal = sum_of(w * rows_of(g, valid).float().softmax(-1) for g, w in zip(given, weights, strict=True))
-            return F.kl_div(F.log_softmax(own.float(), -1), goal, reduction="batchmean")
-        goal = sum_of(w * rows_of(g, valid) for g, w in zip(given, weights, strict=True))
-        return F.mse_loss(own, goal) / goal.var()
+        parts = []
+        for field, own in _scores(merged.model, batch).items():
+            valid = _valid(batch, own, merged.two_sided)
+            theirs = [rows_of(scores[field], valid) for scores in given]
+            parts.append(_distance(rows_of(own, valid), theirs, weights, _kind(merged.model, field, own)))
+        return sum_of(parts)
 
     def mean_loss() -> float:
         with torch.no_grad():
@@ -49,18 +48,38 @@ def polish(
         return sum(values) / len(values)
 
     before = mean_loss()
-    descend(parameters, loss, again(examples), steps, RATE, tell)
-    return {"steps": steps, "loss_before": before, "loss_after": mean_loss()}
+    descend(parameters, loss, spread(examples, examples.count or 1, steps), steps, RATE, tell)
+    after = mean_loss()
+    if not after < before:
+        put_back(parameters, kept)
+        after = before
+    return {"steps": steps, "loss_before": before, "loss_after": after}
 
 
-def _scores(model: Any, batch: Batch) -> Tensor:
+def _scores(model: Any, batch: Batch) -> dict[str, Tensor]:
+    """All scores a model gives (some have two heads), or its last hidden state."""
     output = model(**batch)
-    found = getattr(output, "logits", None)
-    return found if found is not None else output[0]
+    found = {name: value for name, value in output.items() if name.endswith("logits") and isinstance(value, Tensor)}
+    return found or {"hidden": output[0]}
 
 
-def _has_classes(model: Any) -> bool:
-    return getattr(model.config, "problem_type", None) != "regression" and getattr(model.config, "num_labels", 2) > 1
+def _kind(model: Any, field: str, scores: Tensor) -> str:
+    """What scores are: of one class out of several, of several that may all hold, or plain numbers."""
+    task = getattr(model.config, "problem_type", None)
+    if field == "hidden" or task == "regression" or scores.shape[-1] == 1:
+        return "numbers"
+    return "many" if task == "multi_label_classification" else "one"
+
+
+def _distance(own: Tensor, given: Sequence[Tensor], weights: Sequence[float], kind: str) -> Tensor:
+    def mean(parts: Sequence[Tensor]) -> Tensor:
+        return sum_of(part * weight for part, weight in zip(parts, weights, strict=True))
+
+    if kind == "one":
+        return F.kl_div(F.log_softmax(own, -1), mean([g.softmax(-1) for g in given]), reduction="batchmean")
+    if kind == "many":
+        return F.binary_cross_entropy_with_logits(own, mean([g.sigmoid() for g in given]))
+    return F.mse_loss(own, mean(given))
 
 
 def _valid(batch: Batch, scores: Tensor, two_sided: bool) -> Tensor | None:

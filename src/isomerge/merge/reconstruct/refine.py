@@ -7,6 +7,8 @@ on ‖block(z) − goal‖² can. No labels, and nothing but the block is run.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from isomerge.merge.reconstruct.assembly import Assembly
-from isomerge.merge.reconstruct.blocks import Place, Stacks
-from isomerge.merge.reconstruct.descent import descend, shuffled
+from isomerge.merge.reconstruct.blocks import Place, copied, tensors_in
+from isomerge.merge.reconstruct.descent import descend, put_back, shuffled
+from isomerge.merge.reconstruct.roles import Roles
 from isomerge.merge.reconstruct.running import Batch, Examples, Runner, rows_of
+from isomerge.merge.reconstruct.stages import Plan
 from isomerge.merge.reconstruct.watch import Enough
 
 RATE = 0.02  # first step, relative to the size of a parameter
@@ -32,56 +36,70 @@ class Seen:
     goal: Tensor
     valid: Tensor | None
 
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in tensors_in([self.arguments, self.keywords, self.goal]))
+
 
 @dataclass
 class Refinement:
     merged: Runner
     parents: Sequence[Runner]
     assembly: Assembly
-    stacks: Stacks
-    writer: dict[Place, str]
-    """For each block the name of a map that writes to the stream: it says how the parents' streams come together."""
+    roles: Roles
+    plan: Plan
     steps: int
     budget: int
 
     def refine(self, place: Place, examples: Examples) -> dict[str, Any] | None:
         """Lower the error of the block at `place`; None where there is no such block."""
-        name = self.writer.get(place)
-        if name is None or place[1] >= len(self.stacks.names[place[0]]):
+        name = self._block(place)
+        # The last map that writes to the stream says how the parents' streams come together.
+        writers = [stage.names[0] for stage in self.plan.stages if stage.place == place and stage.follows]
+        if name is None or not writers:
             return None
-        seen = self._collect(place, name, examples)
-        block = self.merged.model.get_submodule(self.stacks.names[place[0]][place[1]])
+        seen = self._collect(place, name, writers[-1], examples)
+        block = self.merged.model.get_submodule(name)
         spread = sum(float(rows_of(s.goal, s.valid).var(0, unbiased=False).mean()) for s in seen) / len(seen) or 1.0
         parameters = [p for p in block.parameters() if p.is_floating_point()]
         kept = [p.detach().clone() for p in parameters]
 
         def loss(one: Seen) -> Tensor:
-            output = _hidden(block(*one.arguments, **one.keywords))
+            output = _hidden(block(*copied(one.arguments), **copied(one.keywords)))
             return rows_of(output - one.goal, one.valid).square().mean() / spread
 
         before = _error(loss, seen)
         descend(parameters, loss, shuffled(seen), self.steps, RATE)
         after = _error(loss, seen)
         if not after < before:
-            with torch.no_grad():
-                for parameter, old in zip(parameters, kept, strict=True):
-                    parameter.copy_(old)
+            put_back(parameters, kept)
             after = before
-        return {"block": self.stacks.names[place[0]][place[1]], "error_before": before, "error_after": after}
+        own = [
+            self.roles.label(full) for full, _ in self.merged.model.named_parameters() if full.startswith(f"{name}.")
+        ]
+        return {"block": _in_common(own), "error_before": before, "error_after": after, "batches": len(seen)}
 
-    def _collect(self, place: Place, name: str, examples: Examples) -> list[Seen]:
-        """As many batches as the budget holds."""
+    def _block(self, place: Place) -> str | None:
+        stack, number = place
+        names = self.plan.stacks.names
+        return names[stack][number] if stack < len(names) and number < len(names[stack]) else None
+
+    def _collect(self, place: Place, name: str, writer: str, examples: Examples) -> list[Seen]:
+        """As many batches as the budget holds, at least one, evenly over the data."""
         found: list[Seen] = []
-        held = 0
+        total = examples.count or 1
+        every = 1
         for number, batch in enumerate(examples):
-            (arguments, keywords), _ = _block_call(self.merged, self.stacks, place, batch, number)
-            outputs = [_block_call(parent, self.stacks, place, batch, number)[1] for parent in self.parents]
+            if number % every:
+                continue
+            arguments, keywords, _ = _block_call(self.merged, name, place, batch, number)
+            outputs = [_block_call(parent, name, place, batch, number)[2] for parent in self.parents]
             rows = [output.reshape(-1, output.shape[-1]) for output in outputs]
-            goal = self.assembly.combine(name, rows, follows=True).reshape(outputs[0].shape)
-            held += 2 * goal.nbytes
-            if found and held > self.budget:
-                break
-            found.append(Seen(arguments, keywords, goal, _valid(batch, goal, self.merged.two_sided, place)))
+            goal = self.assembly.combine(writer, rows, follows=True).reshape(outputs[0].shape)
+            one = Seen(arguments, keywords, goal, _valid(batch, goal, self.merged.two_sided, place))
+            if not found:
+                every = math.ceil(total / max(1, min(total, self.budget // max(1, one.nbytes))))
+            found.append(one)
         return found
 
 
@@ -91,14 +109,14 @@ def _error(loss: Callable[[Seen], Tensor], seen: Sequence[Seen]) -> float:
 
 
 def _block_call(
-    runner: Runner, stacks: Stacks, place: Place, batch: Batch, number: int
-) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], Tensor]:
+    runner: Runner, name: str, place: Place, batch: Batch, number: int
+) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
     """What a block is given in a forward pass, and what it gives."""
-    block = runner.model.get_submodule(stacks.names[place[0]][place[1]])
-    found: list[Any] = []
+    block = runner.model.get_submodule(name)
+    found: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] = []
 
     def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        found.append(((arguments, keywords), _hidden(output).detach()))
+        found.append((arguments, keywords, _hidden(output).detach()))
         raise Enough
 
     handle = block.register_forward_hook(hook, with_kwargs=True)
@@ -111,7 +129,16 @@ def _block_call(
 
 
 def _hidden(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]
+    found: Tensor = output if isinstance(output, Tensor) else output[0]
+    return found
+
+
+def _in_common(names: Sequence[str]) -> str:
+    """The block that all these tensors are in: what their names begin with, up to its number."""
+    columns = zip(*(name.split(".") for name in names), strict=False)
+    parts = [column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns)]
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[-1] + 1] if numbers else parts)
 
 
 def _valid(batch: Batch, goal: Tensor, two_sided: bool, place: Place) -> Tensor | None:

@@ -21,6 +21,7 @@ from isomerge.checkpoint import (
     write_checkpoint,
 )
 from isomerge.checkpoint.saving import counted, dtype_entry
+from isomerge.errors import RequestError
 from isomerge.merge.merged import Progress
 
 
@@ -48,6 +49,13 @@ class Reconstructed:
 
     def load_into(self, module: nn.Module) -> nn.Module:
         """Put the weights into a module of the same architecture, in place, and return it."""
+        config = getattr(module, "config", None)
+        other = [f"{key}={value}" for key, value in self.config_changes.items() if getattr(config, key, None) != value]
+        if other:
+            raise RequestError(
+                f"Loading the merged weights into a {type(module).__name__}: they need a configuration with "
+                f"{', '.join(other)}. Make the module with it, or save the result and load the folder."
+            )
         load_into_module(module, self.tensors)
         return module
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -84,8 +85,10 @@ def as_saved(model: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def file_names(bound: BoundModel) -> dict[str, str]:
     """The name a saved tensor would have -> its name in this checkpoint, where old files call it otherwise."""
-    found = {}
-    for name, files in bound.files.items():
-        for number, file in enumerate(files):
-            found[re.sub(r"\{\w+\}", str(number), name)] = file
-    return found
+    pairs = (zip(saved_names(bound, name), files, strict=True) for name, files in bound.files.items())
+    return dict(itertools.chain.from_iterable(pairs))
+
+
+def saved_names(bound: BoundModel, name: str) -> list[str]:
+    """A tensor of the specification as transformers would store it: under one name, or one for each expert."""
+    return [re.sub(r"\{\w+\}", str(number), name) for number in range(len(bound.files[name]))]

@@ -26,14 +26,18 @@ class Examples:
         self._kept: list[dict[str, Tensor]] | None = None
         self._budget = budget
         self.size: int | None = None
+        """Examples, once they were passed over."""
+        self.count: int | None = None
+        """Batches, likewise."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         if self._kept is not None:
             yield from self._kept
             return
         kept: list[dict[str, Tensor]] | None = []
-        seen = held = 0
+        seen = held = count = 0
         for batch in self._fresh():
+            count += 1
             seen += _length(batch)
             held += sum(t.nbytes for t in batch.values())
             if kept is not None and held <= self._budget:
@@ -48,7 +52,7 @@ class Examples:
                 f"Reconstructing: the calibration data had {self.size} examples the first time and {seen} now. "
                 "`batches` is called once per pass and must give the same batches in the same order every time."
             )
-        self.size, self._kept = seen, kept
+        self.size, self.count, self._kept = seen, count, kept
 
     def _fresh(self) -> Iterator[dict[str, Tensor]]:
         left = self._limit
@@ -191,11 +195,14 @@ def rows_of(tensor: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def require_finite_rows(rows: Tensor, what: str, who: str) -> None:
-    if not bool(rows.sum().isfinite()) and not bool(rows.isfinite().all()):  # a sum is the cheaper look
-        count = int((~rows.isfinite()).any(-1).sum())
+    """Numbers whose squares overflow count as infinite: a norm makes zeros of them, and the model seems to run."""
+    limit = (torch.finfo(rows.dtype).max / rows.shape[-1]) ** 0.5
+    if rows.numel() and not bool(rows.abs().amax() <= limit):
+        count = int((~(rows.abs() <= limit)).any(-1).sum())
         raise IsomergeError(
-            f"Reconstructing {what}: {who} gives {count} of {rows.shape[0]} rows with values that are not finite (NaN "
-            "or infinite). Check that this model runs on the calibration data by itself, and that the data is finite."
+            f"Reconstructing {what}: {who} gives {count} of {rows.shape[0]} rows with values that are not finite "
+            "(NaN or infinite) or too large to be squared. Check that this model runs on the data by itself, "
+            "and that the data is finite."
         )
 
 

@@ -1,0 +1,73 @@
+"""Jobs side by side: models this small leave a GPU waiting for its host, so several processes share it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from typing import Any, TypeVar
+
+from runner import Run
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+class Missing(Exception):
+    """A cell that was not computed yet."""
+
+
+WORKERS = {"small": 6}
+"""Models of the original size fill a GPU by themselves, and one job uses all cores of a CPU."""
+
+
+def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
+    """The results in order."""
+    if _workers(run, len(jobs)) < 2:
+        return [function(job) for job in jobs]
+    with _pool(_workers(run, len(jobs))) as pool:
+        return list(pool.map(function, jobs))
+
+
+def cells(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, J]) -> dict[str, dict[str, Any]]:
+    """One cell a job; those that are not there yet are computed side by side."""
+    missing = [] if run.dry else [key for key in jobs if not _known(run, key)]
+    workers = _workers(run, len(missing))
+    if workers < 2:
+        return {key: run.cell(key, partial(function, job)) for key, job in jobs.items()}
+    with _pool(workers) as pool:
+        waiting = {pool.submit(function, jobs[key]): key for key in missing}
+        for done in as_completed(waiting):  # written at once, whichever is first
+            run.cell(waiting[done], done.result)
+    return {key: run.cell(key, _absent) for key in jobs}
+
+
+def _known(run: Run, key: str) -> bool:
+    try:
+        run.cell(key, _absent)
+    except Missing:
+        return False
+    return True
+
+
+def _absent() -> dict[str, Any]:
+    raise Missing
+
+
+def _workers(run: Run, jobs: int) -> int:
+    return 1 if run.device == "cpu" else min(jobs, WORKERS.get(run.scale, 1))
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    # Spawned: a forked process cannot use CUDA.
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    return ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(threads,))
+
+
+def _begin(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)

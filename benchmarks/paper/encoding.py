@@ -1,0 +1,98 @@
+"""Texts as numbers of tokens: what a model of the language experiments reads, in padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from corpora import CORPORA, read
+from parsers import Example
+from torch import Tensor
+
+IGNORED = -100
+"""The label of what is not asked: how torch marks it, too."""
+
+
+def load_tokenizer(base: str) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(base)
+    except (ImportError, ValueError) as error:
+        raise SystemExit(
+            f"Loading the tokenizer of {base}: {str(error).splitlines()[0]} Install sentencepiece and protobuf, or put "
+            "the tokenizer.json beside the model."
+        ) from error
+
+
+def encode(tokenizer: Any, task: str, examples: Sequence[Example], length: int) -> list[dict[str, Any]]:
+    """Numbers of tokens and targets. A word's tag belongs to its first token; words that were cut off have none."""
+    given, targets = [list(side) for side in zip(*examples, strict=True)]
+    options: dict[str, Any] = {"truncation": True, "max_length": length}
+    if task == "ner":
+        # One place is enough for a word that the tokenizer makes nothing of, and keeps words and tags in step.
+        found = tokenizer([[word or "?" for word in words] for words in given], is_split_into_words=True, **options)
+    elif isinstance(given[0], tuple):
+        found = tokenizer([one for one, _ in given], [other for _, other in given], **options)
+    else:
+        found = tokenizer(given, **options)
+    rows = []
+    for place, target in enumerate(targets):
+        row = {key: values[place] for key, values in found.items()}
+        row["labels"] = _first_tokens(found.word_ids(place), target) if task == "ner" else target
+        rows.append(row)
+    return rows
+
+
+def _first_tokens(words: Sequence[int | None], tags: Sequence[int]) -> list[int]:
+    """The tag of each word at its first token; other tokens are not asked.
+
+    >>> _first_tokens([None, 0, 0, 1, None], [3, 0])
+    [-100, 3, -100, 0, -100]
+    """
+    before = [None, *words[:-1]]
+    return [IGNORED if w is None or w == b else tags[w] for w, b in zip(words, before, strict=True)]
+
+
+def batch_of(rows: Sequence[Mapping[str, Any]], padding: int) -> dict[str, Tensor]:
+    """Padded to the longest."""
+    longest = max(len(row["input_ids"]) for row in rows)
+    fill = {"input_ids": padding, "labels": IGNORED}
+    found = {}
+    for key in rows[0]:
+        values = [row[key] for row in rows]
+        if isinstance(values[0], list):
+            values = [value + [fill.get(key, 0)] * (longest - len(value)) for value in values]
+        found[key] = torch.tensor(values)
+    return found
+
+
+class Inputs:
+    """Encoded sets of one base, each read and encoded once."""
+
+    def __init__(self, base: str, data: Path | None, trained: int | None, tested: int | None, length: int) -> None:
+        """`trained` and `tested` are the most examples of the two splits."""
+        self._tokenizer = load_tokenizer(base)
+        self._data, self._length = data, length
+        self._limits = {"train": trained, "test": tested}
+        self._known: dict[tuple[str, str], list[dict[str, Any]]] = {}
+
+    def rows(self, corpus: str, split: str) -> list[dict[str, Any]]:
+        if (corpus, split) not in self._known:
+            examples = read(corpus, split, self._data, self._limits[split])
+            self._known[corpus, split] = encode(self._tokenizer, CORPORA[corpus].task, examples, self._length)
+        return self._known[corpus, split]
+
+    def batches(
+        self, corpus: str, split: str, size: int, limit: int | None = None, order: Sequence[int] | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        rows = self.rows(corpus, split)
+        chosen = [rows[place] for place in order] if order is not None else rows[:limit]
+        for start in range(0, len(chosen), size):
+            yield batch_of(chosen[start : start + size], self._tokenizer.pad_token_id)
+
+    def passes(self, corpus: str, limit: int) -> Callable[[], Iterator[dict[str, Tensor]]]:
+        """Training examples, as often as a merge wants to go through them."""
+        return lambda: self.batches(corpus, "train", 32, limit)

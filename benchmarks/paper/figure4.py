@@ -1,0 +1,199 @@
+"""Figure 4: the loss of merged models when only some layers were matched.
+
+    python benchmarks/paper/figure4.py --scale small --data DATA --models MODELS --work DIR
+
+One layer; the last n; the first n. The paper does not say which two models it merges. Read first: the model of CoLA and
+the one of STS-B, the result tested on both with the head of each, as in its Table 1. Read second: two models of one
+task, from different seeds. Matching is the paper's: rotations, in attention only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from corpora import CORPORA, prepare
+from crew import cells, side_by_side
+from encoding import Inputs
+from language import BASES, PLANS, Job, Judge, Plan, State, base_path, fine_tune, state_of, title, with_head
+from runner import Mean, Plot, Result, Run, Table, main
+
+SETS = {"reduced": ("CoLA", "STS-B"), "small": ("CoLA", "STS-B"), "original": ("glue-cola", "glue-stsb")}
+WAYS = {"single": "one layer", "first": "the first n", "last": "the last n"}
+ACROSS, WITHIN = "a model of each task", "two seeds of a task"
+STRIDES = {"reduced": 4}
+LAYER = re.compile(r"\.layer\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The model that is moved, the one it is moved to, and every how many layers are looked at."""
+
+    moved: Job
+    anchor: Job
+    stride: int
+
+
+def script(run: Run) -> Result:
+    plan, sets = PLANS[run.scale], SETS[run.scale]
+    run.settings["plan"] = repr(plan)
+    prepare(run, sets)
+    base = base_path(BASES[run.scale][-1], run.models)
+    stride = STRIDES.get(run.scale, 1)
+    jobs = {
+        (name, seed): Job(base, name, seed, plan, run.data, run.work, run.device)
+        for name in sets
+        for seed in range(run.seeds)
+    }
+    notes(run, plan, stride)
+    if run.dry:
+        for job in jobs.values():
+            run.say(f"would fine-tune {base} on {job.corpus}, seed {job.seed}: {plan.epochs} epochs, rate {plan.rate}")
+    else:
+        side_by_side(run, fine_tune, [job for job in jobs.values() if not job.done])
+    one, other = sets
+    pairs = {f"{ACROSS}, seed {seed}": Pair(jobs[one, seed], jobs[other, seed], stride) for seed in range(run.seeds)}
+    if run.seeds > 1:
+        for name in sets:
+            for seed in range(run.seeds if run.seeds > 2 else 1):
+                after = (seed + 1) % run.seeds
+                pair = Pair(jobs[name, seed], jobs[name, after], stride)
+                pairs[f"{WITHIN}, {name}, seeds {seed} and {after}"] = pair
+    found = cells(run, measure, pairs)
+    return Result([]) if run.dry else report(title(BASES[run.scale][-1]), sets, found)
+
+
+def notes(run: Run, plan: Plan, stride: int) -> None:
+    if run.scale != "original":
+        run.note(
+            f"DeBERTa-v3-xsmall instead of DeBERTa; at most {plan.examples:,} training and {plan.tested:,} test "
+            f"examples, {plan.epochs} epochs, batches of {plan.batch}, rate {plan.rate:g}."
+        )
+    if stride > 1:
+        run.note(f"Left out: all but every {stride}th layer and number of layers.")
+    if run.seeds < 2:
+        run.note(f"Left out: {WITHIN}, which takes two seeds.")
+    run.note("The test sets are the public validation sets of GLUE.")
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+def measure(pair: Pair) -> dict[str, Any]:
+    """By task: the loss without matching, and by way the losses over the numbers of layers (or the layer's own)."""
+    judges = {job.corpus: judge_of(job) for job in (pair.anchor, pair.moved)}
+    head = judges[pair.anchor.corpus].head
+    plain, matched = merged_bodies(pair, head)
+    depth = 1 + max(layer_of(name) for name in plain)
+    found: dict[str, Any] = {}
+    for job in {job.corpus: job for job in (pair.moved, pair.anchor)}.values():
+        owner, judge = state_of(job.folder), judges[job.corpus]
+
+        def loss(layers: Sequence[int], owner: State = owner, judge: Judge = judge, corpus: str = job.corpus) -> float:
+            return judge(with_head(mixed(plain, matched, layers), owner, head), corpus)["loss"]
+
+        counts = range(pair.stride, depth + 1, pair.stride)
+        found[job.corpus] = {
+            "parent": judge(owner, job.corpus)["loss"],
+            "none": loss([]),
+            "single": {str(k): loss([k]) for k in range(0, depth, pair.stride)},
+            "first": {str(n): loss(range(n)) for n in counts},
+            "last": {str(n): loss(range(depth - n, depth)) for n in counts},
+        }
+    return {"depth": depth, "losses": found}
+
+
+def judge_of(job: Job) -> Judge:
+    inputs = Inputs(job.base, job.data, job.plan.examples, job.plan.tested, job.plan.length)
+    return Judge(job.folder, CORPORA[job.corpus].task, inputs, job.device)
+
+
+def merged_bodies(pair: Pair, head: Sequence[str]) -> tuple[State, State]:
+    """Averages of the two models without and with matching; the head is the anchor's and not looked at."""
+    import isomerge
+    from isomerge.checkpoint.memory import MemoryCheckpoint
+
+    anchor = state_of(pair.anchor.folder)
+    config = json.loads((pair.anchor.folder / "config.json").read_text())
+    # Heads of different tasks differ in shape; matching inside attention does not see them.
+    source = with_head(state_of(pair.moved.folder), anchor, head)
+    opened = [MemoryCheckpoint(name, state, config) for name, state in (("source", source), ("anchor", anchor))]
+    alignment: Any = isomerge.align(*opened, level="rotation", only="attention", device=pair.moved.device)
+    states = (source, alignment.state_dict())
+    plain, matched = (isomerge.merge_state_dicts([state, anchor]) for state in states)
+    return plain, matched
+
+
+def mixed(plain: Mapping[str, Any], matched: Mapping[str, Any], layers: Sequence[int]) -> State:
+    """The merge after matching these layers only: every rotation stays inside its layer."""
+    return {name: matched[name] if layer_of(name) in layers else value for name, value in plain.items()}
+
+
+def layer_of(name: str) -> int:
+    """The number in the tensor's name; -1 for what is in no layer."""
+    found = LAYER.search(name)
+    return int(found[1]) if found else -1
+
+
+# --- reporting --------------------------------------------------------------------------------------------------------
+def report(base: str, sets: Sequence[str], found: Mapping[str, Mapping[str, Any]]) -> Result:
+    depth = next(iter(found.values()))["depth"]
+    half = str(depth // 2 - (depth // 2) % min(int(n) for n in _losses(found, ACROSS, sets[0])[0]["first"]))
+    rows: list[list[str | Mean]] = []
+    plots: list[Any] = []
+    claims: list[str] = []
+    for reading in (ACROSS, WITHIN):
+        for name in sets:
+            if not (losses := _losses(found, reading, name)):
+                continue
+            parts = {f"first {half}": ("first", half), f"last {half}": ("last", half), "all": ("first", str(depth))}
+            changes = {part: change(losses, *where) for part, where in parts.items()}
+            alone = [Mean([entry[key] for entry in losses], 4) for key in ("parent", "none")]
+            rows.append([f"{name}, {reading}", *alone, *changes.values()])
+            plots.append(plot(f"{base}, {name}, {reading}", losses, depth))
+            claims.append(claim(f"{name}, {reading}", losses, changes[f"first {half}"], changes[f"last {half}"], half))
+    columns = ["", "one parent", "merged, nothing matched", f"change: first {half}", f"last {half}", "all layers"]
+    return Result([Table("Test loss, and how matching layers changes it", columns, rows)], plots, claims)
+
+
+def _losses(found: Mapping[str, Mapping[str, Any]], reading: str, name: str) -> list[Mapping[str, Any]]:
+    return [cell["losses"][name] for key, cell in found.items() if key.startswith(reading) and name in cell["losses"]]
+
+
+def change(losses: Sequence[Mapping[str, Any]], way: str, place: str) -> Mean:
+    return Mean([entry[way][place] - entry["none"] for entry in losses], 5)
+
+
+def plot(heading: str, losses: Sequence[Mapping[str, Any]], depth: int) -> Plot:
+    """Layers are counted from 1, so that "layer 1", "the first 1" and "the last 1" share a place."""
+    places = {way: [int(n) + (way == "single") for n in losses[0][way]] for way in WAYS}
+    ticks = sorted({place for own in places.values() for place in own})
+    means = {
+        way: [change(losses, way, str(tick - (way == "single"))) if tick in places[way] else Mean([]) for tick in ticks]
+        for way in WAYS
+    }
+    return Plot(
+        heading,
+        ticks,
+        {WAYS[way]: [mean.mean for mean in row] for way, row in means.items()},
+        x=f"layer, or number of layers, of {depth}",
+        y="change of the test loss",
+        errors={WAYS[way]: [mean.error for mean in row] for way, row in means.items()},
+    )
+
+
+def claim(where: str, losses: Sequence[Mapping[str, Any]], first: Mean, last: Mean, half: str) -> str:
+    noise = 2 * max(first.error, last.error)
+    held = first.mean < last.mean - noise and first.mean < 0
+    best = min(losses[0]["single"], key=lambda layer: change(losses, "single", layer).mean)
+    drop = change(losses, "single", best)
+    return (
+        f"First layers matter most ({where}): {'held' if held else 'did not hold'}. Matching the first {half} layers "
+        f"changes the loss by {first}, the last {half} by {last}; of single layers number {int(best) + 1} helps most "
+        f"({drop})."
+    )
+
+
+if __name__ == "__main__":
+    main("figure4", "Matching a subset of layers", "Figure 4 of the founding paper", script)

@@ -1,0 +1,246 @@
+"""What the language experiments share: base models, fine-tuning, judging, and models as states with a head each.
+
+A base is named as on the hub; with `--models DIR` it is the folder DIR/<last part of that name>. Fine-tuned models are
+kept under `--work` and used again. All models of a seed begin with the same head, so that heads can be averaged where
+no model of the task exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from corpora import CORPORA, LABELS
+from encoding import IGNORED, Inputs
+from torch import Tensor
+
+State = dict[str, Tensor]
+BASES = {
+    "reduced": ("sentence-transformers/all-MiniLM-L6-v2", "microsoft/deberta-v3-xsmall"),
+    "small": ("sentence-transformers/all-MiniLM-L6-v2", "microsoft/deberta-v3-xsmall"),
+    "original": ("FacebookAI/roberta-base", "microsoft/deberta-v3-large"),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How models are trained, tested and measured."""
+
+    epochs: int
+    batch: int
+    rate: float
+    examples: int | None
+    """Of a training set, at most."""
+    least_steps: int
+    """Sets too small for so many steps in these epochs are gone through more often."""
+    tested: int | None
+    """Examples of a test set, at most."""
+    grams: int
+    """Training examples that RegMean sees of each model's set."""
+    informed: int
+    """Training examples that Fisher sees of each model's set."""
+    warm_up: float = 0.06
+    length: int = 128
+
+
+PLANS = {
+    "reduced": Plan(1, 16, 1e-4, 320, 0, 100, 64, 16, length=64),
+    "small": Plan(3, 64, 1e-4, 4000, 150, 1000, 512, 256),
+    "original": Plan(20, 16, 1e-5, None, 0, None, 1000, 1000, length=256),
+}
+
+
+# --- base models ------------------------------------------------------------------------------------------------------
+def title(base: str) -> str:
+    return base.rpartition("/")[2]
+
+
+def base_path(base: str, models: Path | None) -> str:
+    """Where a base is loaded from: a folder under --models, or the hub."""
+    if models is None:
+        return base
+    folder = models / title(base)
+    if not (folder / "config.json").is_file():
+        raise SystemExit(
+            f"Loading {base}: {folder} holds no config.json. Put the model there as save_pretrained writes it, with "
+            "its tokenizer, or leave --models out to take it from the hub."
+        )
+    return str(folder)
+
+
+# --- fine-tuning ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Job:
+    """One model to fine-tune: what it takes, and the folder that tells it from all others."""
+
+    base: str
+    corpus: str
+    seed: int
+    plan: Plan
+    data: Path | None
+    work: Path
+    device: str
+
+    @property
+    def folder(self) -> Path:
+        plan = {key: value for key, value in asdict(self.plan).items() if key not in ("tested", "grams", "informed")}
+        about = json.dumps([title(self.base), plan, torch.device(self.device).type], sort_keys=True)
+        mark = hashlib.sha256(about.encode()).hexdigest()[:8]
+        return self.work / "language" / f"{title(self.base)}-{mark}" / f"{self.corpus}-{self.seed}"
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / "training.json").is_file()
+
+
+def new_model(base: str, task: str, seed: int) -> Any:
+    """The base with a new head: a linear layer's weights are drawn by the seed, its biases are zero."""
+    import transformers
+
+    from isomerge.checkpoint.module import quiet_transformers
+
+    labels = LABELS[task]
+    kind = "AutoModelForTokenClassification" if task == "ner" else "AutoModelForSequenceClassification"
+    names: dict[str, Any] = {"num_labels": len(labels) or 1}
+    if labels:
+        names = {"id2label": dict(enumerate(labels)), "label2id": {name: n for n, name in enumerate(labels)}}
+    with quiet_transformers():
+        model = getattr(transformers, kind).from_pretrained(
+            base, dtype=torch.float32, ignore_mismatched_sizes=True, **names
+        )
+    generator = torch.Generator().manual_seed(seed)
+    parameters = model.state_dict()
+    for name in head_names(model):
+        values = parameters[name]
+        drawn = torch.randn(values.shape, generator=generator) * model.config.initializer_range
+        values.copy_(drawn if values.dim() > 1 else torch.zeros_like(values))
+    return model
+
+
+def head_names(model: Any) -> list[str]:
+    """Tensors of the classifier module: all outside the body, and the pooler that only a classifier reads."""
+    body = model.base_model_prefix + "."
+    return [name for name in model.state_dict() if not name.startswith(body) or name.startswith(body + "pooler.")]
+
+
+def fine_tune(job: Job) -> Path:
+    """AdamW, linear warm-up and decay; bfloat16 on a GPU. A model that is there is kept."""
+    if job.done:
+        return job.folder
+    from isomerge.checkpoint.module import quiet_transformers
+
+    start = time.perf_counter()
+    inputs, task = (
+        Inputs(job.base, job.data, job.plan.examples, job.plan.tested, job.plan.length),
+        CORPORA[job.corpus].task,
+    )
+    model = new_model(job.base, task, job.seed).to(job.device).train()
+    torch.manual_seed(job.seed)  # dropout
+    generator = torch.Generator().manual_seed(job.seed + 100)
+    count, plan = len(inputs.rows(job.corpus, "train")), job.plan
+    steps = max(plan.epochs * math.ceil(count / plan.batch), plan.least_steps)
+    warm_up = max(1, round(plan.warm_up * steps))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warm_up, max(0.0, (steps - step) / (steps - warm_up + 1)))
+    )
+    order: list[int] = []
+    total = 0.0
+    for _ in range(steps):
+        if not order:
+            order = torch.randperm(count, generator=generator).tolist()
+        chosen, order = order[: plan.batch], order[plan.batch :]
+        batch = _moved(next(inputs.batches(job.corpus, "train", len(chosen), order=chosen)), job.device)
+        with torch.autocast(torch.device(job.device).type, dtype=torch.bfloat16, enabled=job.device != "cpu"):
+            outputs = model(**{key: value for key, value in batch.items() if key != "labels"})
+        loss = loss_of(outputs.logits.float(), batch["labels"])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        total += float(loss.detach())
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with quiet_transformers():
+        model.cpu().save_pretrained(job.folder)
+    about = {"corpus": job.corpus, "seed": job.seed, "examples": count, "steps": steps, "mean_loss": total / steps,
+             "seconds": time.perf_counter() - start}  # fmt: skip
+    (job.folder / "training.json").write_text(json.dumps(about))  # last: it says that the folder is whole
+    return job.folder
+
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    if logits.shape[-1] == 1:
+        return torch.nn.functional.mse_loss(logits[..., 0], labels.float())
+    return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+
+
+def _moved(batch: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
+    return {key: value.to(device) for key, value in batch.items()}
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+METRICS = {"emotion": "macro_f1", "emotion-6": "macro_f1", "ner": "f1", "CoLA": "accuracy", "STS-B": "pearson"}
+
+
+class Judge:
+    """Scores states of one base and task, in %; entities count by whole extents, over all sentences together."""
+
+    def __init__(self, folder: Path, task: str, inputs: Inputs, device: str) -> None:
+        self.model = load_model(folder).to(device).eval()
+        self.head = head_names(self.model)
+        self._task, self._inputs, self._device = task, inputs, device
+
+    @torch.no_grad()
+    def __call__(self, state: State, corpus: str) -> dict[str, float]:
+        self.model.load_state_dict(state)
+        counted = _counting(self._task)
+        rows = self._inputs.rows(corpus, "test")
+        by_length = sorted(range(len(rows)), key=lambda place: len(rows[place]["input_ids"]))  # little padding
+        for batch in self._inputs.batches(corpus, "test", 100, order=by_length):
+            batch = _moved(batch, self._device)
+            outputs = self.model(**{key: value for key, value in batch.items() if key != "labels"})
+            counted.add(*counted.predict(outputs, batch["labels"]))
+        found = counted.result()
+        metric = {"emotion": "macro_f1", "emotion-6": "macro_f1", "ner": "f1", "CoLA": "accuracy", "STS-B": "pearson"}[
+            self._task
+        ]
+        return {"score": 100 * found["metrics"][metric], "loss": found["loss"]}
+
+
+def _counting(task: str) -> Any:
+    from isomerge.evaluate.tasks.classes import Classification
+    from isomerge.evaluate.tasks.regression import Regression
+    from isomerge.evaluate.tasks.tags import Tagging
+
+    if task == "STS-B":
+        return Regression()
+    return Tagging(LABELS[task]) if task == "ner" else Classification(task)
+
+
+def load_model(folder: Path) -> Any:
+    import transformers
+
+    from isomerge.checkpoint.module import quiet_transformers
+
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    with quiet_transformers():
+        return getattr(transformers, name).from_pretrained(folder, dtype=torch.float32)
+
+
+def state_of(folder: Path) -> State:
+    from safetensors.torch import load_file
+
+    return dict(load_file(folder / "model.safetensors"))
+
+
+def with_head(state: Mapping[str, Tensor], owner: Mapping[str, Tensor], head: Sequence[str]) -> State:
+    """The body of one state and the head of another."""
+    return {**state, **{name: owner[name] for name in head}}

@@ -1,0 +1,100 @@
+"""Ways to merge the image classifiers, and a pair with the second model next to the first."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from vision import Vision
+
+if TYPE_CHECKING:
+    from fusing import State
+
+Options = Mapping[str, Any] | None
+Pair = tuple[int, int]
+Merge = Callable[[Vision, list[Any]], "State"]
+# As its authors run it: all units of a layer at once, before the activation function, the stream's plans averaged.
+TRANSPORT: dict[str, Any] = {
+    "cost": "activations",
+    "solver": "emd",
+    "residual": "averaging",
+    "heads": "across",
+    "site": "pre",
+}
+
+
+def simple(vision: Vision, models: list[Any], device: str | None = None) -> State:
+    import isomerge
+
+    return isomerge.merge_state_dicts([{name: model.read(name) for name in model.tensors} for model in models])
+
+
+def fisher(vision: Vision, models: list[Any], device: str | None = None) -> State:
+    from isomerge.merge.statistics import merge_fisher
+
+    return dict(merge_fisher(models, vision.batches(vision.counts.fisher), device=device or vision.run.device))
+
+
+def regmean(vision: Vision, models: list[Any], device: str | None = None) -> State:
+    from isomerge.merge.statistics import merge_regmean
+
+    return dict(merge_regmean(models, vision.batches(vision.counts.regmean), device=device or vision.run.device))
+
+
+def transport(vision: Vision, models: list[Any], device: str | None = None) -> State:
+    from isomerge.merge.transport import fuse
+
+    batches = vision.batches(vision.counts.transport)
+    return dict(fuse(models, batches, device=device or vision.run.device, **TRANSPORT).state_dict())
+
+
+def reconstructed(align: bool, **options: Any) -> Merge:
+    def merge(vision: Vision, models: list[Any]) -> State:
+        from isomerge.merge.reconstruct import reconstruct
+
+        steps = {"refine": vision.counts.refine} if options.get("refine") else {}
+        batches = vision.batches(vision.counts.reconstruct)
+        found = reconstruct(models, batches, align=align, device=vision.run.device, **{**options, **steps})
+        return dict(found.state_dict())
+
+    return merge
+
+
+METHODS = {"Simple": simple, "Fisher": fisher, "RegMean": regmean, "OT": transport}
+RECONSTRUCT = {
+    "reconstruct, mean features, not aligned": reconstructed(False),
+    "reconstruct, mean features, aligned (full)": reconstructed(True),
+    "reconstruct, joint features": reconstructed(False, features="joint"),
+    "reconstruct, joint features, refined": reconstructed(False, features="joint", refine=True),
+}
+
+
+def measured_methods(device: str) -> dict[str, Merge]:
+    """The methods, on a device of one's choice."""
+    return {name: partial(merge, device=device) for name, merge in METHODS.items()}
+
+
+def matched(vision: Vision, pair: Pair, options: Options, device: str | None = None) -> list[Any]:
+    """The pair with the second next to the first, in memory."""
+    import isomerge
+
+    first, second = (vision.checkpoint(vision.state(n), f"model {n}") for n in pair)
+    if options is None:
+        return [first, second]
+    settings = dict(options)
+    if settings.pop("data", False):
+        settings["data"] = vision.batches(vision.counts.stream)
+    alignment = isomerge.align(second, first, device=device or vision.run.device, **settings)
+    return [first, vision.checkpoint(alignment.state_dict(), f"model {pair[1]}, moved")]  # type: ignore[union-attr]
+
+
+def matched_once(vision: Vision, pair: Pair, options: Options) -> tuple[list[Any], float]:
+    """The same kept for the next method that wants it, and the seconds it took."""
+    key = json.dumps([pair, options], sort_keys=True)
+    if key not in vision.kept:
+        start = time.perf_counter()
+        vision.kept[key] = matched(vision, pair, options), time.perf_counter() - start
+    return vision.kept[key]

@@ -1,0 +1,94 @@
+"""What Table 3 times of language models: the first pair of fine-tuned models of Table 1, of each base, from --work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from runner import Run
+
+if TYPE_CHECKING:
+    from encoding import Inputs
+    from language import Job
+
+    from isomerge.checkpoint.memory import MemoryCheckpoint
+
+
+class LanguagePair:
+    """Two models of one base, and the training examples that Table 1 measures each of them by."""
+
+    merges: tuple[str, ...] = ("Simple", "Fisher", "RegMean")
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self.jobs, self.plan = jobs, jobs[0].plan
+        self.pairs = [(0, 1)]
+
+    def training_seconds(self) -> list[float | None]:
+        return [json.loads((job.folder / "training.json").read_text()).get("seconds") for job in self.jobs]
+
+    @cached_property
+    def _models(self) -> list[MemoryCheckpoint]:
+        from language import state_of
+
+        from isomerge.checkpoint.memory import MemoryCheckpoint
+
+        folders = [job.folder for job in self.jobs]
+        configs = [json.loads((folder / "config.json").read_text()) for folder in folders]
+        return [MemoryCheckpoint(f.name, state_of(f), config) for f, config in zip(folders, configs, strict=True)]
+
+    @cached_property
+    def _inputs(self) -> Inputs:
+        from encoding import Inputs
+
+        job = self.jobs[0]
+        found = Inputs(job.base, job.data, self.plan.examples, self.plan.tested, self.plan.length)
+        for each in self.jobs:
+            found.rows(each.corpus, "train")  # encoded before the clock runs
+        return found
+
+    def matching(self, pair: tuple[int, int], options: dict[str, Any], device: str) -> Callable[[], Any]:
+        import isomerge
+
+        first, second = (self._models[place] for place in pair)
+        return lambda: isomerge.align(second, first, device=device, **options).state_dict()  # type: ignore[union-attr]
+
+    def merging(self, pair: tuple[int, int], method: str, device: str) -> Callable[[], Any]:
+        import isomerge
+        from isomerge.merge.statistics import merge_fisher, merge_regmean
+
+        models = [self._models[place] for place in pair]
+        if method == "Simple":
+            return lambda: isomerge.merge_state_dicts([{n: m.read(n) for n in m.tensors} for m in models])
+        count = self.plan.informed if method == "Fisher" else self.plan.grams
+        data = [self._inputs.passes(self.jobs[place].corpus, count) for place in pair]
+        if method == "Fisher":
+            return lambda: dict(merge_fisher(models, data, fisher="empirical", device=device))
+        return lambda: dict(merge_regmean(models, data, device=device))
+
+
+def language_pairs(run: Run) -> dict[str, LanguagePair]:
+    """By base. Those whose models Table 1 has not trained yet are left out, and that is said."""
+    try:
+        from language import BASES, PLANS, Job, base_path, title
+        from table1 import SUITES
+    except ImportError as error:
+        run.note(f"Language models are left out: {error}.")
+        return {}
+    found, missing = {}, []
+    for base in BASES[run.scale]:
+        try:
+            where = base_path(base, run.models)
+        except SystemExit:
+            missing.append(title(base))
+            continue
+        plan, sets = PLANS[run.scale], SUITES[run.scale][0].inside[:2]
+        jobs = [Job(where, corpus, 0, plan, run.data, run.work, run.device) for corpus in sets]
+        if all(job.done for job in jobs):
+            found[title(base)] = LanguagePair(jobs)
+        else:
+            missing.append(title(base))
+    if missing:
+        run.note(f"{' and '.join(missing)}: left out, as --work holds no models of table1.py; run it first.")
+    return found

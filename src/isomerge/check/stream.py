@@ -1,0 +1,119 @@
+"""The residual stream of two models, seen by its outer tables: in one basis, in another order, or rotated?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isomerge.align import leaf
+from isomerge.align.evidence import common_part, cross
+from isomerge.check.sums import product, squared
+from isomerge.symmetry.architecture import RESIDUAL
+from isomerge.symmetry.binding import BoundModel
+from isomerge.symmetry.groups import Group, Trivial
+from isomerge.symmetry.patterns import Layout, bind
+from isomerge.symmetry.transform import Transform
+
+ROWS = 1024  # of a table
+TOKENS = 512  # for the similarity up to a rotation
+WIDEST_ORDER, WIDEST_ROTATION = 2048, 1024  # streams up to this width are solved, wider ones looked at
+CLEAR = 0.25  # of the squared distance of the tables: from there on the stream is moved before its units are judged
+
+
+def judge_stream(
+    source: BoundModel, anchor: BoundModel, layouts: Mapping[str, Layout], scopes: Mapping[str, Mapping[str, Group]]
+) -> tuple[dict[str, Any] | None, Transform]:
+    """Distance, moved units, gain per level, similarity up to a rotation; and the stream's move, where it is clear."""
+    spaces = source.architecture.spaces
+    tables = [n for n, lay in layouts.items() if lay.spaces() == {RESIDUAL} and len(lay.shape) > 1]
+    stays = Transform(spaces)
+    if not tables:
+        return None, stays
+    C: Tensor | None = None
+    apart = size = here = 0.0
+    similarity = None
+    for name in tables:
+        a, b, layout = _rows(source, anchor, name, layouts[name])
+        apart += squared(a - b)
+        size += squared(a) + squared(b)
+        here += product(a, b)
+        axis, segment = next((k, s) for k, ax in enumerate(layout.axes) for s in ax if s.atoms[0].space == RESIDUAL)
+        value = cross(segment, a, b, axis)[0]
+        C = value if C is None else C + value
+        if similarity is None:
+            similarity = _similarity(
+                segment.take(a, axis).reshape(len(value), -1).T, segment.take(b, axis).reshape(len(value), -1).T
+            )
+    assert C is not None
+    row: dict[str, Any] = {"distance": math.sqrt(2 * apart / size) if size else 0.0, "moved": 0.0, "gain": 0.0,
+                           "similarity": similarity, "levels": {}}  # fmt: skip
+    if not apart:
+        return row, stays
+    best = stays
+    for level in ("permutation", "full"):
+        group = scopes[level][RESIDUAL]
+        element, earned = _solved(group, C)
+        if element is None:
+            continue
+        gain = 2 * (earned - here) / apart
+        row["levels"][level] = gain
+        order = group.order(element)
+        if level == "permutation":
+            row["moved"] = float((order != torch.arange(len(C))).double().mean()) if order is not None else 0.0
+        if gain > max(CLEAR, row["gain"]):
+            best = Transform({**spaces, RESIDUAL: group}, {RESIDUAL: element})
+        row["gain"] = max(row["gain"], gain)
+    if not row["levels"]:
+        row["moved"] = float((C.argmax(0) != torch.arange(len(C))).double().mean())
+    return row, best
+
+
+def _solved(group: Group, C: Tensor) -> tuple[Tensor | None, float]:
+    widest = WIDEST_ORDER if group.name.endswith("ermutation") else WIDEST_ROTATION
+    if isinstance(group, Trivial) or len(C) > widest:
+        return None, 0.0
+    element, earned = leaf.solve(group, C[None])
+    return element[0], float(earned[0])
+
+
+def _rows(source: BoundModel, anchor: BoundModel, name: str, layout: Layout) -> tuple[Tensor, Tensor, Layout]:
+    """Both tables, cut to what they share and to some rows spread over it."""
+    files = [model.files.get(name) for model in (source, anchor)]
+    shapes = [model.layouts[name].shape for model in (source, anchor)]
+    rows = min(shape[0] for shape in shapes)
+    long = len(layout.shape) == 2 and rows > ROWS and layout.axes[0][0].atoms[0].free
+    if not long or any(f is None or len(f) != 1 for f in files):
+        wide = torch.float64 if source.stored_precision == torch.float64 else torch.float32
+        a, b = common_part(source.raw(name, wide), anchor.raw(name, wide))
+        return a, b, bind(layout.pattern, a.shape, source.architecture.spaces, name)
+    width = layout.shape[1]
+    starts = torch.linspace(0, rows - 64, ROWS // 64).long().tolist()
+    found = []
+    for model, file in zip((source, anchor), files, strict=True):
+        assert file is not None
+        parts = [model.checkpoint.read_span(file[0], s * width, (s + 64) * width).float() for s in starts]
+        found.append(torch.cat(parts).reshape(-1, width))
+    return found[0], found[1], bind(layout.pattern, found[0].shape, source.architecture.spaces, name)
+
+
+def _similarity(a: Tensor, b: Tensor) -> float | None:
+    """How alike two tables are up to a rotation (linear CKA without the bias of few rows): 1 the same, 0 unrelated."""
+    rows = torch.linspace(0, len(a) - 1, min(TOKENS, len(a))).long()
+    if len(rows) < 8:
+        return None
+    x, y = (_centred(t[rows].double()) for t in (a, b))
+    size = math.sqrt(max(0.0, float((x * x).sum())) * max(0.0, float((y * y).sum())))
+    return float((x * y).sum()) / size if size else None
+
+
+def _centred(x: Tensor) -> Tensor:
+    """The Gram matrix of rows, centred so that unrelated ones have product 0 on average (Székely & Rizzo, 2014)."""
+    n = len(x)
+    gram = (x @ x.T).fill_diagonal_(0.0)
+    sums, total = gram.sum(0), gram.sum()
+    gram = gram - sums[:, None] / (n - 2) - sums[None, :] / (n - 2) + total / ((n - 1) * (n - 2))
+    return gram.fill_diagonal_(0.0)

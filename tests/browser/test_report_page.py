@@ -1,0 +1,191 @@
+"""The report in a real browser: on a phone and on a desk, light and dark."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser.chromium import chromium, picture, show_on
+from report.made import made, record_of, said
+from report.test_page import CURVE, PLANE
+
+pytestmark = pytest.mark.browser
+
+VIEWS = [(390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")]
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pages of all kinds; that of the aligned merge has curves too."""
+    folder = tmp_path_factory.mktemp("pages")
+    flags = []
+    for name, content in (("curve.json", CURVE), ("plane.json", PLANE)):
+        (folder / name).write_text(json.dumps(content))
+        flags += ["--barrier", folder / name]
+    said("report", made("aligned-merge"), "-o", folder / "aligned-merge.html", *flags)
+    for kind in ("ties", "align", "reconstruct", "adapters"):
+        said("report", made(kind), "-o", folder / f"{kind}.html")
+    return folder
+
+
+@pytest.fixture(scope="module", params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}")
+def view(request: pytest.FixtureRequest) -> Iterator[tuple[Any, int, str]]:
+    width, scheme = request.param
+    with chromium(width, scheme) as driver:
+        yield driver, width, scheme
+
+
+def opened(driver: Any, page: Path) -> Any:
+    driver.get(page.as_uri())
+    return driver
+
+
+def some(driver: Any, query: str) -> list[Any]:
+    from selenium.webdriver.common.by import By
+
+    return driver.find_elements(By.CSS_SELECTOR, query)
+
+
+@pytest.mark.parametrize("kind", ["aligned-merge", "ties", "align", "reconstruct", "adapters"])
+def test_the_page_fits_complains_of_nothing_and_can_be_read(view: Any, folder: Path, kind: str) -> None:
+    driver, width, scheme = view
+    opened(driver, folder / f"{kind}.html")
+    wide, inner = driver.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert wide <= inner == width, "the page scrolls sideways"
+    picture(driver, width, folder / f"{kind}-{width}-{scheme}.png")
+    seen, weak = driver.execute_script((HERE / "contrast.js").read_text())
+    assert seen > 30 and not weak, weak[:5]
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width, "unfolded it scrolls sideways"
+    assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert driver.get_log("browser") == []
+    unlabelled = driver.execute_script(
+        "return [...document.querySelectorAll('svg, button, input, [role=region], table')]"
+        ".filter(e => !e.getAttribute('aria-label') && !e.textContent.trim() && !e.labels?.length).length"
+    )
+    assert unlabelled == 0
+
+
+def test_the_preference_decides_and_the_switch_overrides_it(view: Any, folder: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    driver, _, scheme = view
+    opened(driver, folder / "ties.html")
+
+    def darkness() -> bool:
+        colour = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in colour[4:-1].split(",")[:3]) < 200
+
+    (switch,) = some(driver, "#theme")
+    assert darkness() is (scheme == "dark")
+    found = []
+    for _ in range(3):
+        switch.send_keys(Keys.SPACE)
+        found.append((switch.text, darkness()))
+    assert found == [
+        ("Theme: light", False),
+        ("Theme: dark", True),
+        ("Theme: system", scheme == "dark"),
+    ]
+
+
+def test_the_cells_of_the_heat_maps_are_the_numbers_of_the_record(view: Any, folder: Path) -> None:
+    driver, _, _ = view
+    opened(driver, folder / "aligned-merge.html")
+    script = "return [...document.querySelectorAll('.heat td[data-v]')].map(e => [+e.dataset.v, +e.innerText])"
+    cells = driver.execute_script(script)
+    spaces = record_of(made("aligned-merge"))["measured"]["spaces"]
+    expected = sorted(row["distance"][side][0] for side in ("before", "after") for row in spaces)
+    assert sorted(value for value, _ in cells) == expected
+    assert [shown for _, shown in cells] == pytest.approx([value for value, _ in cells], rel=0.006)
+    embedded = driver.execute_script("return JSON.parse(document.getElementById('record').textContent)")
+    assert embedded["record"] == record_of(made("aligned-merge")) and embedded["curves"] == [CURVE, PLANE]
+
+
+def test_the_points_of_the_curve_lie_where_their_numbers_are(view: Any, folder: Path) -> None:
+    driver, _, _ = view
+    opened(driver, folder / "aligned-merge.html")
+    marks = driver.execute_script(
+        "return [...document.querySelectorAll('#line figure:first-child .s0 [data-tip]')].map(e => {"
+        "const box = e.querySelector('.aim').getBoundingClientRect();"
+        "return [e.dataset.tip, box.x + box.width / 2, box.y + box.height / 2]; })"
+    )
+    assert [tip for tip, _, _ in marks] == [
+        f"as they are, {point['t']:.4g}: {point['loss']:.4g}" for point in CURVE["points"]
+    ]
+    for axis, down in ((1, False), (2, True)):
+        steps = [b[axis] - a[axis] for a, b in pairwise(marks)]
+        assert steps == pytest.approx([steps[0]] * 4, abs=0.2) and (steps[0] < 0) is down
+
+
+def test_a_heading_sorts_by_keyboard_both_ways(view: Any, folder: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    driver, _, _ = view
+    opened(driver, folder / "ties.html")
+    fold = next(e for e in some(driver, ".fold summary") if "Every part" in e.text)
+    fold.send_keys(Keys.ENTER)
+    column = (
+        "return [...document.querySelectorAll('#relations .fold:last-child tbody tr')].map(r => r.cells[4].dataset.v)"
+    )
+    heads = [e for e in some(driver, "#relations .fold:last-child th button") if e.text.strip() == "cosine"]
+    before = [float(value) for value in driver.execute_script(column) if value]
+    for keys, sign, word in ((Keys.ENTER, 1, "ascending"), (Keys.SPACE, -1, "descending")):
+        heads[0].send_keys(keys)
+        values = driver.execute_script(column)
+        known = [float(value) for value in values if value]
+        assert known == sorted(before, key=lambda value: sign * value)
+        assert values[len(known) :] == [""] * (len(values) - len(known)), "what is unknown stays at the end"
+        assert len(some(driver, f"th[aria-sort={word}]")) == 1
+
+
+def test_layers_can_be_chosen_by_keyboard(view: Any, folder: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    driver, _, _ = view
+    opened(driver, folder / "aligned-merge.html")
+    (box,) = some(driver, "#layers")
+    rows = "[...document.querySelectorAll('tr[data-layer]')].filter(row => !row.hidden)"
+    shown = f"return [...new Set({rows}.map(row => +row.dataset.layer))].sort()"
+    everything = driver.execute_script(shown)
+    box.send_keys("1")
+    assert driver.execute_script(shown) == [1]
+    assert "rows" in driver.execute_script("return document.getElementById('shown').textContent")
+    box.send_keys("-x")
+    assert box.get_attribute("aria-invalid") == "true"
+    box.send_keys(Keys.ESCAPE)
+    assert driver.execute_script(shown) == everything == [-1, 0, 1] and box.get_attribute("aria-invalid") == "false"
+    box.send_keys("0-1", Keys.ENTER)
+    assert driver.execute_script(shown) == [0, 1] and "aligned-merge.html" in driver.current_url
+
+
+def test_a_value_shows_under_the_pointer(view: Any, folder: Path) -> None:
+    from selenium.webdriver import ActionChains
+
+    driver, width, _ = view
+    opened(driver, folder / "aligned-merge.html")
+    cell = some(driver, ".heat td[data-tip]")[0]
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", cell)
+    ActionChains(driver).move_to_element(cell).perform()
+    (tip,) = some(driver, "#tip")
+    assert tip.text == cell.get_attribute("data-tip")
+    box = tip.rect
+    assert box["x"] >= 0 and box["x"] + box["width"] <= width
+
+
+def test_it_prints(view: Any, folder: Path) -> None:
+    driver, _, scheme = view
+    opened(driver, folder / "ties.html")
+    pdf = base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})["data"])
+    assert pdf.startswith(b"%PDF") and len(pdf) > 10_000
+    show_on(driver, "print", scheme)
+    hidden = driver.execute_script("return getComputedStyle(document.querySelector('nav')).display")
+    paper = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+    show_on(driver, "screen", scheme)
+    assert hidden == "none" and paper == "rgb(255, 255, 255)"

@@ -1,0 +1,254 @@
+"""Each finding of `check` against numbers taken from the tensors by hand, and each recipe against `plan`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+import isomerge
+from align.tiny import arrays, model, noisy, read_llama, tensors, torch_state, variant, write_llama
+from isomerge.check.samples import MOST_OF_ONE, spans
+from vocabulary.small_models import save_model, word_tokenizer
+from whole.digits import digits, said, verb
+
+WIDE = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+
+
+def llama(seed: int = 0, inner: int = 64) -> Path:
+    return model("llama", seed, torch.float32, **WIDE, intermediate_size=inner)
+
+
+def reordered(like: Path, name: str) -> Path:
+    """The same function, with the feed-forward units of every layer in another order."""
+    found = arrays(like)
+    random = np.random.default_rng(5)
+    for layer in range(2):
+        parts = read_llama(found, layer, groups=2, inner=8)
+        order = random.permutation(len(parts["gate"]))
+        parts |= {"gate": parts["gate"][order], "up": parts["up"][order], "down": parts["down"][:, order]}
+        write_llama(found, layer, parts)
+    stored = {n: t.to(torch.float32) for n, t in torch_state(found).items()}
+    return variant(like, stored, name)
+
+
+@pytest.mark.parametrize("inner", [64, 1100])  # solved as a whole; judged by a sample of its units
+def test_a_model_with_its_units_in_another_order_is_found_out(inner: int) -> None:
+    base = llama(inner=inner)
+    found = isomerge.check(base, reordered(base, f"reordered-{inner}"))
+    assert found["verdict"] == "strangers" and "another order" in found["summary"]
+    assert found["alignment"]["gain"]["permutation"] > 0.95 and found["alignment"]["level"] == "permutation"
+    moved = {s["name"]: s["moved"] for s in found["spaces"]}
+    assert moved["ffn.0" if "ffn.0" in moved else "ffn.1"] > 0.9 and moved["residual"] == 0
+    if inner > 1024:
+        chances = [s["by_chance"] for s in found["spaces"] if "by_chance" in s]
+        assert chances and max(chances) < 0.6
+
+
+def test_an_adapter_merged_into_a_model_is_recognised_by_the_rank_of_its_difference() -> None:
+    base = model("llama", 0, torch.bfloat16, **WIDE, intermediate_size=64)
+    random = torch.Generator().manual_seed(3)
+    changed = {}
+    for name, tensor in tensors(base).items():
+        if "q_proj" in name or "v_proj" in name:
+            left, right = (
+                torch.randn(tensor.shape[0], 3, generator=random),
+                torch.randn(3, tensor.shape[1], generator=random),
+            )
+            changed[name] = (tensor.float() + 0.05 * left @ right).bfloat16()
+    found = isomerge.check(base, variant(base, changed, "lora"))
+    assert found["verdict"] == "siblings" and found["low_rank"]["rank"] == 3
+    assert found["weights"]["identical_tensors"] == len(tensors(base)) - len(changed)
+    assert isomerge.check(base, noisy(base, 0.05))["low_rank"] is None
+
+
+def test_with_a_base_the_changes_are_compared_too() -> None:
+    base = llama()
+    first, second = noisy(base, 0.05, seed=1), noisy(base, 0.05, seed=2)
+    origin, a, b = (arrays(folder) for folder in (base, first, second))
+    one, two = (np.concatenate([(x[n] - origin[n]).ravel() for n in origin]) for x in (a, b))
+    both = (one != 0) & (two != 0)
+    found = isomerge.check(first, second, base=base)
+    cosine = float(one @ two / np.linalg.norm(one) / np.linalg.norm(two))
+    conflict = float((one * two < 0).sum() / both.sum())
+    told = " ".join(found["reasons"])
+    assert f"cosine {cosine:.2g}; of the weights both changed, {100 * conflict:.0f} % went opposite" in told
+    assert [row["verdict"] for row in found["from_base"]] == ["siblings", "siblings"]
+    layer = next(row for row in found["layers"] if row["name"] == "model.layers.1")
+    names = [n for n in origin if n.startswith("model.layers.1.")]
+    apart = sum(((a[n] - b[n]) ** 2).sum() for n in names)
+    size = sum((a[n] ** 2).sum() + (b[n] ** 2).sum() for n in names)
+    assert layer["distance"] == pytest.approx((2 * apart / size) ** 0.5, rel=1e-4)
+
+
+def test_the_base_among_the_models_is_pointed_at() -> None:
+    base = llama()
+    found = isomerge.check(noisy(base, 0.05, seed=1), base, noisy(base, 0.05, seed=2))
+    assert any(reason.startswith(f"{base} lies where the base") for reason in found["reasons"])
+
+
+def test_the_base_that_all_cards_name_is_pointed_at(tmp_path: Path) -> None:
+    models = []
+    for seed in (1, 2):
+        models.append(tmp_path / str(seed))
+        shutil.copytree(noisy(llama(), 0.05, seed=seed), models[-1])
+        (models[-1] / "README.md").write_text("---\nbase_model: org/base\n---\n# A model\n")
+    assert any("--base org/base" in reason for reason in isomerge.check(*models)["reasons"])
+
+
+def test_large_tensors_are_sampled_and_the_estimate_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    from isomerge.check import samples
+
+    base = llama(inner=1100)
+    other = noisy(base, 0.1)
+    whole = isomerge.check(base, other)
+    monkeypatch.setattr(samples, "MOST_OF_ONE", 2048)
+    monkeypatch.setattr(samples, "LEAST_OF_ONE", 1024)
+    sampled = isomerge.check(base, other)
+    assert sampled["weights"]["sampled"] < 0.2 * whole["weights"]["sampled"] == 0.2 * whole["weights"]["parameters"]
+    assert sampled["weights"]["parameters"] == whole["weights"]["parameters"]
+    assert sampled["distance"] == pytest.approx(whole["distance"], rel=0.03)
+    assert sampled["cosine"] == pytest.approx(whole["cosine"], abs=0.002)
+
+
+def test_the_places_looked_at_reach_from_end_to_end() -> None:
+    places = spans(10_000_000, MOST_OF_ONE)
+    assert places[0][0] == 0 and places[-1][1] == 10_000_000
+    assert sum(stop - start for start, stop in places) == MOST_OF_ONE
+
+
+def test_nan_is_named_and_no_recipe_is_offered() -> None:
+    base = llama()
+    name = "model.layers.0.mlp.up_proj.weight"
+    broken = tensors(base)[name].clone()
+    broken[3, 2] = float("nan")
+    found = isomerge.check(base, variant(base, {name: broken}, "nan"))
+    assert found["recipe"] is None and found["weights"]["not_finite"]
+    assert any("NaN" in reason and name in reason for reason in found["reasons"])
+
+
+def test_dtypes_and_ties_that_differ_are_said_and_the_recipe_settles_the_dtype() -> None:
+    base = llama()
+    half = {name: tensor.bfloat16() for name, tensor in tensors(base).items()}
+    found = isomerge.check(base, variant(base, half, "half", tie_word_embeddings=True))
+    told = " ".join(found["reasons"])
+    assert "float32" in told and "bfloat16" in told and "tied in some and not in others" in told
+    assert found["verdict"] == "siblings" and yaml.safe_load(found["recipe"])["dtype"] == "float32"
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+def chat_models(tmp: Path, strange: bool = False) -> list[Path]:
+    """The second has one more token, and is a fine-tune of the first or a stranger to it."""
+    words = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(40))]
+    first = save_model(tmp / "a", word_tokenizer(words))
+    second = save_model(tmp / "b", word_tokenizer(words, ["<|chat|>"]))
+    assert first.folder and second.folder
+    if not strange:
+        found = {name: t.clone() for name, t in tensors(second.folder).items()}
+        for name, tensor in tensors(first.folder).items():
+            found[name][: len(tensor)] = tensor + 0.0005
+        save_file(found, second.folder / "model.safetensors", metadata={"format": "pt"})
+    (second.folder / "chat_template.jinja").write_text("{{ messages }}")
+    return [first.folder, second.folder]
+
+
+def test_tokens_only_one_model_has_are_named_and_the_recipe_joins_them(tmp_path: Path) -> None:
+    models = chat_models(tmp_path)
+    found = isomerge.check(*models)
+    assert found["tokenizer"]["same"] is False and found["tokenizer"]["vocabulary"] is False
+    assert any("<|chat|>" in one for one in found["tokenizer"]["differences"])
+    assert any("chat templates differ" in one for one in found["tokenizer"]["differences"])
+    recipe = yaml.safe_load(found["recipe"])
+    assert recipe["tokenizer"] == {"source": "union"} and recipe["chat_template"] == "auto"
+    same = isomerge.check(models[0], models[0])
+    assert same["tokenizer"]["same"] is True and same["tokenizer"]["differences"] == []
+
+
+def test_special_tokens_that_differ_are_named(tmp_path: Path) -> None:
+    models = [save_model(tmp_path / n, word_tokenizer(["<unk>", "<s>", "</s>", "w"])).folder for n in "ab"]
+    path = models[1] / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token": "<s>"}))
+    words = isomerge.check(*models)["tokenizer"]
+    assert words["vocabulary"] is True and words["special_tokens"] is False
+    assert f"eos_token is </s> in {models[0]} and <s> in {models[1]}" in words["differences"]
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+def case(kind: str, tmp: Path) -> tuple[list[Any], str]:
+    """Arguments of `check`, and the method its recipe should have."""
+    base = llama()
+    near = [noisy(base, 0.02, seed=seed) for seed in (1, 2, 3)]
+    alike = variant(base, {n: t * 1.02 for n, t in tensors(base).items()}, "alike")
+    return {
+        "near": (near[:2], "linear"),
+        "far": ([noisy(base, 0.15, seed=1), noisy(base, 0.15, seed=2)], "slerp"),
+        "three": (near, "linear"),
+        "base": ([*near[:2], "--base", base], "ties"),
+        "agreeing": ([alike, variant(base, {n: t * 1.03 for n, t in tensors(base).items()}, "more"), "--base", base],
+                     "task_arithmetic"),
+        "words": (chat_models(tmp), "linear"),
+        "words of strangers": (chat_models(tmp, strange=True), "linear"),
+        "strangers": ([*(model("vit", seed, torch.float32) for seed in (0, 1)), "--data", digits()], "reconstruct"),
+    }[kind]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind", ["near", "far", "three", "base", "agreeing", "words", "words of strangers", "strangers"]
+)
+def test_the_suggested_recipe_is_planned_without_a_change(kind: str, tmp_path: Path) -> None:
+    arguments, method = case(kind, tmp_path)
+    file = tmp_path / "recipe.yml"
+    found = said("check", *arguments, "--recipe", file)
+    assert found["recipe_file"] == str(file)
+    planned = said("plan", file)
+    assert planned["method"] == method and planned["tensors"] > 10
+    if "recipe.yml" not in found["suggestion"]:
+        flags = found["suggestion"].split("isomerge merge ")[1].replace(" -o merged", "").split()
+        assert said("plan", *flags)["method"] == method
+
+
+def test_without_data_the_recipe_of_strangers_says_where_to_put_it() -> None:
+    found = isomerge.check(llama(0), llama(1))
+    recipe = yaml.safe_load(found["recipe"])
+    assert recipe["data"]["path"] == "PATH/TO/DATA" and recipe["align"] is True
+    assert "PATH/TO/DATA" in found["suggestion"] and "labels are not needed" in found["recipe"]
+
+
+def test_a_recipe_that_merge_would_refuse_is_not_suggested() -> None:
+    base = llama()
+    short = variant(base, {}, "short", drop=("model.layers.1.mlp.up_proj.weight",))
+    found = isomerge.check(base, short)
+    assert found["recipe"] is None and "cannot be merged as they are" in found["summary"]
+    assert any("up_proj" in reason for reason in found["reasons"])
+
+
+# --- the verb ---------------------------------------------------------------------------------------------------------
+def test_the_verb_says_the_verdict_first_and_explains_when_asked(tmp_path: Path) -> None:
+    base = llama()
+    arguments = ("check", base, noisy(base, 0.02))
+    short, long = verb(*arguments).stdout, verb(*arguments, "--explain").stdout
+    assert "are siblings" in short.splitlines()[0] and short.splitlines()[0] in long
+    assert "model.layers.1" not in short and "model.layers.1" in long and "merge_method: linear" in long
+
+
+def test_a_recipe_is_replaced_only_with_force(tmp_path: Path) -> None:
+    base, file = llama(), tmp_path / "r.yml"
+    file.write_text("mine")
+    refused = verb("check", base, noisy(base, 0.02), "--recipe", file)
+    assert refused.exit_code == 2 and "--force" in refused.stderr and file.read_text() == "mine"
+    assert verb("check", base, noisy(base, 0.02), "--recipe", file, "--force").exit_code == 0
+    assert yaml.safe_load(file.read_text())["merge_method"] == "linear"
+
+
+def test_the_record_of_incompatible_models_has_the_same_keys() -> None:
+    good = isomerge.check(llama(0), llama(1))
+    bad = isomerge.check(llama(0), model("bert", 0))
+    assert set(good) == set(bad) and bad["verdict"] == "incompatible" and bad["recipe"] is None
+    assert bad["summary"].endswith(".") and bad["summary"].count(". ") == 0

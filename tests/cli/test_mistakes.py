@@ -1,0 +1,291 @@
+"""Plausible mistakes, each met with one paragraph that names the file, the cause and the next step."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from align.tiny import model, noisy
+from isomerge.cli.app import app
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two models that can be merged, `a` and `b`."""
+    first = model("llama", 0, torch.float32)
+    shutil.copytree(first, tmp_path / "a")
+    shutil.copytree(noisy(first, 0.05), tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+# --- what can be wrong with the second model --------------------------------------------------------------------------
+def without_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def config_not_json(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "x", oops}')
+
+
+def truncated(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def only(name: str) -> Callable[[Path], None]:
+    def leave(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"GGUF" + bytes(64))
+
+    return leave
+
+
+class RunsCode:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch pwned",)
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": RunsCode()}, folder / "pytorch_model.bin")
+
+
+def quantised(method: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": method, "bits": 4}
+        (folder / "config.json").write_text(json.dumps(config))
+        state = load_file(folder / "model.safetensors")
+        dtype = torch.uint8 if method == "bitsandbytes" else torch.int32
+        state["model.layers.0.mlp.up_proj.weight"] = torch.zeros(7, 12, dtype=dtype)
+        save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+    return change
+
+
+def another_family(folder: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(model("bert", 0, torch.float32), folder)
+
+
+def adapter(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "a", "r": 2, "lora_alpha": 4, "task_type": "CAUSAL_LM"}
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": ["q_proj"]}))
+    stem = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    state = {stem + "A.weight": torch.ones(2, 12), stem + "B.weight": torch.ones(16, 2)}
+    save_file(state, folder / "adapter_model.safetensors", {"format": "pt"})
+
+
+# --- what can be wrong with the rest ----------------------------------------------------------------------------------
+def recipe(text: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        Path("recipe.yml").write_text(text)
+
+    return write
+
+
+def occupied(folder: Path) -> None:
+    Path("out").mkdir()
+    Path("out/notes.txt").write_text("mine")
+
+
+MODELS = "models:\n- model: a\n- model: b\n"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    line: str
+    says: tuple[str, ...]
+    """The file or flag, the cause, the next step."""
+    spoil: Callable[[Path], None] | None = None
+    """What to do to the folder `b` beforehand."""
+    code: int = 2
+
+
+MERGE = "merge a b -o out"
+MISTAKES = {
+    "a path that is not there": Mistake(
+        "merge a ./bb -o out", ("./bb", "no such file or folder", "Did you mean 'b'?"), code=1
+    ),
+    "a hub id with a typing mistake, offline": Mistake(
+        "merge a orgg/modle -o out", ("orgg/modle", "cannot be reached", "Check the spelling", "hf download"), code=1
+    ),
+    "a recipe that is not there": Mistake(
+        "merge recipe.yaml -o out", ("recipe.yaml", "there is no such file", "Check the path")
+    ),
+    "a wrong key": Mistake(
+        "merge recipe.yml -o out", ("recipe.yml", "line 2", "'merge_methd' is not a key", "mean 'merge_method'?"),
+        recipe(f"name: x\nmerge_methd: linear\n{MODELS}"),
+    ),
+    "a tab in a recipe": Mistake(
+        "merge recipe.yml -o out", ("recipe.yml", "line 3", "there is a tab", "spaces only"),
+        recipe("merge_method: linear\nmodels:\n\t- model: a\n"),
+    ),
+    "a wrong indent": Mistake(
+        "merge recipe.yml -o out", ("recipe.yml", "line 4", "not YAML", "look at the indentation"),
+        recipe("merge_method: linear\nmodels:\n  - model: a\n     parameters:\n    weight: 1\n"),
+    ),
+    "a wrong method": Mistake(
+        f"{MERGE} --method tise", ("--method cannot be 'tise'", "Did you mean 'ties'?")
+    ),
+    "a flag with a typing mistake": Mistake(f"{MERGE} --densty 0.5", ("No such option: --densty", "'--density'")),
+    "mixed architectures": Mistake(
+        MERGE, ("'llama'", "'bert'", "Only models of one architecture", "merge fine-tunes of one base"), another_family
+    ),
+    "a missing base": Mistake(f"{MERGE} --method ties", ("ties needs 'base_model'", "--base")),
+    "weights that do not match the models": Mistake(
+        f"{MERGE} --weights 0.2,0.3,0.5", ("--weights has 3 numbers for 2 models", "one for each")
+    ),
+    "t out of range": Mistake(
+        "merge b --base a --method slerp --t 1.5 -o out", ("'t'", "between 0 (the base) and 1", "1.5")
+    ),
+    "a density out of range": Mistake(
+        "merge b --base a --method ties --density 50 -o out", ("'density'", "a share between 0 and 1", "50")
+    ),
+    "a wrong dtype": Mistake(
+        f"{MERGE} --out-dtype bfloat61", ("--out-dtype cannot be 'bfloat61'", "Did you mean 'bfloat16'?")
+    ),
+    "a wrong size": Mistake(f"{MERGE} --shard-size 5XB", ("--shard-size cannot be '5XB'", "Write 5GB")),
+    "the same model twice": Mistake("merge a a -o out", ("a is here twice", "sum of the weights")),
+    "an output folder that exists": Mistake(
+        MERGE, ("out", "not empty", "nothing is overwritten unasked", "Name a new folder", "--force"), occupied
+    ),
+    "the output is an input": Mistake(
+        "merge a b -o b --force", ("b", "folder of the input", "never modified", "Name a folder elsewhere")
+    ),
+    "a GGUF file": Mistake(
+        "merge a b/model.gguf -o out", ("b/model.gguf", "quantised weights for another program", "Use the safetensors"),
+        only("model.gguf"), 1,
+    ),
+    "a folder with nothing but GGUF": Mistake(
+        MERGE, ("checkpoint b", "'model-Q4_K_M.gguf'", "Use the safetensors"), only("model-Q4_K_M.gguf"), 1
+    ),
+    "ONNX weights": Mistake(
+        MERGE, ("checkpoint b", "'onnx/model.onnx'", "does not read", "save_pretrained"), only("onnx/model.onnx"), 1
+    ),
+    "TensorFlow weights": Mistake(
+        MERGE, ("checkpoint b", "'tf_model.h5'", "does not read", "save_pretrained"), only("tf_model.h5"), 1
+    ),
+    "an adapter where a model is expected": Mistake(
+        MERGE, ("Opening b", "an adapter and not a model", "Write base+adapter"), adapter
+    ),
+    "an adapter among models to check": Mistake(
+        "check a b", ("Checking b", "an adapter and not a model", "Write base+adapter"), adapter
+    ),
+    "a model where an adapter is expected": Mistake(
+        "merge a+b b -o out", ("adapter b", "no adapter_config.json", "Name the folder that PEFT"), code=1
+    ),
+    "a pickle that would run code": Mistake(
+        MERGE, ("checkpoint b", "pytorch_model.bin", "could run code", "Use the model's safetensors"), pickled, 1
+    ),
+    "no config.json": Mistake(MERGE, ("'b' has no config.json", "Copy it from where the model came"), without_config),
+    "no config.json, to align": Mistake(
+        "align b a -o out", ("b has no config.json", "copy it from where the model came"), without_config
+    ),
+    "a config.json that is not JSON": Mistake(
+        MERGE, ("checkpoint b", "config.json", "not valid JSON", "column 21", "Download or copy"), config_not_json, 1
+    ),
+    "a truncated file": Mistake(
+        MERGE, ("checkpoint b", "model.safetensors", "truncated", "Download or copy"), truncated, 1
+    ),
+    "an empty folder": Mistake(
+        MERGE, ("checkpoint b", "the folder is empty", "model.safetensors", "hub id"),
+        lambda folder: [path.unlink() for path in folder.iterdir()] and None, 1,
+    ),
+    "a GPTQ checkpoint": Mistake(
+        MERGE, ("weights of b", "quantization_config (gptq)", "int32", "the unquantised model"), quantised("gptq"), 1
+    ),
+    "an AWQ checkpoint": Mistake(
+        "align b a -o out", ("weights of b", "(awq)", "use the unquantised model"), quantised("awq"), 1
+    ),
+    "a bitsandbytes checkpoint": Mistake(
+        MERGE, ("weights of b", "(bitsandbytes)", "uint8", "dequantise"), quantised("bitsandbytes"), 1
+    ),
+    "a tokenizer that is not there": Mistake(
+        "merge recipe.yml -o out", ("a has no tokenizer files", "b has no tokenizer files", "leave out"),
+        recipe(f"merge_method: linear\n{MODELS}tokenizer: {{source: union}}\n"),
+    ),
+    "a device that is not there": Mistake(f"{MERGE} --device cuda:99", ("cuda:99", "Use cpu")),
+    "data that is not there": Mistake("eval a --data images.zip", ("images.zip", "no such file or folder")),
+    "no lock to reproduce from": Mistake(
+        "reproduce a", ("lock of a", "no isomerge.lock.json", "Name a folder that isomerge merge has written"), code=1
+    ),
+}  # fmt: skip
+
+
+def told(line: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, line.split())
+    assert "Traceback" not in done.output and not isinstance(done.exception, Exception)
+    return done.exit_code, done.stderr
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_met_with_a_message_to_act_on(name: str, here: Path) -> None:
+    mistake = MISTAKES[name]
+    if mistake.spoil is not None:
+        mistake.spoil(here / "b")
+    before = sorted(p.relative_to(here) for p in here.rglob("*"))
+    code, message = told(mistake.line)
+    assert code == mistake.code, message
+    assert message.startswith("isomerge: ") and len(message.strip().splitlines()) == 1
+    for part in mistake.says:
+        assert part in message, part
+    assert sorted(p.relative_to(here) for p in here.rglob("*")) == before  # nothing was left behind
+
+
+def test_there_are_at_least_twenty() -> None:
+    assert len(MISTAKES) >= 20
+
+
+def test_a_disk_too_small_is_told_before_anything_is_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(here)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    code, message = told(MERGE)
+    assert code == 1 and not (here / "out").exists()
+    assert all(part in message for part in ("out", "disk is full or too small", "1,000 bytes", "Make room"))
+
+
+def test_a_disk_that_fills_up_leaves_nothing_that_looks_finished(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit on the size of files stands for the disk's: the system refuses in the middle of a write."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        code, message = told(MERGE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == 1 and "While writing out" in message and "then run again" in message
+    assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_cannot_be_written_is_named(here: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Not by taking rights away: who runs as root has them all the same."""
+    made = Path.mkdir
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path.name == "out":
+            raise OSError(number, os.strerror(number), str(path))
+        made(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    code, message = told(MERGE)
+    assert code == 1 and os.strerror(number) in message and "(out)" in message
+    assert "Check that the folder can be written to, or name another" in message

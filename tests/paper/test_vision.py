@@ -1,0 +1,228 @@
+"""The image experiments: wiring on tiny models, refusals, dry runs of the original scale."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "paper"))
+import figure3
+import merges
+import plane
+import runner
+import table2
+import table3
+import vision
+from results import Mean
+from runner import Run
+
+import isomerge
+
+SCRIPTS = {"table2": table2, "table3": table3, "figure3": figure3, "plane": plane, "vision": vision}
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One epoch, little data, for all tests of this file."""
+    before = dict(vision.COUNTS)
+    vision.COUNTS["reduced"] = vision.Counts(20, 40, 20, 40, 40, 2, 1)
+    plane.GRID["reduced"] = 3
+    yield tmp_path_factory.mktemp("work")
+    vision.COUNTS.update(before)
+
+
+@pytest.fixture(autouse=True)
+def without_fisher_in_table2(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """It takes a second each time; the test of Table 3 merges by the same function."""
+    if "table3" not in request.node.name:
+        monkeypatch.delitem(merges.METHODS, "Fisher")
+
+
+def start(name: str, work: Path, *more: str) -> dict[str, Any]:
+    script = SCRIPTS[name].script
+    argv = ["--scale", "reduced", "--device", "cpu", "--work", str(work), *more]
+    runner.main(name, name, "the founding paper", script, argv)
+    return json.loads((work / "results" / f"{name}.json").read_text())  # type: ignore[no-any-return]
+
+
+def values(record: dict[str, Any], table: int, row: str) -> list[list[float]]:
+    cells = next(each for each in record["tables"][table]["rows"] if each[0] == row)[1:]
+    return [cell["values"] for cell in cells]
+
+
+def new_run(work: Path, **changes: Any) -> Run:
+    given = {"scale": "reduced", "device": "cpu", "seeds": 1, "data": None, "models": None, **changes}
+    return Run("table2", work=work, out=work / "results", **given)
+
+
+def test_table2_has_every_row_and_its_plain_average_is_the_plain_average(work: Path) -> None:
+    record = start("table2", work)
+    rows = [row[0] for row in record["tables"][0]["rows"]]
+    assert rows == [*table2.PAPER, table2.SELECTED, *table2.OURS]
+    assert len(record["claims"]) == 5
+    judged = vision.Vision(new_run(work))
+    first, second = (load_file(work / "vits-reduced" / n / "model.safetensors") for n in "01")
+    average = {name: (tensor + second[name]) / 2 for name, tensor in first.items()}
+    accuracy = 100 * judged.judge([average])["accuracy"]
+    assert values(record, 0, "without matching")[0] == [pytest.approx(accuracy)]
+
+
+def test_the_chosen_layer_is_the_best_on_validation_not_on_test(work: Path) -> None:
+    record = start("table2", work)
+    chosen = record["cells"][f"Simple, {table2.SELECTED} 0-1"]["values"]
+    judged = vision.Vision(new_run(work))
+    states = []
+    for layer in range(2):
+        moved = isomerge.align(
+            work / "vits-reduced" / "1",
+            work / "vits-reduced" / "0",
+            level="rotation",
+            only="attention",
+            layers=str(layer),
+        ).state_dict()  # type: ignore[union-attr]
+        first = load_file(work / "vits-reduced" / "0" / "model.safetensors")
+        states.append({name: (tensor + moved[name]) / 2 for name, tensor in first.items()})
+    validated = [judged.judge([state], "validation")["accuracy"] for state in states]
+    assert chosen["validations"] == pytest.approx(validated)
+    assert chosen["layer"] == int(np.argmax(validated))
+    accuracy = 100 * judged.judge([states[chosen["layer"]]])["accuracy"]
+    assert values(record, 0, table2.SELECTED)[0] == [pytest.approx(accuracy)]
+
+
+def test_a_second_run_computes_nothing(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = start("table2", work)
+
+    def refused(*_: Any) -> None:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(table2, "measure", refused)
+    monkeypatch.setattr(vision.Vision, "images", property(refused))
+    again = start("table2", work)
+    assert again["tables"] == first["tables"] and again["claims"] == first["claims"]
+
+
+def test_the_distance_of_figure3_is_that_of_numpy_and_matching_never_adds_to_it(work: Path) -> None:
+    record = start("figure3", work)
+    first, second = (load_file(work / "vits-reduced" / n / "model.safetensors") for n in "01")
+    flat = [np.concatenate([state[k].double().numpy().ravel() for k in sorted(first)]) for state in (first, second)]
+    before = float(np.linalg.norm(flat[0] - flat[1]))
+    assert values(record, 0, figure3.NOTHING)[0] == [pytest.approx(before)]
+    for name in (*figure3.PAPERS, "rotation, feed-forwards too", "Git Re-Basin, weight matching", figure3.KEPT):
+        assert values(record, 0, name)[0][0] <= before * (1 + 1e-6)
+    assert len(record["claims"]) == 4
+
+
+def test_table3_gives_shares_of_its_own_seconds(work: Path) -> None:
+    record = start("table3", work)
+    match, fisher = (values(record, 0, name)[0][0] for name in (table3.PAPERS, "Fisher"))
+    assert values(record, 1, table3.PAPERS)[0] == [pytest.approx(100 * match / fisher)]
+    training = [json.loads((work / "vits-reduced" / n / "training.json").read_text())["seconds"] for n in "01"]
+    assert values(record, 0, "training, per model")[0] == pytest.approx(training)
+
+
+def test_the_marked_merges_of_the_plane_lie_between_and_have_the_loss_of_the_average(work: Path) -> None:
+    record = start("plane", work)
+    marks = record["cells"]["plane, full"]["values"]["marks"]
+    a, b, merged = marks["A"], marks["B"], marks["merge of A and B"]
+    assert merged["x"] == pytest.approx((a["x"] + b["x"]) / 2)
+    judged = vision.Vision(new_run(work))
+    first, second = (load_file(work / "vits-reduced" / n / "model.safetensors") for n in "01")
+    average = {name: (tensor + second[name]) / 2 for name, tensor in first.items()}
+    assert merged["loss"] == pytest.approx(judged.judge([average])["loss"], rel=1e-4)
+    assert marks["B aligned"]["loss"] == pytest.approx(b["loss"], rel=1e-3)
+
+
+def test_the_noise_of_a_gain_is_at_least_that_of_counting_images() -> None:
+    gain, noise = table2.difference(Mean([60.0]), Mean([50.0]), images=100)
+    assert gain == 10.0
+    assert noise == pytest.approx(100 * np.sqrt(2 * 0.55 * 0.45 / 100))
+    assert table2.difference(Mean([60.0, 70.0]), Mean([60.0, 40.0]), images=10**6)[1] == pytest.approx(15.0)
+    assert table2.difference(Mean([60.0]), Mean([55.0, 10.0]), images=10**6)[0] == 5.0
+
+
+# --- what is missing --------------------------------------------------------------------------------------------------
+def test_missing_data_are_refused_with_what_to_put_where(tmp_path: Path) -> None:
+    for data in (None, tmp_path):
+        with pytest.raises(SystemExit, match=r"cifar10-jpeg\.tar\.xz, or a folder cifar10/ .* with --data"):
+            vision.Vision(new_run(tmp_path, scale="small", data=data))
+
+
+def test_missing_original_models_are_refused_with_where_to_find_them(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="transformer-fusion .* vits/0 and vits/1, .* --models"):
+        vision.Vision(new_run(tmp_path, scale="original"))
+
+
+def test_given_models_must_be_as_many_as_seeds(tmp_path: Path) -> None:
+    (tmp_path / "vits").mkdir()
+    with pytest.raises(SystemExit, match="no model in .*vits/0"):
+        vision.Vision(new_run(tmp_path, scale="small", models=tmp_path))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_dry_run_of_the_original_scale_says_what_it_would_do(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--scale", "original", "--dry-run", "--device", "cpu", "--work", str(tmp_path / "work")]
+    runner.main(name, name, "the founding paper", SCRIPTS[name].script, argv)
+    said = capsys.readouterr().out
+    assert "would need: the two models of Imfeld" in said and "uoft-cs/cifar10" in said
+    assert "would compute: " in said
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_dry_run_of_the_small_scale_says_what_it_would_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--scale", "small", "--dry-run", "--device", "cpu", "--work", str(tmp_path / "work")]
+    runner.main("table2", "", "", table2.script, argv)
+    said = capsys.readouterr().out
+    assert said.count("would train: ") == 3 and "60 epochs, seed 2" in said
+    assert f"would compute: RegMean, {table2.SELECTED} 1-2" in said
+    assert f"would compute: OT, {table2.SELECTED} 0-1" in said and f"OT, {table2.SELECTED} 1-2" not in said
+
+
+def test_the_original_scale_reads_the_hub_data_set_and_the_given_models(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data set of six pictures and two tiny models stand in for the real ones."""
+    picture = Image.fromarray(np.full((32, 32, 3), 200, np.uint8))
+
+    class Rows(list[dict[str, Any]]):
+        features = types.SimpleNamespace  # set below
+
+    rows = Rows({"img": picture, "label": n % 2} for n in range(6))
+    rows.features = {"label": types.SimpleNamespace(names=["airplane", "automobile"])}  # type: ignore[assignment]
+    asked = []
+    fake = types.ModuleType("datasets")
+    fake.load_dataset = lambda name: asked.append(name) or {"train": rows, "test": rows}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+
+    from dataclasses import replace
+
+    import vit_cifar10
+
+    plan = replace(vit_cifar10.TINY, shape={**vit_cifar10.TINY.shape, "num_labels": 2})
+    for number in range(2):
+        torch.manual_seed(number)
+        model = vit_cifar10.new_model(plan)
+        model.config.id2label = {0: "airplane", 1: "automobile"}
+        model.config.label2id = {"airplane": 0, "automobile": 1}
+        vit_cifar10.save(tmp_path / "models" / "vits" / str(number), model, {})
+    (tmp_path / "work").mkdir()
+    run = new_run(tmp_path / "work", scale="original", models=tmp_path / "models")
+    found = vision.Vision(run)
+    assert len(found.images["train"][1]) == 6 and found.images["train"][1].bincount().tolist() == [3, 3]
+    assert asked == ["uoft-cs/cifar10"]
+    white = (200 / 255 - np.array(vit_cifar10.MEAN)) / np.array(vit_cifar10.STD)
+    assert found.images["train"][0][0, :, 0, 0].numpy() == pytest.approx(white, abs=2e-3)
+    assert 0 <= found.judge([found.state(0)])["accuracy"] <= 1
