@@ -162,7 +162,7 @@ def _losses(found: Mapping[str, Mapping[str, Any]], reading: str, name: str) -> 
 
 
 def change(losses: Sequence[Mapping[str, Any]], way: str, place: str) -> Mean:
-    return Mean([entry[way][place] - entry["none"] for entry in losses], 5)
+    return Mean([entry[way][place] - entry["none"] for entry in losses], 6)
 
 
 def plot(heading: str, losses: Sequence[Mapping[str, Any]], depth: int) -> Plot:
@@ -185,11 +185,13 @@ def plot(heading: str, losses: Sequence[Mapping[str, Any]], depth: int) -> Plot:
 
 def claim(where: str, losses: Sequence[Mapping[str, Any]], first: Mean, last: Mean, half: str) -> str:
     noise = 2 * max(first.error, last.error)
-    held = first.mean < last.mean - noise and first.mean < 0
+    held = "held" if first.mean < last.mean - noise and first.mean < 0 else "did not hold"
+    if len(losses) < 3:
+        held = "not decided, with fewer than three pairs"
     best = min(losses[0]["single"], key=lambda layer: change(losses, "single", layer).mean)
     drop = change(losses, "single", best)
     return (
-        f"First layers matter most ({where}): {'held' if held else 'did not hold'}. Matching the first {half} layers "
+        f"First layers matter most ({where}): {held}. Matching the first {half} layers "
         f"changes the loss by {first}, the last {half} by {last}; of single layers number {int(best) + 1} helps most "
         f"({drop})."
     )

@@ -51,7 +51,7 @@ class Plan:
 
 
 PLANS = {
-    "reduced": Plan(1, 16, 1e-4, 320, 0, 100, 64, 16, length=64),
+    "reduced": Plan(2, 16, 3e-4, 320, 0, 100, 64, 16, length=64),
     "small": Plan(3, 64, 1e-4, 4000, 150, 1000, 512, 256),
     "original": Plan(20, 16, 1e-5, None, 0, None, 1000, 1000, length=256),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -131,6 +132,11 @@ def plots(run: Run, bases: Sequence[str], suites: Sequence[Any], cells: Cells) -
     return found
 
 
+def noise(mean: Mean) -> float:
+    """Two standard errors; fewer than three numbers tell nothing."""
+    return 2 * mean.error if len(mean.known) > 2 else math.inf
+
+
 def distances(cells: Cells, bases: Sequence[str], mark: str) -> str:
     told = []
     for base in bases:
@@ -149,8 +155,8 @@ def claims(bases: Sequence[str], suites: Sequence[Any], cells: Cells) -> list[st
         }
         if mark == "+match":
             gains = {base: Mean([m.mean for key, m in changes.items() if key[0] == base], 2) for base in bases}
-        better = [key for key, mean in changes.items() if mean.mean > 2 * mean.error]
-        worse = [key for key, mean in changes.items() if mean.mean < -2 * mean.error]
+        better = [key for key, mean in changes.items() if mean.mean > noise(mean)]
+        worse = [key for key, mean in changes.items() if mean.mean < -noise(mean)]
         every = Mean([mean.mean for mean in changes.values()], 2)
         sentences.append(
             f"Matching helps ({MARKS[mark]}): {'held' if better and not worse else 'did not hold everywhere'}. Of "
@@ -164,7 +170,7 @@ def claims(bases: Sequence[str], suites: Sequence[Any], cells: Cells) -> list[st
             sentences.append(f"Worse by more than noise with {MARKS[mark]}: {told}.")
         sentences.append(distances(cells, bases, mark))
     small, large = bases
-    held = gains[large].mean > gains[small].mean + 2 * max(gains[large].error, gains[small].error)
+    held = gains[large].mean > gains[small].mean + max(noise(gains[large]), noise(gains[small]))
     sentences.append(
         f"Larger models gain more: {'held' if held else 'did not hold'}. +match changes {large} by {gains[large]} and "
         f"{small} by {gains[small]} points of F1."

@@ -130,8 +130,8 @@ def noted(run: Run, vision: Vision) -> None:
         "from sum to sum, here the stream has one plan."
     )
     run.note(
-        "As we read it, the paper reports, for matching, only the layer chosen by validation; here matching all layers has rows "
-        "of its own."
+        "As we read it, the paper reports for matching only the layer chosen by validation; here matching all layers "
+        "has rows of its own."
     )
 
 

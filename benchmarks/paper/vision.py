@@ -124,11 +124,11 @@ class Vision:
             )
         if run.scale == "small":
             run.note(
-                f"The models are {'those given by --models' if self._given else 'trained here from different seeds'}; the "
+                f"The models are {'those of --models' if self._given else 'trained here from different seeds'}; the "
                 "paper takes those of Imfeld et al., whose weights are not on the hub."
             )
         if self._most:
-            run.note(f"Without a GPU only {self._most:,} test images are judged.")
+            run.note(f"Without a GPU only {self._most:,} test images are used, half of them to validate.")
         if len(self.folders) > 2:
             run.note("± is the standard error over pairs. Pairs share models, so it understates the spread.")
 

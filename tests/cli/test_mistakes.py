@@ -152,9 +152,6 @@ MISTAKES = {
     "weights that do not match the models": Mistake(
         f"{MERGE} --weights 0.2,0.3,0.5", ("--weights has 3 numbers for 2 models", "one for each")
     ),
-    "t out of range": Mistake(
-        "merge b --base a --method slerp --t 1.5 -o out", ("'t'", "between 0 (the base) and 1", "1.5")
-    ),
     "a density out of range": Mistake(
         "merge b --base a --method ties --density 50 -o out", ("'density'", "a share between 0 and 1", "50")
     ),

@@ -324,12 +324,14 @@ def test_claims_count_what_rose_and_what_fell() -> None:
         for mark in table1_report.MARKS
     }
     cell = {"scores": scores, "distances": {"+match": [0.02, 0.01], "+full": [0.02, 0.02]}}
-    cells = {f"{base}, emotion, seed 0, one+two": cell for base in ("small", "large")}
+    cells = {f"{base}, emotion, seed {seed}, one+two": cell for base in ("small", "large") for seed in range(3)}
     found = table1_report.claims(["small", "large"], [suite], cells)
     assert "Of 12 comparisons 4 rose and 4 fell" in found[0] and "from -1.00 to +2.00" in found[0]
     assert found[1].count("RegMean on emotion") == 4
     assert "2.000 % to 1.000 % (small)" in found[2]
     assert "Larger models gain more: did not hold" in found[-1]
+    few = {key: cell for key, cell in cells.items() if "seed 0" in key}
+    assert "Of 12 comparisons 0 rose and 0 fell" in table1_report.claims(["small", "large"], [suite], few)[0]
 
 
 def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import os
 import time
 from typing import Any
 
+import torch
+
 from isomerge.check.compare import Compared, compare
 from isomerge.check.fit import dtype_of, header_facts, misfits
 from isomerge.check.models import open_model
@@ -19,10 +21,9 @@ from isomerge.checkpoint.base import name_some
 from isomerge.errors import RequestError
 
 NOTHING: dict[str, Any] = {
-    "why": None, "recipe": None, "weights": None,
-    "distance": None, "cosine": None, "sign_conflict": None, "norm_ratio": None,
-    "low_rank": None, "alignment_helps": None, "alignment": None, "layers": [], "spaces": [], "pairs": [],
-    "from_base": [],
+    "why": None, "recipe": None, "weights": None, "distance": None, "cosine": None, "sign_conflict": None,
+    "norm_ratio": None, "low_rank": None, "alignment_helps": None, "alignment": None, "layers": [], "spaces": [],
+    "pairs": [], "from_base": [],
 }  # fmt: skip
 OF_THE_PAIR = ("cosine", "norm_ratio", "low_rank", "alignment", "layers", "spaces")
 
@@ -36,8 +37,14 @@ def check(*models: Any, base: Any = None, data: str | os.PathLike[str] | None = 
     if len(models) < 2:
         raise RequestError("Checking: name at least two models to compare.")
     start = time.perf_counter()
-    found = _Check([open_model(m) for m in models], None if base is None else open_model(base), data)
-    return {**found.record(), "seconds": time.perf_counter() - start}
+    threads = torch.get_num_threads()
+    # Thousands of short sums: on a busy machine threads that wait for each other would take minutes for seconds.
+    torch.set_num_threads(1)
+    try:
+        found = _Check([open_model(m) for m in models], None if base is None else open_model(base), data)
+        return {**found.record(), "seconds": time.perf_counter() - start}
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Check:

@@ -13,6 +13,7 @@ from isomerge.checkpoint.base import name_some
 
 VERDICTS = ("identical", "siblings", "strangers")  # from the best to the worst
 NEAR = 0.5  # relative distance below which the layer that changed most tells whether any unit changed its place
+LARGE = 200_000_000  # parameters of a model of which one layer is enough
 STRANGERS = 0.9  # relative distance from which two models share no more than their architecture
 
 
@@ -54,14 +55,14 @@ def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 
 def _layers(found: Comparison) -> set[int]:
-    """The layers whose units are assigned: the middle and the last one; of near models the one that differs most."""
+    """The layers whose units are assigned: the middle one and, of small models, the last; of near models the worst."""
     by_layer = {name: sums.distance for name, sums in found.layers.items() if name != OUTSIDE}
     if not by_layer:
         return set()
     if found.kinship.distance < NEAR:
         return {number_of(max(by_layer, key=lambda name: by_layer[name]))}
     numbers = sorted({number_of(name) for name in by_layer})
-    return {numbers[len(numbers) // 2], numbers[-1]}
+    return {numbers[len(numbers) // 2], *([numbers[-1]] if found.all.count < LARGE else [])}
 
 
 def _reasons(verdict: str, found: Comparison, moving: Moving, low: dict[str, Any] | None) -> list[str]:

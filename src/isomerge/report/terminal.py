@@ -25,16 +25,6 @@ def align_table(record: Record) -> RenderableType:
     return _page(_facts(facts), _spaces_table(record.get("spaces") or []), _notes(record.get("notes")))
 
 
-def check_table(record: Record) -> RenderableType:
-    """Verdict and suggestion, the reasons, and the distance per kind of space."""
-    facts: dict[str, Any] = {"verdict": record.get("verdict")}
-    if record.get("distance") is not None:
-        facts["distance"] = number(record["distance"])
-    facts["suggestion"] = record.get("suggestion")
-    facts |= _seconds(record)
-    return _page(_facts(facts), _spaces_table(record.get("spaces") or []), _notes(record.get("reasons")))
-
-
 def selftest_table(record: Record) -> RenderableType:
     """Did the scrambled model compute the same, and was it found back?"""
     facts = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from isomerge.errors import RequestError
 from isomerge.merge.group import Combine, Group
 from isomerge.merge.methods.method import method
 from isomerge.merge.reduce import gram, mixture
@@ -21,8 +20,6 @@ def slerp(group: Group, *, t: float = 0.5) -> Combine:
     Options:
         t: where on the arc: 0 is the base, 1 the other model
     """
-    if not 0 <= t <= 1:
-        raise RequestError(f"'t' is a place between 0 (the base) and 1 (the other model), and is {t}.")
     products = gram(group, base=True)  # the base comes last
     other, start = (math.sqrt(products[i][i]) for i in range(2))
     other, start = (length if length > 1e-8 else 1.0 for length in (other, start))
