@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 # This folder, and the one above: the benchmarks whose training code is shared.
-sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).resolve().parent))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parent))
 
 from results import Map as Map
 from results import Mean as Mean

@@ -158,8 +158,11 @@ def claims(bases: Sequence[str], suites: Sequence[Any], cells: Cells) -> list[st
         better = [key for key, mean in changes.items() if mean.mean > noise(mean)]
         worse = [key for key, mean in changes.items() if mean.mean < -noise(mean)]
         every = Mean([mean.mean for mean in changes.values()], 2)
+        held = "held" if better and not worse else "did not hold everywhere" if better else "did not hold"
+        if all(math.isinf(noise(mean)) for mean in changes.values()):
+            held = "not decided, with fewer than three numbers for each comparison"
         sentences.append(
-            f"Matching helps ({MARKS[mark]}): {'held' if better and not worse else 'did not hold everywhere'}. Of "
+            f"Matching helps ({MARKS[mark]}): {held}. Of "
             f"{len(changes)} comparisons {len(better)} rose and {len(worse)} fell by more than two standard errors; "
             f"the mean change is {every} points of F1, from {min(m.mean for m in changes.values()):+.2f} to "
             f"{max(m.mean for m in changes.values()):+.2f}."
@@ -170,9 +173,9 @@ def claims(bases: Sequence[str], suites: Sequence[Any], cells: Cells) -> list[st
             sentences.append(f"Worse by more than noise with {MARKS[mark]}: {told}.")
         sentences.append(distances(cells, bases, mark))
     small, large = bases
-    held = gains[large].mean > gains[small].mean + max(noise(gains[large]), noise(gains[small]))
+    more = gains[large].mean > gains[small].mean + max(noise(gains[large]), noise(gains[small]))
     sentences.append(
-        f"Larger models gain more: {'held' if held else 'did not hold'}. +match changes {large} by {gains[large]} and "
+        f"Larger models gain more: {'held' if more else 'did not hold'}. +match changes {large} by {gains[large]} and "
         f"{small} by {gains[small]} points of F1."
     )
     return sentences

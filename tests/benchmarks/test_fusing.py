@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import fusing
 
 VALUES = [1.0, 2.0, 4.5]
@@ -62,6 +62,9 @@ def test_rows_have_names_of_their_own_and_say_whether_they_align() -> None:
     assert [row.name for row in rows if row.all_at_once] == [
         "reconstruct, 20 images, not aligned",
         "reconstruct, 20 images, aligned",
+        "joint features, 20 images",
+        "joint features, 20 images, refined",
+        "joint features, 20 images, refined, polished",
     ]
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "paper"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "paper"))
 import corpora
 import figure4
 import language

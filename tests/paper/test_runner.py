@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "paper"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "paper"))
 import render
 import runner
 from results import from_json, to_json

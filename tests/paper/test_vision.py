@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "paper"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "paper"))
 import figure3
 import merges
 import plane
