@@ -7,7 +7,18 @@ import pytest
 
 import isomerge
 from align.canonical import canonical, head_balances, llama_balances, without_bias_gauges
-from align.tiny import arrays, difference, logits, mean, model, read_layer, read_llama, tensors, torch_state
+from align.tiny import (
+    arrays,
+    difference,
+    logits,
+    mean,
+    model,
+    read_layer,
+    read_llama,
+    tensors,
+    torch_state,
+    variant,
+)
 
 FAMILIES = ["vit", "gpt2", "llama", "bert"]
 
@@ -97,3 +108,20 @@ def test_full_brings_the_canonical_forms_nearer(family: str) -> None:
     a, b = (canonical(family, arrays(model(family, s))) for s in (0, 1))
     out = canonical(family, aligned(family))
     assert sum(np.sum((out[n] - a[n]) ** 2) for n in a) < 0.9 * sum(np.sum((b[n] - a[n]) ** 2) for n in a)
+
+
+@pytest.mark.parametrize("side", ["source", "anchor"])
+def test_a_gain_of_zero_over_a_bias_that_no_reader_takes_holds_the_stream(side: str) -> None:
+    """The head of this model has no bias, so the last norm's bias would have to be divided by its gain."""
+    first, second = model("gpt2", 1), model("gpt2", 0)
+    name = "transformer.ln_f.weight"
+    changed = second if side == "anchor" else first
+    gains = tensors(changed)[name].clone()
+    gains[0] = 0
+    changed = variant(changed, {name: gains}, f"no-gain-{side}")
+    source, anchor = (first, changed) if side == "anchor" else (changed, second)
+    alignment = isomerge.align(source, anchor=anchor)
+    out = alignment.state_dict()
+    assert all(bool(tensor.isfinite().all()) for tensor in out.values())
+    assert difference(logits(source), logits(source, out)) <= 1e-10
+    assert any("ln_f" in note and "held at the identity" in note for note in alignment.report()["notes"])

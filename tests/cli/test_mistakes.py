@@ -183,7 +183,7 @@ MISTAKES = {
         MERGE, ("Opening b", "an adapter and not a model", "Write base+adapter"), adapter
     ),
     "an adapter among models to check": Mistake(
-        "check a b", ("Checking b", "an adapter and not a model", "Write base+adapter"), adapter
+        "check a b", ("Opening b", "an adapter and not a model", "Write base+adapter"), adapter
     ),
     "a model where an adapter is expected": Mistake(
         "merge a+b b -o out", ("adapter b", "no adapter_config.json", "Name the folder that PEFT"), code=1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForImageClassification
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
 import isomerge
 from align.tiny import model, tensors
@@ -116,3 +116,14 @@ models:
         rounded_twice += int((twice == once).sum())
     # Float32 sums differ from float64 ones in the rare case that lies between two bfloat16 numbers.
     assert exact / total > 0.99 > rounded_twice / total
+
+
+def test_a_module_with_tied_tables_is_refused_for_weights_that_need_two() -> None:
+    folders = [model("gpt2", seed, tie_word_embeddings=True) for seed in (0, 1)]
+    merged = isomerge.merge(folders, align=True)
+    assert merged.config_changes["tie_word_embeddings"] is False
+    module = AutoModelForCausalLM.from_pretrained(folders[0])
+    before = module.state_dict()["transformer.wte.weight"].clone()
+    with pytest.raises(RequestError, match="need a configuration with tie_word_embeddings=False"):
+        merged.load_into(module)
+    assert torch.equal(module.state_dict()["transformer.wte.weight"], before)

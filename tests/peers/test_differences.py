@@ -99,7 +99,7 @@ def test_a_folder_with_a_plus_in_its_name_is_a_folder(mergekit: Any, copies: Pat
 
 
 def test_a_folder_with_a_space_can_hold_what_lies_between_documents(mergekit: Any, family: Any, tmp_path: Path) -> None:
-    from peers.recipes import MANY
+    from peers.examples import MANY
 
     file = write_recipe(MANY["mega"], family("llama"), tmp_path / "recipe.yml")
     with pytest.raises(PeerError, match="Circular reference"):

@@ -50,7 +50,7 @@ def test_the_output_loads_in_the_stock_class(both: Any, family: Any, kind: str) 
 
 
 def test_a_deeper_stack_loads_in_the_stock_class(both: Any, family: Any) -> None:
-    from peers.recipes import SLICES
+    from peers.examples import SLICES
 
     ours, _ = both(SLICES["a deeper stack"], family("llama"))
     model, report = transformers.AutoModelForCausalLM.from_pretrained(ours, output_loading_info=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from align import tiny
+from align import inputs, tiny
+from align.inputs import Batches
 from isomerge.align.levels import Scope
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.transform import random_transform
 
-Batches = Callable[[], Iterator[dict[str, Tensor]]]
 FAMILIES = ["vit", "bert", "gpt2", "llama"]
 WIDTHS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "vit": lambda d, n: {"hidden_size": d, "num_attention_heads": 4, "intermediate_size": n},
@@ -33,21 +33,8 @@ def model(family: str, seed: int = 0, width: int = 0, units: int = 0, **changes:
     return tiny.model(family, seed, **sizes, **changes)
 
 
-def batches(folder: Path, count: int = 2, size: int = 16) -> Batches:
-    """Random pixels or tokens, the same at every call."""
-    config = transformers.AutoConfig.from_pretrained(folder)
-
-    def fresh() -> Iterator[dict[str, Tensor]]:
-        generator = torch.Generator().manual_seed(5)
-        for _ in range(count):
-            if hasattr(config, "image_size"):
-                shape = (size, config.num_channels, config.image_size, config.image_size)
-                yield {"pixel_values": torch.randn(shape, generator=generator, dtype=torch.float64)}
-            else:
-                tokens = torch.randint(3, config.vocab_size, (size, 9), generator=generator)
-                yield {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-
-    return fresh
+def batches(folder: Path, count: int = 2) -> Batches:
+    return inputs.batches(folder, count, size=16)
 
 
 @cache

@@ -25,6 +25,8 @@ from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.groups import Permutation, Rotary, SignedPermutation, SignedScale, Trivial
 from isomerge.symmetry.transform import Transform, dimension
 
+NO_GAIN = 1e-9  # of the median: what is divided by less has no digits left
+
 
 @dataclass
 class Solution:
@@ -118,6 +120,12 @@ def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool, devic
         note = f"held at the identity, since not every model has it: {', '.join(sorted(alone))}"
         models = [replace(m, architecture=m.architecture.frozen(alone, note)) for m in models]
         held |= alone
+    forms = [Canonical(m, [RESIDUAL], gauges=scope.gauges) for m in models]
+    stuck = [f"{name} of {m.name}" for m, form in zip(models, forms, strict=True) for name in form.undividable(NO_GAIN)]
+    if stuck:
+        note = f"residual stream held at the identity: a gain of {stuck[0]} is too small to divide its bias by"
+        models = [replace(m, architecture=m.architecture.frozen([RESIDUAL], note)) for m in models]
+        held.add(RESIDUAL)
     # Sending a tensor to an accelerator costs more than everything done to it there, so it is sent once.
     return [
         replace(m, architecture=m.architecture.frozen(held), device=device, kept=None if device == "cpu" else {})

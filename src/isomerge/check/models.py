@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.errors import RequestError
+from isomerge.merge.api import open_model as open_reference
 from isomerge.merge.recipe import ModelReference
 
 
@@ -19,16 +19,4 @@ def open_model(model: Any) -> Checkpoint:
         reference = ModelReference.parse(os.fspath(model))
     except ValueError as error:
         raise RequestError(f"Checking: {error}.") from error
-    from isomerge.adapters.adapter import is_adapter
-
-    if Path(reference.path).is_dir() and is_adapter(reference.path):
-        raise RequestError(
-            f"Checking {reference.path}: it is an adapter and not a model. Write base+adapter to check the model it "
-            "makes; adapters are merged without a check (isomerge merge adapter-a adapter-b -o OUT)."
-        )
-    checkpoint = open_checkpoint(reference.path, revision=reference.revision)
-    if reference.adapter is None:
-        return checkpoint
-    from isomerge.adapters import apply_adapter
-
-    return apply_adapter(checkpoint, reference.adapter, revision=reference.adapter_revision, name=str(reference))
+    return open_reference(reference)

@@ -19,7 +19,7 @@ from torch import nn
 from isomerge.checkpoint.base import failure, name_some
 from isomerge.checkpoint.local import open_folder
 from isomerge.checkpoint.memory import MemoryCheckpoint
-from isomerge.errors import CheckpointError
+from isomerge.errors import CheckpointError, RequestError
 
 
 def open_module(module: nn.Module, *, name: str | None = None) -> MemoryCheckpoint:
@@ -97,6 +97,18 @@ def load_into_module(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> 
             "Pass the tensors of this model.",
         )
     module.load_state_dict(dict(state))
+
+
+def require_config(module: nn.Module, changes: Mapping[str, Any]) -> None:
+    """Refuse a module whose configuration lacks what the weights need, such as tables of their own."""
+    config = getattr(module, "config", None)
+    needed = {key: value for key, value in changes.items() if key not in ("dtype", "torch_dtype")}
+    other = [f"{key}={value}" for key, value in needed.items() if getattr(config, key, value) != value]
+    if other:
+        raise RequestError(
+            f"Loading weights into a {type(module).__name__}: they need a configuration with {', '.join(other)}. Make "
+            "the module with it, or save the result and load the folder."
+        )
 
 
 def _loaded_state(module: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

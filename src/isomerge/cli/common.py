@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -128,27 +127,14 @@ class Voice:
     def show(self, record: dict[str, Any], table: Callable[[dict[str, Any]], RenderableType]) -> None:
         """Print the record: as JSON, as the table made from it, or not at all."""
         if self.json:
+            from isomerge.report.record import plain
+
             print(json.dumps(plain(record), allow_nan=False))
         elif not self.quiet:
             from rich.console import Console
 
             # A pipe has no width of its own; 120 keeps paths and notes on one line.
             Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table(record))
-
-
-def plain(value: Any) -> Any:
-    """What JSON can hold: paths and dtypes as text, array scalars as numbers, infinities and NaN as null."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if hasattr(value, "item"):  # a scalar of numpy or torch
-        return plain(value.item())
-    return str(value)
 
 
 def written_record(written: Any) -> dict[str, Any]:

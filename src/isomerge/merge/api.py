@@ -83,7 +83,7 @@ def merge(
         named, method, base=origin, options=options, align=settings, data=data_sets.named(data), calibrate=calibrate,
         repair=repair, dtype=dtype, seed=seed,
     )  # fmt: skip
-    checkpoints = {reference: _open(reference, model) for reference, model in given.items()}
+    checkpoints = {reference: open_model(reference, model) for reference, model in given.items()}
     return _merge([recipe], checkpoints, RunSettings(threads, device, max_memory, progress, data_sets))
 
 
@@ -124,7 +124,7 @@ def open_models(
     opened, problems = {}, []
     for reference in wanted:
         try:
-            opened[reference] = _open(reference, (given or {}).get(reference))
+            opened[reference] = open_model(reference, (given or {}).get(reference))
         except Exception as error:  # told together with the others below
             problems.append(error)
     if len(problems) == 1:
@@ -258,7 +258,7 @@ def _reference(model: Any, otherwise: str) -> ModelReference:
     return ModelReference(getattr(model, "name", None) or otherwise)
 
 
-def _open(reference: ModelReference, model: Any = None) -> Checkpoint:
+def open_model(reference: ModelReference, model: Any = None) -> Checkpoint:
     """A model by its header, with its adapter on top."""
     named = model is None or isinstance(model, (str, Path, ModelReference))
     if named and Path(reference.path).is_dir():
@@ -294,7 +294,7 @@ def _vocabulary(document: Recipe, models: Mapping[ModelReference, Checkpoint], p
     wanted = [source, *(rule.source.model for rule in rules.values() if rule.source and rule.source.model)]
     for name in wanted:  # a tokenizer may come from a model that is not merged
         if name not in known and name not in ("union", "base"):
-            known[name] = _open(ModelReference.parse(name))
+            known[name] = open_model(ModelReference.parse(name))
     return merge_vocabularies(
         known,
         source=source,

@@ -94,7 +94,9 @@ class Merged:
     def load_into(self, module: nn.Module) -> nn.Module:
         """Put the merged weights into a module of the same architecture, in place, and return it."""
         from isomerge.checkpoint import load_into_module
+        from isomerge.checkpoint.module import require_config
 
+        require_config(module, self.config_changes)
         load_into_module(module, self.state_dict())
         return module
 

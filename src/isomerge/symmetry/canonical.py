@@ -116,14 +116,20 @@ class Canonical:
         wanted += [("mean", n) for n in self.centred | self.centred_readers]
         return {f"{kind}:{name}": self._own(kind, name) for kind, name in sorted(wanted)}
 
-    def fragile_gains(self) -> list[str]:
+    def fragile_gains(self, below: float = SMALL_GAIN) -> list[str]:
         """Norms with a gain too small to divide by: their canonical form cannot be written in this model's gauge."""
         fragile = []
         for fold in self.folds:
             gain = self.gain(fold.norm).abs()
-            if bool((gain < SMALL_GAIN * gain.median()).any()):
+            if bool((gain < below * gain.median()).any()):
                 fragile.append(fold.norm.name)
         return fragile
+
+    def undividable(self, below: float = SMALL_GAIN) -> list[str]:
+        """Those of them whose bias has no reader to go into: it would have to be divided by that gain."""
+        small = set(self.fragile_gains(below))
+        biased = [f.norm.name for f in self.folds if not f.bias_too and f.norm.name + ".bias" in self.model.layouts]
+        return [name for name in biased if name in small]
 
     # --- forward: raw -> canonical ----------------------------------------------------------------------------------
     def tensor(self, name: str) -> Tensor:

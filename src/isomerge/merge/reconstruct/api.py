@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from isomerge.merge.reconstruct.assembly import Assembly
 from isomerge.merge.reconstruct.blocks import BlockCache, find_stacks
 from isomerge.merge.reconstruct.goals import Goals
 from isomerge.merge.reconstruct.joint import all_joint, find_assembly, turns
-from isomerge.merge.reconstruct.parents import Parents, State, canonical, fragile, held, prepare
+from isomerge.merge.reconstruct.parents import Parents, State, canonical, held, prepare
 from isomerge.merge.reconstruct.polish import polish as polish_merged
 from isomerge.merge.reconstruct.refine import Refinement
 from isomerge.merge.reconstruct.regmean import RegMeanWalk
@@ -28,6 +29,8 @@ from isomerge.merge.reconstruct.roles import Roles, file_names, find_roles
 from isomerge.merge.reconstruct.running import Batch, Batches, Examples, Runner
 from isomerge.merge.reconstruct.stages import Plan, find_stages
 from isomerge.merge.reconstruct.walk import Progress, Walk, bias_name
+from isomerge.symmetry.architecture import RESIDUAL
+from isomerge.symmetry.canonical import Canonical
 
 METHODS = ("reconstruct", "regmean++")
 FEATURES = ("mean", "joint")
@@ -85,63 +88,94 @@ def reconstruct(
     budget = budget // 2 if refine else budget  # the other half holds what the blocks are refined on
     examples = [Examples(source, limit, device, budget // (4 * len(sources))) for source in sources]
     roles = find_roles(merged, parents.bound)
-    plan = _plan(merged, roles, examples[0])
-    told = Progress(roles)
+    run = _Run(
+        _plan(merged, roles, examples[0]), roles, examples, shares, [c.name for c in opened], budget, Progress(roles),
+        progress or (lambda *_: None),
+    )  # fmt: skip
     more: dict[str, Any] = {}
-
-    def runners() -> list[Runner]:
-        kept = BlockCache(plan.stacks, budget // 2)
-        named = zip((merged, *others), ("the merged model", *(c.name for c in opened)), strict=True)
-        return [Runner(model, name, who, kept) for who, (model, name) in enumerate(named)]
-
-    def tell(done: int, total: int, what: str) -> None:
-        if progress:
-            progress(done, total, what)
-
     if method == "reconstruct":
         assembly = Assembly(parents.bound, shares, names=roles.stored)
         if joint:
-            assembly = find_assembly(
-                lambda: runners()[1:],
-                plan.stages,
-                examples[0],
-                assembly,
-                lambda n, of: tell(n, of, "choosing features"),
-            )
+            assembly = run.joint_features(merged, others, assembly)
             more["features"] = assembly.summary()
             merged, _, unheld = _load(parents, states, assembly, device, others)
-        runner, *rest = runners()
-        goals = Goals(rest, assembly, plan.stages, roles, budget // 4)
-        walk = Walk(runner, goals, ridge, floor, told)
-        refinement = Refinement(runner, rest, assembly, roles, plan, refine, budget)
-        refined = []
-        last = {stage.place: stage for stage in plan.stages}
-        for number, stage in enumerate(plan.stages):
-            walk.solve(stage, examples[0])
-            if refine and last[stage.place] is stage and (done := refinement.refine(stage.place, examples[0])):
-                refined.append(done)
-            tell(number + 1, len(plan.stages), "reconstructing")
-        if refine:
-            more["refined"] = refined
-        if polish:
-            more["polished"] = polish_merged(
-                runner, rest, shares, examples[0], polish, lambda n: tell(n, polish, "polishing")
-            )
+        more |= run.by_features(merged, others, assembly, ridge, floor, refine, polish)
     else:
-        other = RegMeanWalk(runners()[0], others, shares, floor, off_diagonal, told)
-        for number, stage in enumerate(plan.stages):
-            other.solve(stage, examples)
-            tell(number + 1, len(plan.stages), "reconstructing")
+        run.by_regmean(merged, others, floor, off_diagonal)
     record = {
-        "method": method, "models": [c.name for c in opened], "weights": list(shares), "aligned": parents.alignment,
-        "examples": sum(e.size or 0 for e in examples), "ridge": ridge, "floor": floor, "layers": told.layers, **more,
-        "warnings": told.warnings, "notes": _notes(parents, merged, roles, plan),
+        "method": method, "models": run.names, "weights": list(shares), "aligned": parents.alignment,
+        "examples": sum(e.size or 0 for e in examples), "ridge": ridge, "floor": floor,
+        "layers": run.told.layers, **more,
+        "warnings": run.told.warnings, "notes": _notes(parents, merged, roles, run.plan),
         "seconds": time.perf_counter() - start,
     }  # fmt: skip
     changes = {k: v for k, v in parents.config.items() if opened[0].config.get(k) != v or k not in opened[0].config}
     found = {name: tensor.detach().cpu() for name, tensor in _held(merged, parents).items()} | unheld
     tensors = {name: found[name] for name in parents.plan}
     return Reconstructed(tensors, parents.plan, opened, changes, record, progress)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What every way to solve the merged model needs."""
+
+    plan: Plan
+    roles: Roles
+    examples: Sequence[Examples]
+    shares: Sequence[float]
+    names: list[str]
+    budget: int
+    told: Progress
+    tell: Tell
+
+    def runners(self, merged: Any, others: Sequence[Any]) -> list[Runner]:
+        """The merged model and its parents, with an empty cache: each pass starts at the front."""
+        kept = BlockCache(self.plan.stacks, self.budget // 2)
+        named = zip((merged, *others), ("the merged model", *self.names), strict=True)
+        return [Runner(model, name, who, kept) for who, (model, name) in enumerate(named)]
+
+    def joint_features(self, merged: Any, others: Sequence[Any], mean: Assembly) -> Assembly:
+        return find_assembly(
+            lambda: self.runners(merged, others)[1:], self.plan.stages, self.examples[0], mean,
+            lambda done, total: self.tell(done, total, "choosing features"),
+        )  # fmt: skip
+
+    def by_features(
+        self,
+        merged: Any,
+        others: Sequence[Any],
+        assembly: Assembly,
+        ridge: float,
+        floor: float,
+        refine: int,
+        polish: int,
+    ) -> dict[str, Any]:
+        """Solve stage by stage; what else there is to tell."""
+        (examples,), stages = self.examples, self.plan.stages
+        runner, *parents = self.runners(merged, others)
+        goals = Goals(parents, assembly, stages, self.roles, self.budget // 4)
+        walk = Walk(runner, goals, ridge, floor, self.told)
+        refinement = Refinement(runner, parents, assembly, self.roles, self.plan, refine, self.budget)
+        last = {stage.place: stage for stage in stages}
+        refined = []
+        for number, stage in enumerate(stages):
+            walk.solve(stage, examples)
+            if refine and last[stage.place] is stage and (done := refinement.refine(stage.place, examples)):
+                refined.append(done)
+            self.tell(number + 1, len(stages), "reconstructing")
+        more: dict[str, Any] = {"refined": refined} if refine else {}
+        if polish:
+            more["polished"] = polish_merged(
+                runner, parents, self.shares, examples, polish, lambda step: self.tell(step, polish, "polishing")
+            )
+        return more
+
+    def by_regmean(self, merged: Any, others: Sequence[Any], floor: float, off_diagonal: float) -> None:
+        runner = self.runners(merged, others)[0]
+        walk = RegMeanWalk(runner, others, self.shares, floor, off_diagonal, self.told)
+        for number, stage in enumerate(self.plan.stages):
+            walk.solve(stage, self.examples)
+            self.tell(number + 1, len(self.plan.stages), "reconstructing")
 
 
 def _prepare(
@@ -153,7 +187,7 @@ def _prepare(
     from isomerge.architectures import describe
 
     apart = [describe(checkpoint, untie=True) for checkpoint in opened]
-    small = fragile(apart) if turns(apart[0]) else []
+    small = [name for one in apart for name in Canonical(one, [RESIDUAL]).undividable()] if turns(apart[0]) else []
     if turns(apart[0]) and not small:
         needless = align is not False and len(opened) > 1 and all_joint(apart[0])
         parents, states = prepare(opened, False if needless else align, device, progress)

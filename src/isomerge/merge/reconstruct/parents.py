@@ -128,22 +128,6 @@ def held(parents: Parents) -> Parents:
     return replace(parents, bound=replace(bound, architecture=bound.architecture.frozen([RESIDUAL])))
 
 
-def fragile(bounds: Sequence[BoundModel]) -> list[str]:
-    """Norms whose bias cannot be folded and whose gain is too small to divide it by."""
-    from isomerge.symmetry.canonical import Canonical
-
-    found = []
-    for bound in bounds:
-        form = Canonical(bound, [RESIDUAL])
-        small = form.fragile_gains()
-        found += [
-            fold.norm.name
-            for fold in form.folds
-            if fold.norm.name in small and not fold.bias_too and fold.norm.name + ".bias" in bound.layouts
-        ]
-    return found
-
-
 def _in_memory(state: State, config: Mapping[str, Any]) -> Checkpoint:
     from isomerge.checkpoint.memory import MemoryCheckpoint
 

@@ -20,8 +20,8 @@ from isomerge.checkpoint import (
     refuse_overwrite,
     write_checkpoint,
 )
+from isomerge.checkpoint.module import require_config
 from isomerge.checkpoint.saving import counted, dtype_entry
-from isomerge.errors import RequestError
 from isomerge.merge.merged import Progress
 
 
@@ -49,13 +49,7 @@ class Reconstructed:
 
     def load_into(self, module: nn.Module) -> nn.Module:
         """Put the weights into a module of the same architecture, in place, and return it."""
-        config = getattr(module, "config", None)
-        other = [f"{key}={value}" for key, value in self.config_changes.items() if getattr(config, key, None) != value]
-        if other:
-            raise RequestError(
-                f"Loading the merged weights into a {type(module).__name__}: they need a configuration with "
-                f"{', '.join(other)}. Make the module with it, or save the result and load the folder."
-            )
+        require_config(module, self.config_changes)
         load_into_module(module, self.tensors)
         return module
 
