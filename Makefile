@@ -10,7 +10,7 @@ PEERS := .venv-peers
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-peers test-browser lint format bench paper clean
+.PHONY: help venv demo picture test test-all test-peers test-browser lint format docs bench paper clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,8 +25,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 venv: $(STAMP)  ## create .venv with everything for development
 
-demo: $(STAMP)  ## train two tiny models, align, merge, print the numbers
+demo: $(STAMP)  ## train three tiny models, align, merge, show the numbers (half a minute)
 	$(BIN)/isomerge demo -o demo-out
+
+picture: demo  ## the README's picture of the demo's report (needs Chromium, see test-browser)
+	$(BIN)/python tests/browser/report_picture.py demo-out/report.html docs/images/report.png
 
 test: $(STAMP)  ## the quick tests
 	$(PYTEST) -n $(JOBS) -m "not slow and not browser and not peers"
@@ -60,6 +63,14 @@ lint: $(STAMP)  ## ruff and mypy
 format: $(STAMP)  ## let ruff repair and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
+	touch $@
+
+# The variable silences a notice about mkdocs 2, which this theme does not use.
+docs: $(VENV)/.docs  ## the documentation as a site, into site/; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # Small models on scikit-learn's digits and Python's manual pages, unless data are named: CIFAR10=archive WIKITEXT2=folder
 bench: $(STAMP)  ## the benchmark tables that two cores can make (minutes)

@@ -15,6 +15,7 @@ import datetime
 import itertools
 import json
 import math
+import multiprocessing
 import statistics
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,10 +109,18 @@ def fisher(count: int, **options: Any) -> Merge:
 
 
 def standard_rows(
-    unit: str, *, stream: int, counts: Sequence[int], all_at_once: int, start: Mapping[str, Any], cache: str = "2GB"
+    unit: str,
+    *,
+    stream: int,
+    counts: Sequence[int],
+    all_at_once: int,
+    start: Mapping[str, Any],
+    cache: str = "2GB",
+    polish: int = 0,
 ) -> list[Row]:
     """The rows of every benchmark. `unit` is what data are counted in, `stream` how much of it decides for the residual
-    stream, `counts` how much reconstruct sees, `start` the alignment that merges with data begin with."""
+    stream, `counts` how much reconstruct sees, `start` the alignment that merges with data begin with, `polish` how
+    many steps of the last stage are tried (0: that row is left out)."""
     counts = sorted(counts)
     few, some = counts[0], counts[len(counts) // 2]
     found = [
@@ -132,11 +142,9 @@ def standard_rows(
         found.append(Row(f"{name}, not aligned", merge, None, together))
         found.append(Row(f"{name}, aligned", merge, start, together))
     # Joint features need no alignment. Neither gradient step sees a label.
-    ways: dict[str, dict[str, int]] = {
-        "": {},
-        ", refined": {"refine": 200},
-        ", refined, polished": {"refine": 200, "polish": 200},
-    }
+    ways: dict[str, dict[str, int]] = {"": {}, ", refined": {"refine": 200}}
+    if polish:
+        ways[", refined, polished"] = {"refine": 200, "polish": polish}
     for count in counts:
         for word, steps in ways.items():
             merge = reconstructed(count, features="joint", cache=cache, **steps)
@@ -174,12 +182,35 @@ class Aligner:
         return self._known[key]
 
 
+def train_all(train: Callable[..., None], jobs: Sequence[tuple[Any, ...]], together: bool) -> None:
+    """One after the other, or each in its own process: small models leave most of a GPU idle."""
+    if not together:
+        for job in jobs:
+            train(*job)
+        return
+    context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+    # As arrays, which are sent; tensors would lie in shared memory, of which containers have little.
+    sent = [[part.numpy() if isinstance(part, Tensor) else part for part in job] for job in jobs]
+    processes = [context.Process(target=_train_received, args=(train, job)) for job in sent]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit("Training failed; see above.")
+
+
+def _train_received(train: Callable[..., None], job: Sequence[Any]) -> None:
+    train(*(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in job))
+
+
 # --- measuring --------------------------------------------------------------------------------------------------------
 def shared_arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--work", type=Path, help="models are kept here and used again; --tiny: forgotten if not named")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, help="how many models to train (3; --tiny: 2)")
+    parser.add_argument("--together", action="store_true", help="train all seeds at once, one process each")
     parser.add_argument("--train-only", action="store_true")
     parser.add_argument("--pairs", help="as in 0-1,0-2; if not named all pairs, and all models at once")
     parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these texts")

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fusing import BARRIER, SECONDS, Column, State, run, shared_arguments, standard_rows, trained
+from fusing import BARRIER, SECONDS, Column, State, run, shared_arguments, standard_rows, train_all, trained
 from torch import Tensor
 
 from isomerge.checkpoint.module import quiet_transformers
@@ -196,21 +195,6 @@ def save(folder: Path, model: Any, tokenizer: Path, training: dict[str, Any]) ->
         model.float().cpu().save_pretrained(folder)
 
 
-def train_all(jobs: Sequence[tuple[Any, ...]], together: bool) -> None:
-    if not together:
-        for job in jobs:
-            train(*job)
-        return
-    context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-    processes = [context.Process(target=train, args=job) for job in jobs]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    if any(process.exitcode for process in processes):
-        raise SystemExit("Training failed; see above.")
-
-
 # --- measuring --------------------------------------------------------------------------------------------------------
 def next_token_loss(scores: Tensor, ids: Tensor) -> Tensor:
     """Mean over all tokens but the first of each sequence; scores are log-probabilities."""
@@ -253,7 +237,6 @@ def arguments() -> argparse.Namespace:
     parser = shared_arguments(__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, help="a folder with one file of text for each of train, valid and test")
     parser.add_argument("--arch", choices=sorted(PLANS), default="llama")
-    parser.add_argument("--together", action="store_true", help="train all seeds at once, one process each")
     parser.add_argument("--tokens", help="tokens that reconstruct sees, as in 32768,262144,1500000")
     parser.add_argument("--stream", type=int, help="tokens that the residual stream is aligned from (65536)")
     for name in ("epochs", "batch", "vocabulary", "context"):
@@ -287,6 +270,7 @@ def benchmark(given: argparse.Namespace, plan: Plan) -> None:
     size, file = tokenizer.get_vocab_size(), home / "tokenizer.json"
     missing = [(seed, folder) for seed, folder in enumerate(folders) if not (folder / "model.safetensors").exists()]
     train_all(
+        train,
         [(folder, plan, tokens["train"], rows["valid"], size, file, seed, given.device) for seed, folder in missing],
         given.together,
     )
@@ -298,7 +282,7 @@ def benchmark(given: argparse.Namespace, plan: Plan) -> None:
     stream = given.stream or (4096 if given.tiny else 65536)
     every = standard_rows(
         "tokens", stream=stream, counts=counts, all_at_once=counts[len(counts) // 2], cache=given.cache,
-        start={"level": "full", "count": stream},
+        start={"level": "full", "count": stream}, polish=200,
     )  # fmt: skip
     about = {"benchmark": "lm_wikitext2", "arch": plan.arch, "tiny": given.tiny, "data": str(given.data or "pydoc"),
              "test_sequences": len(rows["test"][: given.limit]),

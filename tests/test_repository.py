@@ -115,7 +115,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 STAGES = (
     "verbs", "errors", "checkpoint", "data", "adapters", "symmetry", "evaluate", "architectures", "calibrate", "align",
-    "report", "connect", "merge", "check", "training", "catalogue", "demo", "cli",
+    "report", "connect", "merge", "sweep", "check", "training", "catalogue", "demo", "cli",
 )  # fmt: skip
 
 

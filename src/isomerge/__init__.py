@@ -24,6 +24,7 @@ _WHERE = {
     "catalogue": "isomerge.catalogue",
     "check": "isomerge.check",
     "demo": "isomerge.demo",
+    "ensemble": "isomerge.evaluate.tasks.ensemble",
     "evaluate": "isomerge.evaluate",
     "merge": "isomerge.merge",
     "merge_recipe": "isomerge.merge.api",
@@ -33,10 +34,11 @@ _WHERE = {
     "plane": "isomerge.connect.plane",
     "report": "isomerge.report",
     "selftest": "isomerge.align.selftest",
+    "sweep": "isomerge.sweep",
     "verify": "isomerge.evaluate.verify",
 }
 # Both a folder and a verb: the packages themselves are callable.
-_PACKAGES = {"align", "check", "demo", "evaluate", "merge", "report"}
+_PACKAGES = {"align", "check", "demo", "evaluate", "merge", "report", "sweep"}
 
 __all__ = ["__version__", *sorted(_WHERE)]
 
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from isomerge.data import open_data as open_data
     from isomerge.demo.run import demo as demo
     from isomerge.errors import IsomergeError as IsomergeError
+    from isomerge.evaluate.tasks.ensemble import ensemble as ensemble
     from isomerge.evaluate.tasks.run import evaluate as evaluate
     from isomerge.evaluate.verify import verify as verify
     from isomerge.merge.api import merge as merge
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from isomerge.merge.merged import Merged as Merged
     from isomerge.merge.state_dicts import merge_state_dicts as merge_state_dicts
     from isomerge.report.page import report as report
+    from isomerge.sweep.api import sweep as sweep
 
 
 def __getattr__(name: str) -> Any:

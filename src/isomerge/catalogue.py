@@ -8,7 +8,7 @@ from isomerge.errors import RequestError, did_you_mean
 
 
 def catalogue(kind: str) -> list[dict[str, Any]]:
-    """Rows with a name and a summary.
+    """All "methods", "architectures" or "solvers" there are: rows with a `name`, a `summary` and what else is known.
 
     >>> [row["name"] for row in catalogue("methods")][:2]
     ['arcee_fusion', 'breadcrumbs']

@@ -64,7 +64,6 @@ def test_rows_have_names_of_their_own_and_say_whether_they_align() -> None:
         "reconstruct, 20 images, aligned",
         "joint features, 20 images",
         "joint features, 20 images, refined",
-        "joint features, 20 images, refined, polished",
     ]
 
 

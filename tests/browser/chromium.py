@@ -37,9 +37,9 @@ def chromium(width: int, scheme: str) -> Iterator[Any]:
         driver.quit()
 
 
-def resize(driver: Any, width: int, height: int) -> None:
-    """A phone's page is laid out as on a phone."""
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+def resize(driver: Any, width: int, height: int, *, scale: float = 1) -> None:
+    """A phone's page is laid out as on a phone; `scale` has that many pixels for each."""
+    size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 

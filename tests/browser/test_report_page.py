@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from browser.chromium import chromium, picture, show_on
+from demo.made import short_demo
 from report.made import made, record_of, said
 from report.test_page import CURVE, PLANE
 
@@ -32,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said("report", made("aligned-merge"), "-o", folder / "aligned-merge.html", *flags)
     for kind in ("ties", "align", "reconstruct", "adapters"):
         said("report", made(kind), "-o", folder / f"{kind}.html")
+    said("report", short_demo(epochs=4).out, "-o", folder / "demo.html")
     return folder
 
 
@@ -53,7 +55,7 @@ def some(driver: Any, query: str) -> list[Any]:
     return driver.find_elements(By.CSS_SELECTOR, query)
 
 
-@pytest.mark.parametrize("kind", ["aligned-merge", "ties", "align", "reconstruct", "adapters"])
+@pytest.mark.parametrize("kind", ["aligned-merge", "ties", "align", "reconstruct", "adapters", "demo"])
 def test_the_page_fits_complains_of_nothing_and_can_be_read(view: Any, folder: Path, kind: str) -> None:
     driver, width, scheme = view
     opened(driver, folder / f"{kind}.html")
@@ -122,6 +124,24 @@ def test_the_points_of_the_curve_lie_where_their_numbers_are(view: Any, folder: 
     for axis, down in ((1, False), (2, True)):
         steps = [b[axis] - a[axis] for a, b in pairwise(marks)]
         assert steps == pytest.approx([steps[0]] * 4, abs=0.2) and (steps[0] < 0) is down
+
+
+def test_the_demo_shows_the_numbers_of_its_record_as_text_and_as_bars(view: Any, folder: Path) -> None:
+    driver, _, _ = view
+    opened(driver, folder / "demo.html")
+    groups = record_of(short_demo(epochs=4).out)["groups"]
+    tables = driver.execute_script(
+        "return [...document.querySelectorAll('#ways table')].map(t => [...t.tBodies[0].rows].map(r => {"
+        "const bar = r.cells[1].querySelector('.bar'), fill = bar.firstElementChild;"
+        "return [r.cells[0].innerText, r.cells[1].innerText.trim(), r.cells[2].innerText,"
+        "fill.getBoundingClientRect().width / bar.getBoundingClientRect().width]; }))"
+    )
+    for group, table in zip(groups, tables, strict=True):
+        assert [row[:2] for row in table] == [[r["label"], f"{100 * r['accuracy']:.1f} %"] for r in group["rows"]]
+        assert [float(row[2]) for row in table] == pytest.approx([r["loss"] for r in group["rows"]], rel=0.006)
+        assert [row[3] for row in table] == pytest.approx([r["accuracy"] for r in group["rows"]], abs=0.01)
+    tips = driver.execute_script("return [...document.querySelectorAll('#plane .model')].map(e => e.dataset.tip)")
+    assert [tip.split(": ")[0] for tip in tips] == ["A, model 0", "B, model 1", "C, model 1, aligned"]
 
 
 def test_a_heading_sorts_by_keyboard_both_ways(view: Any, folder: Path) -> None:

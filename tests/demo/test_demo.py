@@ -1,4 +1,4 @@
-"""The demo's claims: alignment opens the line between two models, its ends are the parents, the outputs are native."""
+"""The demo's claims: alignment opens the line between models, features merge three, and the outputs are native."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ import pytest
 import torch
 
 import isomerge
+from demo.made import Made, short_demo
+from report.made import page_of
 
 pytest.importorskip("sklearn")
 transformers = pytest.importorskip("transformers")
 
-MODELS = ("model-a", "model-b", "model-b-aligned", "merged")
+WAYS = ("none", "permutation", "rotation", "full", "reconstruct", "joint")
+MODELS = ("models/seed-0", "models/seed-1", "models/seed-2", "pair-0/aligned") + tuple(
+    f"{group}/{way}" for group in ("pair-0", "three") for way in WAYS
+)
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("demo")
+def made() -> Made:
+    return short_demo(epochs=12)
 
 
 @pytest.fixture(scope="module")
-def record(out: Path) -> dict[str, Any]:
-    """One pair, trained for fewer epochs than the demo does."""
-    from isomerge.demo import digits
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digits, "EPOCHS", 15)
-        before = torch.get_num_threads(), torch.random.get_rng_state()
-        result = isomerge.demo(out)
-        assert torch.get_num_threads() == before[0]
-        assert torch.equal(torch.random.get_rng_state(), before[1])
-    return result
+def out(made: Made) -> Path:
+    return made.out
 
 
 @pytest.fixture(scope="module")
-def loaded(record: dict[str, Any], out: Path) -> dict[str, Any]:
-    """The four models, each in the stock class, nothing missing, unexpected or reshaped."""
+def record(made: Made) -> dict[str, Any]:
+    return made.record
+
+
+@pytest.fixture(scope="module")
+def loaded(out: Path) -> dict[str, Any]:
+    """Every model, each in the stock class, nothing missing, unexpected or reshaped."""
     found = {}
     for name in MODELS:
-        model, info = transformers.ViTForImageClassification.from_pretrained(
-            out / "pair-0" / name, output_loading_info=True
-        )
+        model, info = transformers.ViTForImageClassification.from_pretrained(out / name, output_loading_info=True)
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), name
         found[name] = model.eval()
     return found
@@ -65,25 +64,70 @@ def test_full_alignment_beats_the_plain_average_by_far(record: dict[str, Any]) -
     assert record["curves"][0]["barrier"]["full"] < 0.5 * record["curves"][0]["barrier"]["none"]
 
 
+def test_three_models_merge_by_features_where_their_average_fails(record: dict[str, Any]) -> None:
+    found = {row["way"]: row for row in record["groups"][1]["rows"]}
+    assert list(found) == ["seed 0", "seed 1", "seed 2", "ensemble", *WAYS]
+    assert found["full"]["accuracy"] > found["none"]["accuracy"] + 0.2
+    for way in ("reconstruct", "joint"):
+        assert found[way]["accuracy"] > found["full"]["accuracy"]
+        assert found[way]["loss"] < found["full"]["loss"]
+        layers = record["groups"][1]["layers"][way]
+        assert len(layers) == 9 and all(row["residual_after"] < row["residual_before"] for row in layers)
+
+
 def test_the_aligned_model_computes_what_the_source_computes(loaded: dict[str, Any]) -> None:
-    before, after = logits(loaded["model-b"]), logits(loaded["model-b-aligned"])
+    before, after = logits(loaded["models/seed-1"]), logits(loaded["pair-0/aligned"])
     assert torch.allclose(before, after, atol=1e-4)
 
 
-def test_the_merged_model_is_the_mean_of_anchor_and_aligned(loaded: dict[str, Any]) -> None:
-    a, b, merged = (loaded[name].state_dict() for name in ("model-a", "model-b-aligned", "merged"))
-    for name, tensor in merged.items():
-        assert torch.allclose(tensor, (a[name] + b[name]) / 2, atol=1e-6), name
+def test_the_averages_are_the_means_of_what_was_written(loaded: dict[str, Any]) -> None:
+    def state(name: str) -> dict[str, torch.Tensor]:
+        return loaded[name].state_dict()
+
+    for merged, models in (
+        ("pair-0/none", ("models/seed-0", "models/seed-1")),
+        ("pair-0/full", ("models/seed-0", "pair-0/aligned")),
+        ("three/none", ("models/seed-0", "models/seed-1", "models/seed-2")),
+    ):
+        for name, tensor in state(merged).items():
+            mean = torch.stack([state(model)[name] for model in models]).mean(0)
+            assert torch.allclose(tensor, mean, atol=1e-5), (merged, name)
 
 
-def test_the_accuracies_are_those_of_the_models_on_disk(record: dict[str, Any], loaded: dict[str, Any]) -> None:
+def test_the_numbers_are_those_of_the_models_on_disk(record: dict[str, Any], loaded: dict[str, Any]) -> None:
     from isomerge.demo.digits import load_digits
 
-    labels = load_digits().test_labels.numpy()
-    truth = {name: (logits(model).numpy().argmax(1) == labels).mean() for name, model in loaded.items()}
+    labels = load_digits().test_labels
+    predicted = {name: logits(model).double() for name, model in loaded.items()}
+    for group in record["groups"]:
+        for row in group["rows"]:
+            if row["way"] == "ensemble":
+                members = [predicted[f"models/seed-{seed}"].softmax(-1) for seed in group["seeds"]]
+                own = (sum(members) / len(members)).log()
+            else:
+                own = predicted[row["folder"]]
+            assert row["accuracy"] == pytest.approx((own.argmax(1) == labels).double().mean().item()), row
+            assert row["loss"] == pytest.approx(torch.nn.functional.cross_entropy(own, labels).item(), rel=1e-4), row
+    rows = {row["way"]: row["accuracy"] for row in record["groups"][0]["rows"]}
     (pair,) = record["pairs"]
-    assert pair["parents"] == pytest.approx([truth["model-a"], truth["model-b"]])
-    assert pair["full"] == pytest.approx(truth["merged"])
+    assert pair["parents"] == [rows["seed 0"], rows["seed 1"]]
+    assert all(pair[way] == rows[way] for way in ("ensemble", *WAYS))
+
+
+def test_the_plane_goes_through_the_models_and_no_hill_lies_between_aligned_ones(record: dict[str, Any]) -> None:
+    plane, curve = record["plane"], record["curves"][0]
+    a, b, c = plane["models"]
+    assert [a["loss"], b["loss"]] == pytest.approx([curve["loss"]["none"][0], curve["loss"]["none"][-1]], abs=1e-5)
+    assert c["loss"] == pytest.approx(b["loss"], abs=1e-4), "moved, it computes the same"
+
+    def nearest(x: float, y: float) -> float:
+        column = min(range(len(plane["x"])), key=lambda n: abs(plane["x"][n] - x))
+        row = min(range(len(plane["y"])), key=lambda n: abs(plane["y"][n] - y))
+        return plane["loss"][row][column]
+
+    hill = nearest((a["x"] + b["x"]) / 2, 0.0)
+    valley = nearest((a["x"] + c["x"]) / 2, (a["y"] + c["y"]) / 2)
+    assert valley < 0.5 * hill
 
 
 def test_both_ends_of_every_line_are_the_parents(record: dict[str, Any]) -> None:
@@ -97,9 +141,67 @@ def test_both_ends_of_every_line_are_the_parents(record: dict[str, Any]) -> None
         )
 
 
-def test_the_files_hold_the_record_and_a_picture(record: dict[str, Any], out: Path) -> None:
-    assert json.loads((out / "demo.json").read_text()) == record
+def test_the_files_hold_the_record_a_picture_and_a_page(record: dict[str, Any], out: Path) -> None:
+    stored = json.loads((out / "isomerge.json").read_text())
+    assert {key: stored[key] for key in stored if key not in ("format", "isomerge", "kind")} == {
+        key: record[key] for key in record if key != "report"
+    }
+    assert stored["kind"] == "demo" and Path(record["report"]) == out / "report.html"
     assert ElementTree.parse(out / "curve.svg").getroot().tag.endswith("svg")
+
+
+def test_the_numbers_of_the_page_are_those_of_the_record(record: dict[str, Any], out: Path) -> None:
+    page, stored = page_of(out), json.loads((out / "isomerge.json").read_text())
+    assert page.record["record"] == stored
+    for group, caption in zip(
+        stored["groups"],
+        ("Two models, trained from the seeds 0, 1", "Three models, trained from the seeds 0, 1, 2"),
+        strict=True,
+    ):
+        shown = {row[0]: row[1:] for row in page.tables[caption][1:]}
+        assert list(shown) == [row["label"] for row in group["rows"]]
+        for row in group["rows"]:
+            accuracy, loss, data = shown[row["label"]]
+            assert float(accuracy.split()[0]) == pytest.approx(100 * row["accuracy"], abs=0.05)
+            assert float(loss) == pytest.approx(row["loss"], rel=0.006)
+            assert (data == "images") is row["data"]
+    curve = stored["curves"][0]
+    for key, caption in (("loss", "loss between the models"), ("accuracy", "accuracy between the models")):
+        head, *rows = page.tables[caption]
+        assert head == ["t", "as they are", *(f"aligned ({level})" for level in WAYS[1:4])]
+        for place, level in enumerate(WAYS[:4], start=1):
+            assert [float(row[place]) for row in rows] == pytest.approx(curve[key][level], rel=6e-4, abs=1e-9)
+    losses = [float(row[2]) for row in page.tables["Loss on the plane through three models"][1:]]
+    assert losses == pytest.approx([value for row in stored["plane"]["loss"] for value in row], rel=6e-4)
+    assert f"{curve['barrier']['none']:.2f} → {curve['barrier']['full']:.2f}" in page.words
+    assert not any(str(out) in words for words in page.words), "models have short names"
+
+
+def test_the_page_can_be_made_again(out: Path, tmp_path: Path) -> None:
+    again = isomerge.report(out, out=tmp_path / "again.html")
+    assert again["kind"] == "demo" and "One model out of several" in again["sections"]
+    assert (tmp_path / "again.html").read_text() == (out / "report.html").read_text()
+
+
+def test_every_stage_is_told_from_its_start(made: Made) -> None:
+    stages: dict[str, list[tuple[int, int]]] = {}
+    for done, total, what in made.told:
+        stages.setdefault(what.partition(": ")[0], []).append((done, total))
+    assert list(stages) == ["training 3 models", "merging models 0, 1", "merging models 0, 1, 2", "measuring"]
+    for steps in stages.values():
+        assert [done for done, _ in steps] == list(range(len(steps)))
+        assert len({total for _, total in steps}) == 1 and steps[-1][0] <= steps[-1][1]
+
+
+def test_the_bars_of_finished_stages_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    from isomerge.cli.demo import _stages
+
+    with _stages() as progress:
+        progress(0, 7, "first")
+        progress(0, 5, "second: a detail")
+        progress(1, 5, "second: another")
+    shown = capsys.readouterr()
+    assert "7/7" in shown.err and "5/5" in shown.err and "detail" not in shown.err and not shown.out
 
 
 def test_training_depends_on_the_seed_alone() -> None:
@@ -116,15 +218,53 @@ def test_training_depends_on_the_seed_alone() -> None:
 
 
 def test_the_barrier_is_the_height_above_the_chord() -> None:
-    from isomerge.demo.run import _barrier
+    from isomerge.demo.lines import barrier
 
-    assert _barrier([0.0, 1.0, 2.0]) == 0
-    assert _barrier([2.0, 5.0, 0.0, 0.0]) == pytest.approx(5 - 4 / 3)
+    assert barrier([0.0, 1.0, 2.0]) == 0
+    assert barrier([2.0, 5.0, 0.0, 0.0]) == pytest.approx(5 - 4 / 3)
 
 
 def test_no_pairs_is_a_request_that_cannot_be_met(tmp_path: Path) -> None:
     with pytest.raises(isomerge.IsomergeError, match="at least one"):
         isomerge.demo(tmp_path, seeds=0)
+
+
+def test_a_folder_of_others_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(isomerge.IsomergeError, match=r"not empty \(thesis.txt\).*--force"):
+        isomerge.demo(tmp_path)
+    with pytest.raises(isomerge.IsomergeError, match="this is a file"):
+        isomerge.demo(tmp_path / "thesis.txt", force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_an_earlier_demo_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    from isomerge.demo.folder import MARK, claim
+
+    out = tmp_path / "out"
+    claim(out, ["models", "pair-0", "report.html"])
+    for name in ("models/seed-7", "pair-0", "notes"):
+        (out / name).mkdir(parents=True)
+    (out / "report.html").write_text("old")
+    (tmp_path / "outside").mkdir()
+    with (out / MARK).open("a") as mark:
+        mark.write("../outside\n..\n.\n/\n")
+    claim(out, ["models"])
+    assert sorted(path.name for path in out.iterdir()) == [MARK, "notes"]
+    assert (tmp_path / "outside").is_dir()
+    assert (out / MARK).read_text() == "models\n"
+
+
+def test_force_leaves_what_is_there_now_and_later(tmp_path: Path) -> None:
+    from isomerge.demo.folder import claim
+
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine").write_text("mine")
+    claim(tmp_path, ["models", "three"], force=True)
+    (tmp_path / "three").mkdir()
+    claim(tmp_path, ["models", "three"])
+    assert not (tmp_path / "three").exists()
+    assert (tmp_path / "models" / "mine").read_text() == "mine"
 
 
 @pytest.mark.slow
@@ -134,5 +274,6 @@ def test_five_pairs_of_seeds_all_merge(tmp_path: Path) -> None:
     for pair in record["pairs"]:
         assert pair["full"] > 0.85
         assert pair["full"] > pair["none"] + 0.3 and pair["full"] > pair["rotation"] + 0.3
+        assert pair["reconstruct"] > 0.95 and pair["joint"] > 0.95
     barriers = [curve["barrier"] for curve in record["curves"]]
     assert sum(b["full"] for b in barriers) < 0.25 * sum(b["none"] for b in barriers)

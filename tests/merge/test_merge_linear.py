@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import isomerge
+from align.inputs import batches
 from align.tiny import difference, fingerprint, logits, mean, model, noisy, tensors, variant
 from isomerge.errors import IsomergeError, RequestError
+from isomerge.merge.reconstruct import reconstruct
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -33,6 +35,20 @@ def test_merging_with_alignment_is_the_mean_of_the_anchor_and_the_aligned_source
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert torch.allclose(tensor, expected[name], rtol=1e-12, atol=1e-14), name
+
+
+@pytest.mark.parametrize("family", ["vit", "llama", "bert", "gpt2"])
+def test_three_models_meet_at_a_common_mean(family: str) -> None:
+    models = [model(family, seed) for seed in range(3)]
+    moved = [
+        member.state_dict() for member in isomerge.align(*models[1::-1], others=models[2:], many="universe").members
+    ]
+    found = isomerge.merge(models, align={"many": "universe"}).state_dict()
+    assert found.keys() == moved[0].keys()
+    for name, tensor in found.items():
+        assert torch.allclose(tensor, sum(state[name] for state in moved) / 3, rtol=1e-12, atol=1e-14), name
+    with_data = reconstruct(models, batches(models[0]), ridge=1e12, align={"many": "universe"}).state_dict()
+    assert all(torch.allclose(with_data[name], found[name], atol=1e-6) for name in found)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])

@@ -60,7 +60,12 @@ def align(
     stream and weights for the rest. `evidence` is "weights", "activations" or "mix" for all spaces, or by space:
     `{"residual": "mix", "ffn": "activations"}`. `measure` is "covariance", "correlation" or "l2" (not centred), `site`
     says whether feed-forward units are seen before ("pre") or after ("post") their activation function, and `limit` is
-    the number of examples. Everything is deterministic; `seed` is for later methods.
+    the number of examples.
+
+    What may move: `level` ("permutation", "rotation" or "full"), `layers` ("0-4,7", "first 3", "last 2"), `only`
+    ("attention", "ffn" or "residual") and `scale`, whether heads are rescaled too. How it is solved: at most `sweeps`
+    rounds, on `device`, by `threads` workers, with half of `max_memory` kept between sweeps. `progress` is called with
+    what is done, how much there is, and a word for it. Nothing is random: `seed` changes nothing.
 
     >>> alignment = isomerge.align("model-b", anchor="model-a")          # doctest: +SKIP
     >>> alignment.save("model-b-next-to-a")                              # doctest: +SKIP

@@ -7,7 +7,7 @@ from typing import Any
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.errors import RequestError
-from isomerge.merge.api import open_model as open_reference
+from isomerge.merge.opening import open_model as open_reference
 from isomerge.merge.recipe import ModelReference
 
 

@@ -16,6 +16,7 @@ from isomerge.cli.barrier import barrier
 from isomerge.cli.calibrate import calibrate
 from isomerge.cli.check import check
 from isomerge.cli.demo import demo
+from isomerge.cli.ensemble import ensemble
 from isomerge.cli.eval import eval_
 from isomerge.cli.extract import extract
 from isomerge.cli.list import list_
@@ -25,6 +26,7 @@ from isomerge.cli.report import report
 from isomerge.cli.reproduce import reproduce
 from isomerge.cli.request import ANY_OPTION
 from isomerge.cli.selftest import selftest
+from isomerge.cli.sweep import sweep
 from isomerge.cli.verify import verify
 
 
@@ -88,11 +90,13 @@ _VERBS: list[tuple[Callable[..., None], str]] = [
     (extract, "isomerge extract base finetuned --rank 16 -o adapter"),
     (reproduce, "isomerge reproduce merged"),
     (eval_, "isomerge eval model-a --data images.tar.xz --split test"),
+    (ensemble, "isomerge ensemble model-a model-b --data images.tar.xz --split test"),
+    (sweep, "isomerge sweep recipe.yml --over t=0:1:0.1 --data images.tar.xz --split validation -o swept"),
     (calibrate, "isomerge calibrate model-a --data images.tar.xz --limit 2000 -o statistics.safetensors"),
     (report, "isomerge report merged --barrier curve.json --open"),
     (barrier, "isomerge barrier model-a model-b --data images.tar.xz --align --plot curve.svg"),
     (demo, "isomerge demo -o demo-out --seeds 5"),
 ]
 for _verb, _example in _VERBS:
-    _settings = ANY_OPTION if _verb in (merge, plan) else {}
+    _settings = ANY_OPTION if _verb in (merge, plan, sweep) else {}
     app.command(_verb.__name__.rstrip("_"), epilog=f"Example: {_example}", context_settings=_settings)(_verb)

@@ -25,7 +25,8 @@ _EXTRAS = {
     "flwr": "flower",
 }
 
-PARTIAL = ".isomerge-partial"  # staging.STAGING, which cannot be imported here without torch
+# What a run goes on from: staging.STAGING of a merge and kept.POINTS of a sweep. Importing them would import torch.
+RESUMED = (".isomerge-partial", "points.jsonl")
 
 _outputs: list[Path] = []
 
@@ -54,7 +55,7 @@ def tell(error: Exception, *, as_json: bool, debug: bool) -> int:
 def tell_interruption(command: str, *, as_json: bool) -> None:
     """Say that the work was interrupted, what is left of it on disk, and which command goes on."""
     left = [path for path in _outputs if path.exists()]
-    waiting = [str(path / PARTIAL) for path in left if (path / PARTIAL).exists()]
+    waiting = [str(path / name) for path in left for name in RESUMED if (path / name).exists()]
     if waiting:
         rest = f"What is finished waits in {', '.join(waiting)}; the same command goes on from there: {command}"
     elif left:

@@ -47,7 +47,7 @@ def bar(unit: str = "bytes") -> Iterator[Progress]:
             if what != stage:
                 # A new stage has its own speed: without a reset the time left would mix the two.
                 stage = what
-                shown.reset(task, total=total, description=what)
+                shown.reset(task, total=total, completed=done, description=what)
             shown.update(task, completed=done, total=total)
 
         yield update

@@ -40,7 +40,7 @@ def plane(
     plot: str | Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Measure at `points` × `points` places. With `align`, B and C are first moved next to A.
+    """Measure the plane through three models at `points` × `points` places; with `align`, B and C move next to A first.
 
     The axes are orthonormal in the space of weights: x goes from A towards B, y is at right angles to it towards C.
     The record has `x[]`, `y[]`, `loss[y][x]`, `metric[y][x]`, and `models[]` (model, x, y, loss, metric).

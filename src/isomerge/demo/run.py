@@ -1,67 +1,75 @@
-"""`isomerge.demo`: train pairs of models from different seeds, align, average, measure, write."""
+"""`isomerge.demo`: train models from different seeds, merge them in every way, measure, write, show."""
 
 from __future__ import annotations
 
-import copy
-import json
 import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isomerge.errors import RequestError
 
-LEVELS = ("permutation", "rotation", "full")
-POINTS = 21  # on the line between two models, both ends included
+if TYPE_CHECKING:
+    from isomerge.demo.merging import Group
+
+MODELS = 3  # merged at once
 Progress = Callable[[int, int, str], None]
 
 
-def demo(out: str | Path, *, seeds: int = 1, progress: Progress | None = None) -> dict[str, Any]:
-    """Train `seeds` pairs of small image classifiers and average each pair without and with alignment.
+def demo(out: str | Path, *, seeds: int = 1, force: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+    """Train small image classifiers and merge two, then three, without and with alignment and by their features.
 
-    Pair k comes from the seeds 2k and 2k + 1. Each `out/pair-k` holds four models that load in their stock class:
-    `model-a`, `model-b`, `model-b-aligned` (the function of b, next to a) and `merged`. `out/demo.json` holds every
-    number, `out/curve.svg` the loss and accuracy on the line between the two models. The record is returned.
+    `seeds` is the number of pairs; pair k comes from the seeds 2k and 2k + 1, the three from 0, 1 and 2. In `out`,
+    `models/seed-n` are the trained models, `pair-k` and `three` hold one folder for each way to merge them, and
+    `pair-k/aligned` the second model of the pair next to the first. All load in their stock class. `report.html`
+    shows what was found, `isomerge.json` holds the numbers, `curve.svg` the line between two models. The record is
+    returned. A folder with other things in it is refused unless `force`; an earlier demo's is replaced.
+
+    `progress` is told how much of a stage is done, its total, and "stage: what is being done".
     """
     if seeds < 1:
         raise RequestError(f"Running the demo: {seeds} pairs cannot be trained. Ask for at least one.")
     from isomerge.align.parallel import parallel
     from isomerge.demo.digits import load_digits
+    from isomerge.demo.folder import claim, require_free
     from isomerge.demo.picture import picture
+    from isomerge.report.page import write_report
+    from isomerge.report.record import PAGE, RECORD, write_text
 
     start = time.perf_counter()
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    require_free(out, force=force)
     digits = load_digits()
     with parallel() as run:
-        models = _train(2 * seeds, digits, run, progress)
-        rows, curves = [], []
-        for k in range(seeds):
-            if progress:
-                progress(k, seeds, "aligning and measuring")
-            row, curve = _pair(k, models[2 * k], models[2 * k + 1], out / f"pair-{k}", digits)
-            rows.append(row)
-            curves.append(curve)
-    record = {
-        "title": "accuracy on 500 test digits; from 'none' on: the average of the two models",
-        "pairs": rows,
-        "curves": curves,
-        "notes": _notes(curves),
-        "out": str(out),
-        "seconds": time.perf_counter() - start,
-    }
-    (out / "curve.svg").write_text(picture(curves), encoding="utf-8")
-    (out / "demo.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    return record
+        models = _train(max(MODELS, 2 * seeds), digits, run, progress)
+        folders = ["models", *(f"pair-{k}" for k in range(seeds)), "three"]
+        claim(out, [*folders, RECORD, PAGE, "curve.svg"], force=force)
+        found = _Demo(out, digits, models, seeds, progress)
+        groups, curves = found.groups(), found.curves()
+        record: dict[str, Any] = {
+            "title": "accuracy on 500 test digits; from 'none' on: one model made from the two",
+            "pairs": [_pair(group) for group in groups[:-1]],
+            "curves": curves,
+            "groups": [groups[0].record(), groups[-1].record()],
+            "plane": found.plane(),
+            **found.relations,
+            "notes": _notes(curves),
+            "out": str(out),
+        }
+        record["seconds"] = time.perf_counter() - start
+        record["run"] = {"seconds": record["seconds"], "checks": found.checks(curves)}
+    write_text(out / "curve.svg", picture(curves))
+    page = write_report(out, {**record, "kind": "demo"})
+    return {**record, "report": None if page is None else str(page)}
 
 
 def _train(count: int, digits: Any, run: Any, progress: Progress | None) -> list[Any]:
     """Models of the seeds 0 … count − 1, side by side, one thread inside each: the number of cores changes no byte."""
     from isomerge.demo import digits as task
 
-    lock, stop, done = threading.Lock(), threading.Event(), 0
+    lock, stop, done = threading.Lock(), threading.Event(), -1
 
     def tick() -> None:
         nonlocal done
@@ -72,6 +80,7 @@ def _train(count: int, digits: Any, run: Any, progress: Progress | None) -> list
             if progress:
                 progress(done, count * task.EPOCHS, f"training {count} models")
 
+    tick()
     models = [task.new_model(seed) for seed in range(count)]
     try:
         trained: list[Any] = run(
@@ -83,88 +92,124 @@ def _train(count: int, digits: Any, run: Any, progress: Progress | None) -> list
     return trained
 
 
-def _pair(k: int, a: Any, b: Any, folder: Path, digits: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write and measure one pair: the accuracies at the middle, and the curves between the models."""
-    from isomerge.demo.digits import accuracy, predict
+class _Demo:
+    """The trained models on disk, and what is done with them."""
 
-    name = f"{2 * k}, {2 * k + 1}"
-    moved, merged = _align(a, b, folder)
-    ends = [predict(model, digits) for model in (a, b)]
-    lines = {level: _line(a, model, digits) for level, model in moved.items()}
-    row = {
-        "seed": name,
-        "parents": [accuracy(p, digits) for p in ends],
-        "ensemble": accuracy((ends[0] + ends[1]) / 2, digits),
-        **{level: line["accuracy"][POINTS // 2] for level, line in lines.items()},
-        "full": accuracy(predict(merged, digits), digits),  # of the model as it was written
+    def __init__(self, out: Path, digits: Any, models: list[Any], pairs: int, progress: Progress | None) -> None:
+        from isomerge.checkpoint.module import quiet_transformers
+
+        self.out, self.digits, self.models, self.pairs = out, digits, models, pairs
+        self.progress = progress or (lambda *_: None)
+        self.folders = {seed: out / "models" / f"seed-{seed}" for seed in range(len(models))}
+        self.relations: dict[str, Any] = {}
+        with quiet_transformers():
+            for seed, folder in self.folders.items():
+                models[seed].save_pretrained(folder)
+
+    def groups(self) -> list[Group]:
+        """Every pair, then the first three models at once."""
+        from isomerge.demo.merging import merge_group
+
+        chosen = [([2 * k, 2 * k + 1], f"pair-{k}") for k in range(self.pairs)]
+        return [
+            merge_group(seeds, self.folders, self.out, name, self.digits, self.progress)
+            for seeds, name in [*chosen, (list(range(MODELS)), "three")]
+        ]
+
+    def curves(self) -> list[dict[str, Any]]:
+        return [self._curve(k) for k in range(self.pairs)]
+
+    def _curve(self, k: int) -> dict[str, Any]:
+        """Loss and accuracy between the models of a pair, as they are and aligned at every level; the aligned model
+        is written."""
+        from isomerge.align.api import align
+        from isomerge.demo.digits import predict
+        from isomerge.demo.lines import POINTS, barrier, between
+        from isomerge.demo.merging import LEVELS
+        from isomerge.report.aligned import align_record
+
+        first, second = 2 * k, 2 * k + 1
+        self.progress(k, self.pairs + 1, f"measuring: the line between models {first} and {second}")
+        a, b = self.models[first], self.models[second]
+        alignments: dict[str, Any] = {
+            level: align(self.folders[second], anchor=self.folders[first], level=level) for level in LEVELS
+        }
+        aligned = self.out / f"pair-{k}" / "aligned"
+        written = alignments["full"].save(aligned, force=True)
+        if k == 0:
+            told = align_record(alignments["full"], aligned, written.sha256)
+            names = {str(self.folders[seed]): f"model {seed}" for seed in (first, second)}
+            self.relations = {key: _renamed(told[key], names) for key in ("alignment", "measured")}
+        moved = {"none": b, **{level: alignment.apply(b) for level, alignment in alignments.items()}}
+        lines = {level: between(a, model, self.digits) for level, model in moved.items()}
+        change = predict(moved["full"], self.digits) - predict(b, self.digits)
+        return {
+            "seed": f"{first}, {second}",
+            "t": [n / (POINTS - 1) for n in range(POINTS)],
+            **{key: {level: line[key] for level, line in lines.items()} for key in ("loss", "accuracy")},
+            "barrier": {level: barrier(line["loss"]) for level, line in lines.items()},
+            "max_probability_difference": float(change.abs().max()),
+        }
+
+    def plane(self) -> dict[str, Any]:
+        """Through the first pair and its second model where alignment puts it."""
+        from isomerge.demo.lines import loss_plane
+
+        what = "measuring: the plane through models 0 and 1 and the aligned one"
+        self.progress(self.pairs, self.pairs + 1, what)
+        moved = self.out / "pair-0" / "aligned"
+        corners = {"model 0": self.folders[0], "model 1": self.folders[1], "model 1, aligned": moved}
+        return loss_plane(corners, self.digits)
+
+    def checks(self, curves: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Whatever was merged was measured as loaded from its folder; what is left is to load the aligned models."""
+        from isomerge.demo.merging import WAYS, load
+
+        for k in range(self.pairs):
+            load(self.out / f"pair-{k}" / "aligned")
+        count = len(self.folders) + (self.pairs + 1) * len(WAYS) + self.pairs
+        exact = _exact(curves)
+        return [
+            {"name": "stock class", "passed": True, "detail": f"{count} folders loaded, nothing missing or left over"},
+            {"name": "same function", "passed": exact < 1e-4,
+             "detail": f"largest difference of a probability between a model and itself aligned: {exact:.0e}"},
+        ]  # fmt: skip
+
+
+def _renamed(told: Any, names: Mapping[str, str]) -> Any:
+    """The same with short names for models, wherever one is named."""
+    if isinstance(told, Mapping):
+        return {key: _renamed(value, names) for key, value in told.items()}
+    if isinstance(told, (list, tuple)):
+        return [_renamed(value, names) for value in told]
+    return names.get(told, told) if isinstance(told, str) else told
+
+
+def _pair(group: Group) -> dict[str, Any]:
+    """The accuracies of a pair in one row."""
+    from isomerge.demo.merging import WAYS
+
+    return {
+        "seed": ", ".join(map(str, group.seeds)),
+        "parents": [group.accuracy(f"seed {seed}") for seed in group.seeds],
+        "ensemble": group.accuracy("ensemble"),
+        **{way: group.accuracy(way) for way in WAYS},
     }
-    curve = {
-        "seed": name,
-        "t": [n / (POINTS - 1) for n in range(POINTS)],
-        **{key: {level: line[key] for level, line in lines.items()} for key in ("loss", "accuracy")},
-        "barrier": {level: _barrier(line["loss"]) for level, line in lines.items()},
-        "max_probability_difference": float((predict(moved["full"], digits) - ends[1]).abs().max()),
-    }
-    return row, curve
 
 
-def _align(a: Any, b: Any, folder: Path) -> tuple[dict[str, Any], Any]:
-    """Write the four models of a pair. Returns b as it is and moved at every level, and the merged model as written."""
-    from isomerge.align.api import align
-    from isomerge.checkpoint import open_checkpoint
-    from isomerge.checkpoint.module import quiet_transformers
-    from isomerge.evaluate.probe import load_stock
-    from isomerge.merge.api import merge
-
-    first, second, aligned, merged = (folder / name for name in ("model-a", "model-b", "model-b-aligned", "merged"))
-    with quiet_transformers():
-        a.save_pretrained(first)
-        b.save_pretrained(second)
-    alignments: dict[str, Any] = {level: align(second, anchor=first, level=level) for level in LEVELS}
-    alignments["full"].save(aligned, force=True)
-    merge([first, aligned]).save(merged, force=True)
-    moved = {"none": b, **{level: alignment.apply(b) for level, alignment in alignments.items()}}
-    stored = open_checkpoint(merged)
-    return moved, load_stock(stored.config, {name: stored.read(name) for name in stored.tensors})
-
-
-def _line(a: Any, b: Any, digits: Any) -> dict[str, list[float]]:
-    """Loss and accuracy of (1 − t) a + t b at evenly spaced t from 0 to 1."""
-    from isomerge.demo.digits import accuracy, loss, predict
-
-    probe = copy.deepcopy(a)
-    first, last = a.state_dict(), b.state_dict()
-    found: dict[str, list[float]] = {"loss": [], "accuracy": []}
-    for n in range(POINTS):
-        probe.load_state_dict(_between(first, last, n / (POINTS - 1)))
-        probabilities = predict(probe, digits)
-        found["loss"].append(loss(probabilities, digits))
-        found["accuracy"].append(accuracy(probabilities, digits))
-    return found
-
-
-def _between(first: Mapping[str, Any], last: Mapping[str, Any], t: float) -> dict[str, Any]:
-    return {name: ((1 - t) * first[name].double() + t * last[name].double()).float() for name in first}
-
-
-def _barrier(losses: list[float]) -> float:
-    """`max_t L(t) − [(1−t) L(0) + t L(1)]` over evenly spaced t.
-
-    >>> _barrier([1.0, 3.0, 2.0])
-    1.5
-    """
-    last = len(losses) - 1
-    return max(value - (losses[0] * (last - n) + losses[-1] * n) / last for n, value in enumerate(losses))
+def _exact(curves: list[dict[str, Any]]) -> float:
+    return max(float(curve["max_probability_difference"]) for curve in curves)
 
 
 def _notes(curves: list[dict[str, Any]]) -> list[str]:
     def mean(level: str) -> float:
         return statistics.fmean(curve["barrier"][level] for curve in curves)
 
-    exact = max(curve["max_probability_difference"] for curve in curves)
     return [
         f"loss barrier between the models: {mean('none'):.2f} as they are, {mean('rotation'):.2f} at level rotation, "
         f"{mean('full'):.2f} at level full",
-        f"the aligned model predicts what it predicted before (largest difference of a probability: {exact:.0e})",
-        "no data was used to align; every folder loads in the stock class",
+        f"the aligned model predicts what it predicted before (largest difference of a probability: "
+        f"{_exact(curves):.0e})",
+        "no data was used to align; reconstruct looked at the training images without their labels",
+        "every folder was loaded in the stock class",
     ]

@@ -117,13 +117,16 @@ def align_models(models: Sequence[Checkpoint], anchor: Checkpoint, **options: An
         return None
     found = align(others[0], anchor, others=others[1:], **options)
     known = [found] if isinstance(found, Alignment) else found.members
+    if len(known) > len(others):  # a common mean is the goal, and the anchor moves like the others
+        others.insert(1, anchor)
     if any(bool(a.fragile) != bool(known[0].fragile) for a in known):
         raise RequestError(
             "Merging with alignment: the gains of the anchor are too small to bring some of the models to it. "
             "Name another anchor (align: {anchor: …}, or --base)."
         )
-    own = max(known, key=lambda a: len(a.transform.elements)).anchor_move()
-    moves = {id(other): a.move() for other, a in zip(others, known, strict=True)} | {id(anchor): own}
+    moves = {id(other): a.move() for other, a in zip(others, known, strict=True)}
+    own = moves.get(id(anchor)) or max(known, key=lambda a: len(a.transform.elements)).anchor_move()
+    moves[id(anchor)] = own
     notes = list(dict.fromkeys(n for a in known for n in a.solution.notes))
     if own.model.architecture.untied_config:
         notes.append("input and output table were tied and are now separate, since the stream was rotated")

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from isomerge.checkpoint import Checkpoint, is_harmless_buffer, open_checkpoint, parse_dtype, require_floating
-from isomerge.checkpoint.saving import dtype_entry
+from isomerge.checkpoint import Checkpoint, is_harmless_buffer, require_floating
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.evaluate.device import require_device
-from isomerge.merge.assemble import assemble
+from isomerge.merge.combine import combine
 from isomerge.merge.data_sets import DataSets
 from isomerge.merge.differences import differences
-from isomerge.merge.extras import TensorFiles
 from isomerge.merge.merged import Merged, Progress, as_checkpoint
-from isomerge.merge.pipeline import Job
-from isomerge.merge.prepare import foresee, prepare, repaired_jobs, solved_jobs
-from isomerge.merge.recipe import ModelReference, Recipe, RecipePlan, load_recipe, plan_tensors, recipe_of
+from isomerge.merge.opening import open_model, open_models
+from isomerge.merge.prepare import foresee, prepare
+from isomerge.merge.recipe import ModelReference, Recipe, load_recipe, plan_tensors, recipe_of
 from isomerge.merge.settings import RunSettings
 from isomerge.merge.whole import EVERY
-
-if TYPE_CHECKING:
-    from isomerge.merge.recipe.definitions import TokenSettings
-    from isomerge.merge.vocabulary import TokenRule, Vocabulary
 
 
 def merge(
@@ -58,6 +52,9 @@ def merge(
 
     `data` is what models are run on: a path, a mapping as in recipes, batches, opened data, or a list with one of these
     for each model. Methods that need data, alignment and `repair` use it; `calibrate` says how models are measured.
+
+    `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options.
+    `dtype` is what is written (by itself: as the inputs), `seed` names the random numbers of methods that draw some.
 
     >>> isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5).save("merged")  # doctest: +SKIP
     """
@@ -113,28 +110,6 @@ def merge_recipe(
     return _merge(documents, checkpoints, RunSettings(threads, device, max_memory, progress))
 
 
-def open_models(
-    documents: Sequence[Recipe], given: Mapping[ModelReference, Any] | None = None
-) -> dict[ModelReference, Checkpoint]:
-    """Every model that the documents name and do not make themselves, by headers only; all that fail, at once."""
-    made = {document.name for document in documents if document.name}
-    wanted = dict.fromkeys(
-        reference for document in documents for reference in document.referenced_models() if str(reference) not in made
-    )
-    opened, problems = {}, []
-    for reference in wanted:
-        try:
-            opened[reference] = open_model(reference, (given or {}).get(reference))
-        except Exception as error:  # told together with the others below
-            problems.append(error)
-    if len(problems) == 1:
-        raise problems[0]
-    if problems:
-        told = " ".join(f"({place}) {error}" for place, error in enumerate(problems, start=1))
-        raise RequestError(f"Opening the models of the recipe, {len(problems)} problems: {told}")
-    return opened
-
-
 def planned(documents: Sequence[Recipe]) -> Merged:
     """The merge as far as headers tell: everything is checked, nothing is aligned or computed."""
     return _merge(list(documents), open_models(documents), RunSettings(), solve=False)
@@ -157,7 +132,10 @@ def _merge(
     files: dict[str, Checkpoint] = {}
     for place, document in enumerate(documents):
         own = {reference: known[reference] for reference in document.referenced_models()}
-        merged = _one(document, plan_tensors(document, own), own, settings, solve=solve)
+        plan = plan_tensors(document, own)
+        donor = own[plan.donor]
+        made = prepare(document, donor, own, settings) if solve else foresee(document, own, settings)
+        merged = combine(document, plan, own, made, settings, solved=solve)
         files |= {name: found for name, found in merged.inputs.items() if ModelReference.parse(name) not in own}
         if place < len(documents) - 1:
             known[ModelReference.parse(str(document.name))] = as_checkpoint(merged, str(document.name))
@@ -170,72 +148,9 @@ def _merge(
     return merged
 
 
-def _one(
-    document: Recipe,
-    plan: RecipePlan,
-    models: Mapping[ModelReference, Checkpoint],
-    settings: RunSettings,
-    *,
-    solve: bool,
-) -> Merged:
-    donor = models[plan.donor]
-    made = prepare(document, donor, models, settings) if solve else foresee(document, models, settings)
-    notes, changes = [*plan.notes, *made.notes], {**plan.config_changes, **made.config_changes}
-    vocabulary = template = None
-    if document.tokenizer is not None:
-        vocabulary = _vocabulary(document, models, plan)
-        changes |= vocabulary.config_changes()
-        notes += vocabulary.report.get("notes", [])
-    if document.chat_template is not None:
-        from isomerge.merge.vocabulary import chat_template
-
-        template = chat_template(document.chat_template, {str(r): c for r, c in models.items()})
-    if document.out_dtype or document.dtype:
-        changes |= dtype_entry(donor.config, parse_dtype(document.out_dtype or document.dtype or ""))
-    files = TensorFiles()
-    jobs = solved_jobs(document, made.solved) if made.solved else assemble(
-        document, plan, models, aligned=made.aligned, vocabulary=vocabulary, files=files, measured=made.measured,
-        hashes=settings.hashes, seed=document.seed, device=settings.device,
-    )  # fmt: skip
-    if document.repair is not None and solve:
-        jobs, told = repaired_jobs(document, made, jobs, donor, models, {**donor.config, **changes}, settings)
-        notes += told
-    if not (document.out_dtype or document.dtype):
-        changes |= _dtype_change(donor, jobs)
-    return Merged(
-        recipes=[document],
-        inputs={str(reference): checkpoint for reference, checkpoint in models.items()} | files.opened,
-        donor=donor,
-        jobs=jobs,
-        tensor_plans=plan,
-        config_changes=changes,
-        notes=notes,
-        alignment=made.alignment,
-        details=made.solved.record if made.solved else {},
-        vocabulary=vocabulary,
-        chat_template=template,
-        hashes=settings.hashes,
-        seed=document.seed,
-        device=settings.device,
-        threads=settings.threads,
-        max_memory=settings.max_memory,
-        progress=settings.progress,
-    )
-
-
 def _is_counter(checkpoint: Checkpoint, name: str) -> bool:
     """Whole numbers that are no quantised weights: they are copied."""
     return is_harmless_buffer(name) or checkpoint.tensors[name].dtype == torch.int64
-
-
-def _dtype_change(donor: Checkpoint, jobs: Sequence[Job]) -> dict[str, Any]:
-    """What config.json has to say where the weights are of another dtype than the donor of the config."""
-    found = {job.info.dtype for job in jobs if job.info.dtype.is_floating_point}
-    said = donor.config.get("dtype", donor.config.get("torch_dtype"))
-    if len(found) != 1 or said is None:
-        return {}
-    (dtype,) = found
-    return {} if str(said) == str(dtype).removeprefix("torch.") else dtype_entry(donor.config, dtype)
 
 
 def _named(models: Sequence[Any]) -> tuple[list[ModelReference], dict[ModelReference, Any]]:
@@ -256,74 +171,3 @@ def _reference(model: Any, otherwise: str) -> ModelReference:
     if isinstance(model, (str, Path)):
         return ModelReference.parse(str(model))
     return ModelReference(getattr(model, "name", None) or otherwise)
-
-
-def open_model(reference: ModelReference, model: Any = None) -> Checkpoint:
-    """A model by its header, with its adapter on top."""
-    named = model is None or isinstance(model, (str, Path, ModelReference))
-    if named and Path(reference.path).is_dir():
-        from isomerge.adapters.adapter import is_adapter
-
-        if is_adapter(reference.path):
-            raise RequestError(
-                f"Opening {reference.path}: it is an adapter and not a model. Write base+adapter to merge the model it "
-                "makes, or name nothing but adapters (isomerge merge adapter-a adapter-b -o OUT) to merge these."
-            )
-    checkpoint = open_checkpoint(reference.path, revision=reference.revision) if named else open_checkpoint(model)
-    if reference.adapter is None or not named:
-        return checkpoint
-    from isomerge.adapters import apply_adapter
-
-    return apply_adapter(checkpoint, reference.adapter, revision=reference.adapter_revision, name=str(reference))
-
-
-def _vocabulary(document: Recipe, models: Mapping[ModelReference, Checkpoint], plan: RecipePlan) -> Vocabulary:
-    from isomerge.merge.vocabulary import merge_vocabularies
-
-    settings = document.tokenizer
-    assert settings is not None
-    known = {str(reference): checkpoint for reference, checkpoint in models.items()}
-    spelled = {reference: str(reference) for reference in models}
-
-    def name_of(model: ModelReference) -> str:
-        """As it is known above: another way to write its folder is still the same model."""
-        return spelled.get(model, str(model))
-
-    source = name_of(settings.source) if isinstance(settings.source, ModelReference) else settings.source
-    rules = {token: _rule(rule, name_of) for token, rule in (settings.tokens or {}).items()}
-    wanted = [source, *(rule.source.model for rule in rules.values() if rule.source and rule.source.model)]
-    for name in wanted:  # a tokenizer may come from a model that is not merged
-        if name not in known and name not in ("union", "base"):
-            known[name] = open_model(ModelReference.parse(name))
-    return merge_vocabularies(
-        known,
-        source=source,
-        base=str(document.base_model) if document.base_model else None,
-        rules=rules,
-        pad_to_multiple_of=settings.pad_to_multiple_of,
-        rows=_table_lengths(plan, models),
-    )
-
-
-def _table_lengths(plan: RecipePlan, models: Mapping[ModelReference, Checkpoint]) -> dict[str, int]:
-    """How many rows each model's tables have, from the tables: a config may say something else."""
-    found: dict[str, int] = {}
-    for tensor in plan.tensors.values():
-        for given in [*tensor.inputs, *([tensor.base] if tensor.base else [])] if tensor.vocabulary else []:
-            shape = models[given.model].tensors[given.tensor].shape
-            if len(shape) == 2 and shape[0] > 1:
-                found.setdefault(str(given.model), shape[0])
-    return found
-
-
-def _rule(given: TokenSettings, name_of: Callable[[ModelReference], str]) -> TokenRule:
-    from isomerge.merge.vocabulary import TokenRule, TokenSource
-
-    source = given.source
-    if source is None:
-        return TokenRule(None, given.force)
-    if isinstance(source, ModelReference):
-        return TokenRule(TokenSource("model", name_of(source)), given.force)
-    if source.kind == "zero":
-        return TokenRule(TokenSource("zero"), given.force)
-    return TokenRule(TokenSource("model_token", name_of(source.model), source.token, source.token_id), given.force)

@@ -24,6 +24,8 @@ class Row:
     cells: Sequence[Cell]
     layer: int | None = None
     """What the layer filter goes by; None: the row always stays."""
+    quiet: bool = False
+    """There to compare with: its bars stand back."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Table:
     rows: Sequence[Row]
     numeric: frozenset[int] = frozenset()
     """The places of columns that hold numbers."""
+    wide: bool = False
+    """The bars are what the table is there for."""
     shows: str = "table"
 
 

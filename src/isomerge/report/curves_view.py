@@ -47,9 +47,9 @@ def connection_sections(records: Sequence[Record]) -> list[b.Section]:
 
 
 def _line(record: Record) -> list[Any]:
+    aligned = record.get("aligned") or []
     lines = [("as they are", record)]
-    if record.get("aligned"):
-        lines.append((f"aligned ({record['aligned']['level']})", record["aligned"]))
+    lines += [(f"aligned ({one['level']})", one) for one in (aligned if isinstance(aligned, list) else [aligned])]
     metric = str(record.get("metric_name") or "metric")
     ensemble = record.get("ensemble") or {}
     figures = []
@@ -63,12 +63,12 @@ def _line(record: Record) -> list[Any]:
                 b.Row([b.number(points[0]["t"]), *(b.number(point[key], 4) for point in points)])
                 for points in zip(*(line["points"] for _, line in lines), strict=True)
             ]
-            numbers = b.Table(title, ("t", *(label for label, _ in lines)), rows, frozenset({0, 1, 2}))
+            numbers = b.Table(title, ("t", *(label for label, _ in lines)), rows, frozenset(range(len(lines) + 1)))
             figures.append(b.Figure(svg, title[0].upper() + title[1:], numbers))
     facts: dict[str, Any] = dict(zip("AB", map(str, record.get("models") or ()), strict=False))
     for label, line in lines:
         facts[f"barrier, {label}"] = b.number(line.get("barrier"), 4).text
-    return [b.Facts(facts), b.Side(figures), *([b.Notes(record["notes"])] if record.get("notes") else [])]
+    return [b.Side(figures), b.Facts(facts), *([b.Notes(record["notes"])] if record.get("notes") else [])]
 
 
 def _plane(record: Record) -> list[Any]:
@@ -81,4 +81,5 @@ def _plane(record: Record) -> list[Any]:
     svg = plane_map(title, dict(record))
     facts = {letter: m["model"] for letter, m in zip("ABC", record["models"], strict=False)}
     numbers = b.Table(title, ("x", "y", "loss"), rows, frozenset({0, 1, 2}))
-    return [b.Facts(facts), *([b.Figure(svg, title, numbers)] if svg else [])]
+    notes = [b.Notes(record["notes"])] if record.get("notes") else []
+    return [b.Side([*([b.Figure(svg, title, numbers)] if svg else []), b.Facts(facts)]), *notes]

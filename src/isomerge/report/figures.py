@@ -87,8 +87,8 @@ def plane_map(title: str, record: dict[str, Any]) -> str:
             f'<g class="model" data-tip="{escape(tip)}"><circle cx="{x:.1f}" cy="{y:.1f}" r="9"/>'
             f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle">{letter}</text></g>'
         )
-    parts.append(f'<text class="name" x="{LEFT}" y="{TOP + height + 20:.0f}">pale: loss {low:.3g}; '
-                 f"strong: {high:.3g} or more</text>")  # fmt: skip
+    parts.append(f'<text class="name" x="{LEFT}" y="{TOP + height + 20:.0f}">weakest tint: loss {low:.3g}; '
+                 f"strongest: {high:.3g} or more</text>")  # fmt: skip
     where = "; ".join(f"{a} has loss {_short(m['loss'])}" for a, m in zip("ABC", record["models"], strict=True))
     return _svg(title, f"Loss from {low:.4g} to {max(losses):.4g}. {where}.", parts, TOP + height + 30)
 

@@ -115,12 +115,13 @@ def render(name: str, content: Record) -> str | None:
     record = content["record"]
     found = sections(record, content["lock"], content["curves"])
     layers = {row["layer"] for row in (record.get("measured") or {}).get("layers", ()) if row["layer"] >= 0}
+    chosen = record["kind"] != "demo"  # its models have two
     return environment.from_string(part("page.html")).render(
-        name=name,
+        name="The demo" if record["kind"] == "demo" else name,
         headline=headline(record),
         cards=cards(record),
         sections=found,
-        last_layer=max(layers, default=None),
+        last_layer=max(layers, default=None) if chosen else None,
         version=record["isomerge"],
         style=Markup(part("page.css")),
         script=Markup(part("page.js")),

@@ -14,7 +14,7 @@ from isomerge.errors import CheckpointError, RequestError
 RECORD = "isomerge.json"
 PAGE = "report.html"
 FORMAT = 1
-KINDS = ("merge", "align", "adapters")
+KINDS = ("merge", "align", "adapters", "demo")
 
 
 def record_text(record: Mapping[str, Any]) -> str:

@@ -114,20 +114,41 @@ def page_table(record: Record) -> RenderableType:
 
 
 def demo_table(record: Record) -> RenderableType:
-    """One row per pair of models, one column per number; a last row with the means."""
-    pairs: list[Record] = record["pairs"]
-    table = Table(title=record.get("title", "accuracy"), title_justify="left")
-    columns = [key for key in pairs[0] if key != "seed"]
-    table.add_column("seed", justify="right")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for pair in pairs:
-        table.add_row(str(pair.get("seed", "")), *(percent(pair[column]) for column in columns))
-    if len(pairs) > 1:
-        table.add_section()
-        table.add_row("mean", *(percent(_mean(pair[column] for pair in pairs)) for column in columns))
-    facts = _facts({"models": record.get("out")} | _seconds(record))
-    return _page(table, facts, _notes(record.get("notes")))
+    """What predicts how well, for two models and for three; of several pairs one row each and their mean."""
+    pairs, groups = record["pairs"], record.get("groups")
+    ways = _ways_table(groups) if groups else None
+    table = None
+    if len(pairs) > 1 or not groups:
+        table = Table(title=record.get("title", "accuracy"), title_justify="left")
+        columns = [key for key in pairs[0] if key != "seed"]
+        for column in ("seed", *columns):
+            table.add_column(column, justify="right", overflow="fold")
+        for pair in pairs:
+            table.add_row(str(pair.get("seed", "")), *(percent(pair[column]) for column in columns))
+        if len(pairs) > 1:
+            table.add_section()
+            table.add_row("mean", *(percent(_mean(pair[column] for pair in pairs)) for column in columns))
+    facts = _facts({"models": record.get("out")} | _seconds(record) | {"report": record.get("report")})
+    return _page(ways, table, _notes(record.get("notes")), facts)
+
+
+def _ways_table(groups: list[Record]) -> RenderableType:
+    """One line per way to predict, accuracy and loss of every group beside each other."""
+    table = Table(title="test digits: accuracy and loss", title_justify="left")
+    table.add_column("")
+    for group in groups:
+        seeds = ", ".join(map(str, group["seeds"]))
+        table.add_column(f"seeds {seeds}", justify="right")
+        table.add_column("loss", justify="right")
+    ways = list(dict.fromkeys(row["way"] for group in reversed(groups) for row in group["rows"]))
+    found = [{row["way"]: row for row in group["rows"]} for group in groups]
+    for way in ways:
+        label = "their ensemble" if way == "ensemble" else next(rows[way]["label"] for rows in found if way in rows)
+        cells = [
+            (percent(rows[way]["accuracy"]), f"{rows[way]['loss']:.3f}") if way in rows else ("", "") for rows in found
+        ]
+        table.add_row(Text(label), *(cell for pair in cells for cell in pair), end_section=way == "ensemble")
+    return table
 
 
 def catalogue_table(record: Record) -> RenderableType:

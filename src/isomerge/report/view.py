@@ -7,7 +7,8 @@ from typing import Any
 
 from isomerge.report import blocks as b
 from isomerge.report.curves_view import connection_sections
-from isomerge.report.figures import Line, line_chart
+from isomerge.report.demo_view import demo_cards, demo_headline, demo_sections
+from isomerge.report.method_view import method_section
 from isomerge.report.relations_view import alignment_section, relation_section
 from isomerge.report.terminal import size
 
@@ -16,11 +17,11 @@ Record = Mapping[str, Any]
 
 def sections(record: Record, lock: Record | None, curves: Sequence[Record]) -> list[b.Section]:
     """Every section that has something to say, in the order of the page."""
+    relations = [alignment_section(record), relation_section(record)]
     found = [
-        alignment_section(record),
-        relation_section(record),
+        *(demo_sections(record) if record["kind"] == "demo" else relations),
         *connection_sections(curves),
-        _method(record),
+        *(relations if record["kind"] == "demo" else [method_section(record)]),
         _adapters(record),
         _recipe(record),
         _lineage(record, lock),
@@ -34,6 +35,8 @@ def sections(record: Record, lock: Record | None, curves: Sequence[Record]) -> l
 
 def headline(record: Record) -> str:
     """One sentence on top of the page."""
+    if record["kind"] == "demo":
+        return demo_headline(record)
     models = len(record.get("inputs") or [])
     made = {"align": "Moved next to its anchor", "adapters": f"One adapter made from {models} adapters"}
     return made.get(record["kind"], f"One model made from {models} models") + f" with isomerge {record['isomerge']}."
@@ -41,6 +44,19 @@ def headline(record: Record) -> str:
 
 def cards(record: Record) -> list[tuple[str, str, str]]:
     """The few numbers to see first: label, value, explanation."""
+    found = demo_cards(record) if record["kind"] == "demo" else _merge_cards(record)
+    run = record.get("run") or {}
+    if run.get("seconds") is not None:
+        memory = f"{size(run['peak_memory_bytes'])} of memory at most" if run.get("peak_memory_bytes") else ""
+        found.append(("time", _seconds(run["seconds"]), memory))
+    if run.get("checks") and record["kind"] != "demo":
+        wrong = sum(check["passed"] is False for check in run["checks"])
+        asked = sum(check["passed"] is not None for check in run["checks"])
+        found.append(("verified", "no" if wrong else "yes", f"{asked - wrong} of {asked} checks passed"))
+    return found
+
+
+def _merge_cards(record: Record) -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     if record.get("method"):
         found.append(("method", record["method"], record.get("summary") or ""))
@@ -58,14 +74,6 @@ def cards(record: Record) -> list[tuple[str, str, str]]:
         found.append(("cosine", _arrow(whole["cosine"]["before"], whole["cosine"]["after"]), f"between the {between}"))
     if record.get("relative_error") is not None:
         found.append(("missed", b.percent(record["relative_error"]).text, "of the merged update, by cutting its rank"))
-    run = record.get("run") or {}
-    if run.get("seconds") is not None:
-        memory = f"{size(run['peak_memory_bytes'])} of memory at most" if run.get("peak_memory_bytes") else ""
-        found.append(("time", _seconds(run["seconds"]), memory))
-    if run.get("checks"):
-        wrong = sum(check["passed"] is False for check in run["checks"])
-        asked = sum(check["passed"] is not None for check in run["checks"])
-        found.append(("verified", "no" if wrong else "yes", f"{asked - wrong} of {asked} checks passed"))
     return found
 
 
@@ -76,41 +84,6 @@ def _seconds(value: float) -> str:
 def _arrow(before: float | None, after: float | None) -> str:
     shown = [b.number(value).text for value in (before, after) if value is not None]
     return " → ".join(shown)
-
-
-def _method(record: Record) -> b.Section | None:
-    """What a method tells of its own work: the regressions of reconstruct, the choice of a greedy soup."""
-    blocks: list[Any] = []
-    layers = record.get("layers")
-    if isinstance(layers, list) and layers and "residual_before" in layers[0]:
-        rows = [
-            b.Row([
-                b.count(place), b.words("\n".join(row["layers"]), code=True), b.words(row["kind"]),
-                b.count(row["samples"]), b.number(row["residual_before"]), b.number(row["residual_after"]),
-            ])
-            for place, row in enumerate(layers, start=1)
-        ]  # fmt: skip
-        title = "Residual of every regression, in the order in which the maps run, relative to the target"
-        lines = [
-            Line(when, [(float(n), row[f"residual_{when}"]) for n, row in enumerate(layers, start=1)])
-            for when in ("before", "after")
-        ]
-        columns = ("number", "map", "kind", "samples", "before", "after")
-        table = b.Table(title, columns, rows, frozenset({0, 3, 4, 5}))
-        blocks.append(
-            b.Figure(line_chart(title, lines, "number of the regression", "residual", counts=True), title, table)
-        )
-    if record.get("scores"):
-        chosen = {str(name) for name in record.get("chosen") or ()}
-        scores = [s if isinstance(s, Mapping) else {"score": s} for s in record["scores"]]
-        names = [str(score.get("model", place)) for place, score in enumerate(scores)]
-        rows = [
-            b.Row([b.words(name, code=True), b.number(score.get("score") or score.get("metric")),
-                   b.words("yes" if name in chosen else "no")])
-            for name, score in zip(names, scores, strict=True)
-        ]  # fmt: skip
-        blocks.append(b.Table("Scores", ("model", record.get("metric") or "score", "chosen"), rows, frozenset({1})))
-    return b.Section("method", f"What {record.get('method')} did", blocks)
 
 
 def _adapters(record: Record) -> b.Section | None:

@@ -42,6 +42,7 @@ class AlignSettings(Definition):
 
     level: Literal["permutation", "rotation", "full"] = Field("full", description="How much may move.")
     anchor: Reference | None = Field(None, description="The model the others are moved to: base_model, or the first.")
+    many: Literal["anchor", "universe"] = Field("anchor", description="Move all to the anchor, or to a common mean.")
     layers: Annotated[str, BeforeValidator(_read_layers)] | None = Field(None, description='Layers, as in "0-4,7".')
     scale: Switch | None = Field(None, description="Rescale heads too; by default only level full does.")
     sweeps: Count = Field(15, description="At most this many rounds over all spaces.")
@@ -65,5 +66,5 @@ class AlignSettings(Definition):
 
     def options(self) -> dict[str, Any]:
         """The arguments of `isomerge.align` that these settings are, besides the anchor and the data."""
-        keys = ("level", "layers", "scale", "sweeps", "only", "evidence", "measure", "site")
+        keys = ("level", "many", "layers", "scale", "sweeps", "only", "evidence", "measure", "site")
         return {key: getattr(self, key) for key in keys}

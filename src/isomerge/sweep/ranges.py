@@ -1,0 +1,149 @@
+"""What a parameter runs over: `t=0:1:0.1`, `merge_method=ties,dare_ties`, and `density=0.1:1` for a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from isomerge.errors import RequestError
+
+Value = float | int | bool | str | None
+MOST = 1000
+"""So many points are measured unasked."""
+HOW = "Write NAME=START:STOP:STEP, NAME=a,b,c, or NAME=LOW:HIGH with --search"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One parameter with the values to measure, or with the bounds to search between."""
+
+    name: str
+    values: tuple[Value, ...] = ()
+    bounds: tuple[float, float] | None = None
+    whole: bool = False
+    """A search tries whole numbers only."""
+
+    def record(self) -> dict[str, Any]:
+        return {"name": self.name} | ({"bounds": list(self.bounds)} if self.bounds else {"values": list(self.values)})
+
+
+def read_axes(over: Mapping[str, Any] | Iterable[str], *, search: bool, force: bool = False) -> list[Axis]:
+    """As the command line writes them, or a mapping from names to such a text, to a list, or to one value."""
+    if isinstance(over, str):
+        over = [over]
+    found = [_named(name, given, force) for name, given in over.items()] if isinstance(over, Mapping) else [
+        _read(text, force) for text in over
+    ]  # fmt: skip
+    if not found:
+        raise RequestError(f"Sweeping: nothing to vary is named. {HOW}, as in --over t=0:1:0.1.")
+    names = [axis.name for axis in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise RequestError(f"Sweeping: '{twice}' is named twice. Write all its values in one --over.")
+    for axis in found:
+        _require_kind(axis, search)
+    return found
+
+
+def _require_kind(axis: Axis, search: bool) -> None:
+    if search and axis.bounds is None:
+        raise RequestError(
+            f"Searching over '{axis.name}': a search goes between two numbers. Write --over {axis.name}=LOW:HIGH, or "
+            "leave --search out to measure the values that are named."
+        )
+    if not search and axis.bounds is not None:
+        low, high = axis.bounds
+        raise RequestError(
+            f"Sweeping over '{axis.name}={low}:{high}': it has no step. Write --over {axis.name}={low}:{high}:STEP, or "
+            "add --search N to look for the best value in between."
+        )
+
+
+def _read(text: str, force: bool) -> Axis:
+    name, equals, given = text.partition("=")
+    if not equals or not name.strip() or not given.strip():
+        raise RequestError(f"--over cannot be '{text}'. {HOW}.")
+    return _named(name.strip(), given.strip(), force)
+
+
+def _named(name: str, given: Any, force: bool) -> Axis:
+    if isinstance(given, str):
+        parts = given.split(":")
+        numbers = [_number(part) for part in parts]
+        if len(parts) in (2, 3) and None not in numbers:
+            known = [number for number in numbers if number is not None]
+            return _bounded(name, given, known) if len(parts) == 2 else Axis(name, _steps(name, given, known, force))
+        if len(parts) in (2, 3) and any(number is not None for number in numbers):
+            raise RequestError(f"Sweeping over '{name}={given}': a range is made of numbers. {HOW}.")
+        words = [part.strip() for part in given.split(",")]
+        if "" in words:
+            raise RequestError(f"Sweeping over '{name}={given}': a value is missing between commas. {HOW}.")
+        return Axis(name, _once(tuple(read_value(word) for word in words)))
+    values = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not values:
+        raise RequestError(f"Sweeping over '{name}': there is no value. Give at least one.")
+    return Axis(name, _once(tuple(_plain(value) for value in values)))
+
+
+def _steps(name: str, given: str, numbers: list[Decimal], force: bool) -> tuple[Value, ...]:
+    """Decimal, so that the third step of 0.1 is 0.3; the stop belongs to them where a step hits it."""
+    start, stop, step = numbers
+    if step == 0:
+        raise RequestError(f"Sweeping over '{name}={given}': the step is 0. Write one that leads from start to stop.")
+    if (stop - start) * step < 0:
+        raise RequestError(
+            f"Sweeping over '{name}={given}': a step of {step} leads away from {stop}. Turn the sign of the step."
+        )
+    # A stop that was itself rounded, as in 0:1:0.3333333, is still hit.
+    count = int((stop - start) / step + Decimal("1e-6")) + 1
+    if count > MOST and not force:
+        raise RequestError(
+            f"Sweeping over '{name}={given}': these are {count} values. Choose a larger step, or add --force."
+        )
+    whole = all(number == number.to_integral_value() and "." not in str(number) for number in numbers)
+    return tuple(int(start + n * step) if whole else float(start + n * step) for n in range(count))
+
+
+def _bounded(name: str, given: str, numbers: list[Decimal]) -> Axis:
+    low, high = (int(n) if n == n.to_integral_value() and "." not in str(n) else float(n) for n in numbers)
+    if low >= high:
+        raise RequestError(f"Searching over '{name}={given}': there is nothing between {low} and {high}.")
+    return Axis(name, bounds=(low, high))
+
+
+def _number(text: str) -> Decimal | None:
+    try:
+        number = Decimal(text.strip())
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None
+
+
+def read_value(text: str) -> Value:
+    """A word as YAML would read it.
+
+    >>> [read_value(word) for word in ("1", "1e-3", "true", "null", "ties")]
+    [1, 0.001, True, None, 'ties']
+    """
+    known: dict[str, Value] = {"true": True, "false": False, "null": None, "none": None}
+    if text.lower() in known:
+        return known[text.lower()]
+    number = _number(text)
+    if number is None:
+        return text
+    return int(text) if text.strip().lstrip("+-").isdigit() else float(number)
+
+
+def _plain(value: Any) -> Value:
+    """Numbers of numpy and torch as those of Python."""
+    value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, (bool, int, float, str, type(None))):
+        raise RequestError(f"Sweeping over a {type(value).__name__}: values are numbers, words, true, false or none.")
+    return value
+
+
+def _once(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Each value once; True and 1 are two values."""
+    return tuple({(type(value), value): value for value in values}.values())
