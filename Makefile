@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-peers
+FUSION := .venv-fusion-bench
 
 # One thread per test worker: two workers with all the cores each would be slower than either alone.
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
@@ -43,7 +44,13 @@ $(PEERS)/.installed: constraints.txt
 	$(PEERS)/bin/python -m pip install -q -c constraints.txt mergekit==0.1.5
 	touch $@
 
-test-peers: $(STAMP) $(PEERS)/.installed  ## the same recipes through mergekit, in its own environment
+$(FUSION)/.installed: constraints.txt
+	test -x $(FUSION)/bin/python || $(PYTHON) -m venv $(FUSION)
+	$(FUSION)/bin/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt) -c constraints.txt
+	$(FUSION)/bin/python -m pip install -q -c constraints.txt fusion_bench==0.2.33
+	touch $@
+
+test-peers: $(STAMP) $(PEERS)/.installed $(FUSION)/.installed  ## beside mergekit and fusion_bench, in their own environments
 	MERGEKIT_PYTHON=$${MERGEKIT_PYTHON:-$(CURDIR)/$(PEERS)/bin/python} $(PYTEST) -n $(JOBS) -m peers tests/peers
 
 # Debian's Chromium; root may install it, others are told what is missing.
@@ -91,5 +98,5 @@ paper: $(STAMP)  ## the founding paper's tables and figures (40 minutes of GPU; 
 	done; test -z "$$unfinished" || { echo "not finished:$$unfinished; make paper goes on with them"; exit 1; }
 
 clean:  ## remove .venv, caches and demo output
-	rm -rf $(VENV) $(PEERS) build dist site demo-out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) $(PEERS) $(FUSION) build dist site demo-out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

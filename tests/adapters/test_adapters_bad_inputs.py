@@ -11,6 +11,7 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from adapters import tiny
 from isomerge.adapters import apply_adapter, is_adapter, open_adapter
@@ -148,19 +149,36 @@ def test_a_resized_vocabulary_is_explained(base: Path, tmp_path: Path) -> None:
     assert_refused(base, adapter, RequestError, r"\(44, 16\).* is \(40, 16\) \(trained with a resized vocabulary\?")
 
 
-def test_a_hub_adapter_comes_from_the_cache_when_offline(
-    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit = "c" * 40
+COMMIT = "c" * 40
+
+
+@pytest.fixture
+def hub_adapter(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of an adapter in the cache of a machine that is offline."""
     repo = tmp_path / "hub" / "models--someone--adapter"
-    snapshot = repo / "snapshots" / commit
+    snapshot = repo / "snapshots" / COMMIT
     snapshot.parent.mkdir(parents=True)
     adapter.rename(snapshot)
     (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text(commit)
+    (repo / "refs" / "main").write_text(COMMIT)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    opened = open_adapter("someone/adapter")
-    assert opened.checkpoint.revision == commit and len(opened.targets) == 4
+    return "someone/adapter"
+
+
+def test_a_hub_adapter_comes_from_the_cache_when_offline(hub_adapter: str) -> None:
+    opened = open_adapter(hub_adapter)
+    assert opened.checkpoint.revision == COMMIT and len(opened.targets) == 4
     with pytest.raises(CheckpointError, match="hf download someone/other"):
         open_adapter("someone/other")
+
+
+def test_a_merge_with_a_hub_adapter_is_reproduced_at_its_commit(hub_adapter: str, base: Path, tmp_path: Path) -> None:
+    from isomerge.cli.app import app
+
+    run, out = CliRunner(), tmp_path / "out"
+    merged = run.invoke(app, ["merge", str(base), f"{base}+{hub_adapter}", "-o", str(out)])
+    assert merged.exit_code == 0, merged.stderr
+    (tmp_path / "hub" / "models--someone--adapter" / "refs" / "main").write_text("d" * 40)  # the branch has moved on
+    again = run.invoke(app, ["reproduce", str(out), "--json"])
+    assert again.exit_code == 0 and json.loads(again.stdout)["verdict"] == "identical", again.stderr

@@ -117,10 +117,9 @@ def near_miss(given: str, known: Mapping[str, Any] | list[str]) -> str:
 
 def failure(act: str, problems: list[str], next_step: str) -> CheckpointError:
     """One error for all the problems found, so that nobody repairs them one run at a time."""
-    if len(problems) == 1:
-        return CheckpointError(f"While {act}: {problems[0]}. {next_step}")
     numbered = "; ".join(f"({i}) {problem}" for i, problem in enumerate(problems, start=1))
-    return CheckpointError(f"While {act}, {len(problems)} problems: {numbered}. {next_step}")
+    told = f": {problems[0]}" if len(problems) == 1 else f", {len(problems)} problems: {numbered}"
+    return CheckpointError(f"While {act}{told}{'' if told.endswith(('.', '?')) else '.'} {next_step}")
 
 
 def name_some(names: list[str], most: int = 5) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from isomerge.adapters import apply_adapter
+from isomerge.adapters import apply_adapter, open_adapter
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 from isomerge.checkpoint.lock import Lock, LockedInput, config_sha256, current_versions, locked_tensors, read_lock
@@ -121,6 +121,8 @@ def _as_many_threads(lock: Lock) -> Iterator[None]:
 
 def open_locked(entry: LockedInput) -> Checkpoint:
     """An input again, a hub model at the commit that was merged, whatever its branch has become."""
+    if entry.kind == "adapter":
+        return open_adapter(entry.source, revision=entry.revision).checkpoint
     return open_checkpoint(entry.source, revision=entry.revision)
 
 

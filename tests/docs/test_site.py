@@ -1,0 +1,85 @@
+"""The site: every page is in it, every public name is explained, and its pictures are what their script draws."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import isomerge
+from docs.blocks import ROOT
+
+DOCS = ROOT / "docs"
+SETTINGS = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+
+def entries(nav: list[dict[str, Any]]) -> Iterator[str]:
+    for entry in nav:
+        for target in entry.values():
+            yield from entries(target) if isinstance(target, list) else [target]
+
+
+def test_every_page_is_in_the_navigation_and_every_entry_is_a_page() -> None:
+    named = set(entries(SETTINGS["nav"]))
+    folders = tuple(name for name in named if name.endswith("/"))
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert {page for page in pages if not page.startswith(folders)} == named - set(folders)
+
+
+def test_the_build_is_strict_and_fonts_are_not_fetched() -> None:
+    assert SETTINGS["strict"] is True
+    assert SETTINGS["theme"]["font"] is False
+
+
+def test_every_public_name_is_on_the_page_about_python() -> None:
+    text = (DOCS / "api.md").read_text()
+    explained = set(re.findall(r"heading: isomerge\.(\w+)", text))
+    errors = {"IsomergeError"}  # with all the others, under isomerge.errors
+    assert explained - {"errors"} == set(isomerge.__all__) - {"__version__"} - errors
+    for place in re.findall(r"^::: (\S+)", text, re.MULTILINE):
+        module = place.rpartition(".")[0] if not place.endswith(".errors") else place
+        file = ROOT / "src" / module.replace(".", "/")
+        assert file.with_suffix(".py").exists() or (file / "__init__.py").exists(), place
+
+
+@pytest.mark.parametrize("name", ["permutation", "assignment", "invertible", "balanced", "rotary", "stream", "scale"])
+def test_a_picture_is_what_its_script_draws(name: str) -> None:
+    drawn = runpy.run_path(str(ROOT / "examples" / "symmetry_pictures.py"))["PICTURES"][name]()
+    stored = (DOCS / "images" / "symmetry" / f"{name}.svg").read_text()
+    assert numbers_apart(drawn, stored) <= 0.11  # one in the last digit: processors round differently
+    assert f"images/symmetry/{name}.svg" in (DOCS / "symmetry.md").read_text()
+
+
+def numbers_apart(first: str, second: str) -> float:
+    """The largest difference between the numbers of two texts that are the same otherwise."""
+    number = re.compile(r"-?\d+\.\d+")
+    assert number.sub("", first) == number.sub("", second)
+    pairs = zip(number.findall(first), number.findall(second), strict=True)
+    return max((abs(float(a) - float(b)) for a, b in pairs), default=0.0)
+
+
+def test_pictures_have_a_title_and_stand_on_a_card() -> None:
+    for path in (DOCS / "images" / "symmetry").glob("*.svg"):
+        text = path.read_text()
+        assert 'role="img"' in text and "<title>" in text and 'fill="#ffffff"' in text
+
+
+@pytest.mark.parametrize("page", ["faq.md", "guides/strangers.md", "guides/llms-on-a-laptop.md"])
+def test_measured_numbers_are_those_of_the_benchmarks(page: str) -> None:
+    """A page that repeats a number must follow when it is measured again."""
+    measured = (DOCS / "benchmarks.md").read_text() + (ROOT / "README.md").read_text()
+    own = {"0.6", "0.5"} if page.startswith("guides/llms") else set()  # options of its recipe
+    told = set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", (DOCS / page).read_text())) - own
+    assert told and not {number for number in told if number not in measured}
+
+
+def test_examples_are_named_in_the_documents() -> None:
+    texts = "".join(path.read_text() for path in DOCS.rglob("*.md"))
+    for path in Path(ROOT / "examples").iterdir():
+        if path.suffix in (".py", ".ipynb"):
+            assert path.name in texts, path.name
