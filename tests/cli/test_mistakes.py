@@ -144,6 +144,10 @@ MISTAKES = {
     "a wrong method": Mistake(
         f"{MERGE} --method tise", ("--method cannot be 'tise'", "Did you mean 'ties'?")
     ),
+    "one model to merge": Mistake("merge a -o out", ("at least two models", "isomerge merge model-a model-b -o OUT")),
+    "one model to sweep": Mistake(
+        "sweep a --over t=0:1:0.1 --data x.tsv", ("at least two models", "isomerge sweep model-a model-b --over")
+    ),
     "a flag with a typing mistake": Mistake(f"{MERGE} --densty 0.5", ("No such option: --densty", "'--density'")),
     "mixed architectures": Mistake(
         MERGE, ("'llama'", "'bert'", "Only models of one architecture", "merge fine-tunes of one base"), another_family

@@ -319,3 +319,18 @@ def test_numbers_of_classes_may_be_written_as_fractions(tmp_path: Path) -> None:
     assert rows(open_data(tmp_path / "a.csv"), model) == {encoded("the cat"): 1, encoded("a dog"): 0}
     score = bert(tmp_path / "n", "sequence", ["score"])
     assert rows(open_data(tmp_path / "a.csv"), score) == {encoded("the cat"): 1.0, encoded("a dog"): 0.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", "text\tlabel\na cat\t0\na dog\t1\n"),
+        ("a.jsonl", '{"text": "a cat", "label": 0}\n{"text": "a dog", "label": 1}\n'),
+        ("a.conll", "cats O\nrun O\n\nParis B-LOC\n"),
+    ],
+)
+def test_a_part_that_a_file_does_not_have_is_refused(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert open_data(tmp_path / name).size == 2
+    with pytest.raises(RequestError, match=f"{name}: there is no part 'validation'.*leave --split out"):
+        open_data(tmp_path / name, split="val")

@@ -202,11 +202,13 @@ def test_a_function_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "def count(model, batches):\n    return sum(len(b['labels']) for b in batches)\n"
         "def alone(model):\n    return {'loss': 2.5, 'metric_name': 'x'}\n"
         "def wrong(model):\n    return 'text'\n"
+        "def hopeless(model):\n    return {'loss': float('inf')}\n"
     )
     monkeypatch.chdir(tmp_path)
     got = evaluate("model", table(tmp_path / "a.tsv"), "mine_for_test:count")
     assert got["metric"] == len(SENTENCES) and got["metric_name"] == "count" and got["loss"] is None
     assert evaluate("model", task="mine_for_test:alone")["loss"] == 2.5
+    assert evaluate("model", task="mine_for_test:hopeless")["loss"] == float("inf")
     for task, message in [
         ("mine_for_test:cuont", "Did you mean 'count'"),
         ("no_such_module:f", "ModuleNotFoundError"),

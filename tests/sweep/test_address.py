@@ -77,6 +77,7 @@ def test_the_method_is_changed_first() -> None:
         ({"nothing_like_it": 1}, "The options of ties: density, int8_mask, lambda"),
         ({"model-c.weight": 1}, "Its models are runs/model-1.5, other"),
         ({"models[2].weight": 1}, "'models' has 2 entries"),
+        ({"models[1].t": 1}, "this method has no 't'. Its options: density, int8_mask, lambda"),
         ({"merge_method[0]": 1}, "'merge_method' is no list"),
         ({"merge_method.x": 1}, "has no 'x'"),
         ({"models[x]": 1}, "written as in"),

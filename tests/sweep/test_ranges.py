@@ -54,6 +54,8 @@ def test_a_mapping_takes_lists_texts_and_single_values() -> None:
         ("t=0.1,,0.3", False, "missing between commas"),
         ("t=0:1:0.1", True, "LOW:HIGH"),
         ("t=1:0", True, "nothing between 1 and 0"),
+        ("t=0:1:0.1:", False, "a range is made of numbers"),
+        ("t=0:1:1e-300", False, "too many values"),
         ("t=ties,linear", True, "between two numbers"),
     ],
 )
@@ -73,6 +75,9 @@ def test_points_are_every_combination_or_go_together() -> None:
     axes = read_axes(["a=1,2", "b=x,y"], search=False)
     assert grid(axes) == [{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"}]
     assert grid(axes, "together") == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    again = read_axes(["a=1,1,2", "b=1,2,2"], search=False)
+    assert grid(again, "together") == [{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 2}]
+    assert grid(again) == [{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 1}, {"a": 2, "b": 2}]
     with pytest.raises(RequestError, match="a 2, b 3"):
         grid(read_axes(["a=1,2", "b=1,2,3"], search=False), "together")
     with pytest.raises(RequestError, match="Did you mean 'together'"):

@@ -284,8 +284,27 @@ def test_pictures(images: Path, tmp_path: Path, over: str) -> None:
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_file_of_points_that_is_none_is_told(images: Path, tmp_path: Path) -> None:
-    (tmp_path / "points.jsonl").write_text('{"loss": 1}\n')
+@pytest.mark.filterwarnings("error")
+def test_a_picture_has_room_for_paths_and_for_many_values(images: Path, tmp_path: Path) -> None:
+    from isomerge.sweep.picture import plot_sweep
+
+    paths = [str(images / "a folder with a long name" / name) for name in "abc"]
+    values: list[Any] = [n / 50 for n in range(51)]
+    for others in (paths, values):
+        points = [{"parameters": {"m": m, "t": t}, "loss": t, "metric": None} for m in others for t in values]
+        axes = [{"name": name} for name in "mt"]
+        plot_sweep({"parameters": axes, "mode": "grid", "points": points, "best": points[0]}, tmp_path / "map.svg")
+        drawn = (tmp_path / "map.svg").read_text()
+        assert ("name/c<" in drawn) == (others is paths) and drawn.count("<text") < 50
+    single = {"parameters": axes[:1], "mode": "grid", "points": points[:1], "best": points[0], "by": "loss"}
+    single["points"] = [{"parameters": {"m": path}, "loss": 1.0, "metric": 0.5} for path in paths]
+    plot_sweep({**single, "best": single["points"][0]}, tmp_path / "curve.svg")
+    assert "name/c<" in (tmp_path / "curve.svg").read_text()
+
+
+@pytest.mark.parametrize("line", ['{"loss": 1}', "[1, 2]", '{"key": "x", "loss": 1}', "3"])
+def test_a_file_of_points_that_is_none_is_told(images: Path, tmp_path: Path, line: str) -> None:
+    (tmp_path / "points.jsonl").write_text(f"{line}\n")
     with pytest.raises(CheckpointError, match="line 1 of points.jsonl"):
         isomerge.sweep(recipe_in(images), {"density": [0.2]}, data=images / "digits", out=tmp_path)
 

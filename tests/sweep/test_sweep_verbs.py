@@ -195,6 +195,29 @@ def test_models_that_do_not_fit_together_are_refused(folder: Path, tmp_path: Pat
         isomerge.ensemble([folder / "a", tmp_path / "masked"], folder / "rows.jsonl")
 
 
+def test_labels_in_another_order_are_found_though_the_data_does_not_show_it(folder: Path, tmp_path: Path) -> None:
+    """Examples of the one class that stands in the same place in both."""
+    for seed, names in enumerate((["bad", "good", "so so"], ["bad", "so so", "good"])):
+        bert(tmp_path / str(seed), "sequence", names, seed=seed)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "a bad film", "label": "bad"}))
+    with pytest.raises(RequestError, match="in another order"):
+        isomerge.ensemble([tmp_path / "0", tmp_path / "1"], tmp_path / "rows.jsonl")
+
+
+def test_trouble_with_the_data_of_an_ensemble_is_not_called_a_difference_of_the_models(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isomerge.data.texts import TextData
+
+    def broken(*args: Any) -> Any:
+        raise ValueError("unreadable")
+        yield
+
+    monkeypatch.setattr(TextData, "read", broken)
+    with pytest.raises(ValueError, match="unreadable"):
+        isomerge.ensemble([folder / "a", folder / "b"], folder / "rows.jsonl")
+
+
 def test_numbers_to_predict_are_averaged(tmp_path: Path) -> None:
     for seed, name in enumerate("ab"):
         bert(tmp_path / name, "sequence", ["score"], seed=seed)

@@ -56,8 +56,9 @@ def plan(
     request = read_request([*models, *context.args], flags_of(context))
     with_data = DataFlags(data or (), split, limit, text, label, kind, evidence, fisher, repair)
     documents = request.documents(
-        method=method, base=base, weights=weights, align=align, level=level, seed=0, data=with_data
-    )
+        method=method, base=base, weights=weights, align=align, level=level, seed=0, data=with_data,
+        example="isomerge plan {}",
+    )  # fmt: skip
 
     from isomerge.merge.estimate import explain_tensor, plan_merge
     from isomerge.report.terminal import explain_table, plan_table

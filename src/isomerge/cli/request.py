@@ -84,8 +84,9 @@ class Request:
         level: str | None,
         seed: int | None,
         data: DataFlags,
+        example: str = "isomerge merge {} -o OUT",
     ) -> list[Recipe]:
-        """The recipes to run: read from the file, or made from the flags."""
+        """The recipes to run: read from the file, or made from the flags. `example` is how the verb is used."""
         from isomerge.merge.recipe import load_recipe, recipe_of
 
         if self.recipe is not None:
@@ -100,8 +101,8 @@ class Request:
             return load_recipe(self.recipe)
         if len(self.models) < 2 and not base:
             raise RequestError(
-                "Merging needs a recipe, or at least two models: isomerge merge recipe.yml -o OUT, or "
-                "isomerge merge model-a model-b -o OUT."
+                f"Merging needs a recipe, or at least two models: {example.format('recipe.yml')}, or "
+                f"{example.format('model-a model-b')}."
             )
         name = method or "linear"
         options = typed_options(name, self.options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,7 +108,14 @@ def sweep(
     axes = read_axes(over or [], search=search is not None, force=force)
     recipe = one_recipe(
         request.documents(
-            method=method, base=base, weights=weights, align=align, level=level, seed=seed, data=DataFlags()
+            method=method,
+            base=base,
+            weights=weights,
+            align=align,
+            level=level,
+            seed=seed,
+            data=DataFlags(),
+            example="isomerge sweep {} --over t=0:1:0.1 --data PATH",
         )
     )
     count = len(grid(axes, mode, force=force)) if search is None else search
@@ -120,7 +128,7 @@ def sweep(
 
     voice = Voice(json, quiet)
     if not (json or quiet):
-        what = "points" if search is None else "evaluations at most"
+        what = "evaluations at most" if search is not None else "point" if count == 1 else "points"
         typer.echo(f"{count} {what} of {', '.join(axis.name for axis in axes)}", err=True)
     with voice.work("both") as progress, _interruptible(out):
         found = isomerge.sweep(
@@ -193,6 +201,6 @@ def sweep_table(record: dict[str, Any]) -> RenderableType:
 
 def _rank(point: dict[str, Any], record: dict[str, Any]) -> float:
     value = point[record["by"]]
-    if value is None or value != value:
+    if value is None or not isfinite(value):
         return float("inf")
     return -value if record["by"] == "metric" and record.get("higher_is_better") is not False else value

@@ -155,11 +155,14 @@ def _examples(
         return from_records(read_records(path), str(path), **options)
     lines = read_lines(path)
     tagged = suffix in conll.SUFFIXES or (kind is None and conll.looks_tagged(lines[:SAMPLE]))
-    if kind == "tokens" or (tagged and kind is None):
+    labels = beside(path)
+    by_tags = kind == "tokens" or (tagged and kind is None)
+    if split is not None and (by_tags or (labels is not None and suffix == ".txt")):
+        pick_split([], split, prefer, str(path))  # refuses: such files have no parts
+    if by_tags:
         return conll.read_tagged(lines, str(path)), []
     if kind in ("corpus", "lines", "documents"):
         return None
-    labels = beside(path)
     if labels is not None and suffix == ".txt":
         return labels(lines)
     delimiter = _delimiter(lines, suffix, bool(text or label or kind == "table"))

@@ -33,6 +33,8 @@ def from_table(
         chosen, more = pick_split([same_split(row[where].strip()) for row in body], split, prefer, source)
         body = [row for row in body if same_split(row[where].strip()) == chosen]
         notes += more
+    elif split is not None:
+        pick_split([], split, prefer, source)  # refuses: the part that was asked for is not there
     return _several([_example(row, columns) for row in body]), notes
 
 
@@ -83,6 +85,8 @@ def from_records(
     if parts is not None:
         chosen, notes = pick_split([same_split(str(r.get(parts))) for r in records], split, prefer, source)
         records = [record for record in records if same_split(str(record.get(parts))) == chosen]
+    elif split is not None:
+        pick_split([], split, prefer, source)  # refuses, as above
     words = _field("--text", text, plain, source)[:1] if text else [plain[n] for n in WORDS if n in plain][:1]
     if words and isinstance(records[0].get(words[0]), (list, tuple)):
         tags = _field("--label", label, plain, source) if label else [plain[n] for n in TAGS if n in plain]

@@ -51,7 +51,11 @@ def pick_split(
     if wanted is not None:
         wanted = same_split(wanted)
         if wanted not in parts:
-            known = f"It has {', '.join(parts)}. {did_you_mean(wanted, parts)}" if parts else "It has no parts at all."
+            known = (
+                f"It has {', '.join(parts)}. {did_you_mean(wanted, parts)}"
+                if parts
+                else "It has no parts; leave --split out."
+            )
             raise RequestError(f"While reading {source}: there is no part '{wanted}' (--split). {known}")
         return wanted, []
     if len(parts) < 2:

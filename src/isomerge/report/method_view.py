@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import yaml
+
 from isomerge.report import blocks as b
 from isomerge.report.figures import Line, line_chart
 from isomerge.report.measured import place_of
@@ -102,12 +104,12 @@ def _refined(refined: Sequence[Record]) -> b.Figure:
 
 
 def _scores(record: Record) -> b.Table:
-    chosen = {str(name) for name in record.get("chosen") or ()}
-    scores = [s if isinstance(s, Mapping) else {"score": s} for s in record["scores"]]
-    names = [str(score.get("model", place)) for place, score in enumerate(scores)]
+    chosen = {str(name).partition("@")[0] for name in record.get("chosen") or ()}
+    # The scores are in the order of the recipe's models; the inputs may begin with a base.
+    *_, document = yaml.safe_load_all(record["recipe"])
+    names = [str(entry["model"]) for entry in document["models"]]
     rows = [
-        b.Row([b.words(name, code=True), b.number(score.get("score") or score.get("metric")),
-               b.words("yes" if name in chosen else "no")])
-        for name, score in zip(names, scores, strict=True)
-    ]  # fmt: skip
+        b.Row([b.words(name, code=True), b.number(score), b.words("yes" if name.partition("@")[0] in chosen else "no")])
+        for name, score in zip(names, record["scores"], strict=True)
+    ]
     return b.Table("Scores", ("model", record.get("metric") or "score", "chosen"), rows, frozenset({1}))

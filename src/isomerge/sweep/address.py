@@ -27,6 +27,8 @@ Data = dict[str, Any]
 Steps = list[str | int]
 LISTS = ("models", "slices", "sources", "modules")
 """Their entries have `parameters`."""
+OPTIONS = {option.name for method in EVERY.values() for option in method.options}
+"""Of any method."""
 
 
 def changed(data: Mapping[str, Any], values: Mapping[str, Value]) -> Data:
@@ -138,6 +140,10 @@ def _put(node: Any, path: Steps, steps: Steps, value: Value, options: set[str], 
     while True:
         if len(path) > 1 and path[-2] in LISTS and rest[0] in options:
             rest.insert(0, "parameters")  # models[1].weight is short for models[1].parameters.weight
+        elif len(path) > 1 and path[-2] in LISTS and rest[0] in OPTIONS:
+            raise RequestError(
+                f"Sweeping over '{name}': this method has no '{rest[0]}'. Its options: {', '.join(sorted(options))}."
+            )
         step = rest.pop(0)
         _require_step(node, step, spelled(tuple(path)), name)
         if not rest:

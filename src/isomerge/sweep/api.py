@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from isomerge.data import Data, open_data
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import CheckpointError, RequestError, did_you_mean
+from isomerge.evaluate.device import require_device
 from isomerge.evaluate.tasks.run import describe
 from isomerge.merge.recipe import Recipe
 from isomerge.merge.settings import RunSettings
 from isomerge.sweep.bench import Bench
+from isomerge.sweep.between import corners, searched, typed
 from isomerge.sweep.kept import Kept, reserve, work_of
 from isomerge.sweep.measuring import Ruler
 from isomerge.sweep.merging import Merger
+from isomerge.sweep.module import NotFinite
 from isomerge.sweep.picture import can_draw, plot_sweep, require_drawable
-from isomerge.sweep.points import Point, Values, grid, one_recipe, points_of
-from isomerge.sweep.ranges import Axis, read_axes
+from isomerge.sweep.points import Point, grid, one_recipe, points_of, raise_all, require_different, said
+from isomerge.sweep.ranges import read_axes
 from isomerge.sweep.result import Measured, Sweep, remarks, write
-from isomerge.sweep.search import search as look_for
 
 Progress = Callable[[int, int, str], None]
 BY = ("loss", "metric")
@@ -73,8 +75,10 @@ def sweep(
     written = one_recipe(recipe)
     axes = read_axes(over, search=search is not None, force=force)
     _require(data, loss, by, search, test)
-    planned = points_of(written, grid(axes, mode, force=force) if search is None else _corners(axes))
-    axes = axes if search is None else _typed(written, axes)
+    require_device(device)
+    planned = points_of(written, grid(axes, mode, force=force) if search is None else corners(axes))
+    require_different(planned)
+    axes = axes if search is None else typed(written, axes)
     folder = Path(out).expanduser() if out is not None else None
     picture = _picture(folder, plot)
     if folder is not None:
@@ -91,15 +95,16 @@ def sweep(
     if tester is not None:
         tester.fit(outline)
     merger.open(point.recipe for point in planned)
+    _require_mergeable(merger, planned)
     settings: dict[str, Any] = {"limit": limit, "seed": seed, "length": length, "batch_size": batch_size}
-    settings["merging on"] = [one.record() for one in outline.data]
+    settings["merging on"] = merger.data_of(point.recipe for point in planned)
     kept = Kept(folder, work_of(merger.opened, opened, measure.task, settings) if loss is None else None)
     bench = Bench(merger, ruler, kept, device, by, len(planned) if search is None else search, progress)
 
     first = None if search is None else bench.measure(Point({}, written))
-    points = bench.all(planned) if search is None else _searched(bench, written, axes, search - 1, seed)
+    points = bench.all(planned) if search is None else searched(bench, written, axes, search - 1, seed)
     measured = [*([first] if first else []), *points]
-    best = bench.judge.best(measured)
+    best = _best(bench, measured)
     record: dict[str, Any] = {
         "models": [str(model) for model in written.referenced_models()],
         "method": written.merge_method,
@@ -141,40 +146,29 @@ def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any
         )
 
 
-def _corners(axes: Sequence[Axis]) -> list[Values]:
-    """All parameters at their lower and at their upper bound: if these are allowed, so is what lies between."""
-    return [{axis.name: axis.bounds[side] for axis in axes if axis.bounds is not None} for side in (0, 1)]
-
-
-def _typed(recipe: Recipe, axes: Sequence[Axis]) -> list[Axis]:
-    """Axes that know whether their parameter takes whole numbers only: the recipe is asked."""
-
-    def takes(values: Values) -> bool:
+def _require_mergeable(merger: Merger, points: Sequence[Point]) -> None:
+    """Every point, as far as headers tell: a sweep of hours must not end at its last one."""
+    problems: dict[str, str] = {}
+    for point in points:
         try:
-            points_of(recipe, [values])
-        except RequestError:
-            return False
-        return True
-
-    low = _corners(axes)[0]
-    between = {
-        axis.name: axis.bounds[0] + (axis.bounds[1] - axis.bounds[0]) / 2.0001
-        for axis in axes
-        if axis.bounds is not None
-    }
-    return [replace(axis, whole=not takes({**low, axis.name: between[axis.name]})) for axis in axes]
+            merger.require(point.recipe)
+        except RequestError as error:
+            problems.setdefault(str(error), said(point.values))
+    raise_all(problems)
 
 
-def _searched(bench: Bench, recipe: Recipe, axes: Sequence[Axis], evaluations: int, seed: int) -> list[Measured]:
-    found: list[Measured] = []
-
-    def score(values: tuple[float, ...]) -> float:
-        (point,) = points_of(recipe, [dict(zip((axis.name for axis in axes), values, strict=True))])
-        found.append(bench.measure(point))
-        return bench.judge.score(found[-1])
-
-    look_for(score, axes, evaluations, seed)
-    return found
+def _best(bench: Bench, points: list[Measured]) -> Measured:
+    best = bench.judge.best(points)
+    if math.isfinite(bench.judge.score(best)):
+        if bench.unmerged is not None:
+            bench.notes.append(f"not every point could be merged; the first that could not: {bench.unmerged}")
+        return best
+    if bench.unmerged is not None:
+        raise CheckpointError(*bench.unmerged.args) from bench.unmerged
+    raise CheckpointError(
+        f"Sweeping: none of the {len(points)} points gives a number; the first is {said(points[0].parameters)}. "
+        "Try smaller values, and see with 'isomerge eval' whether the models themselves are sound."
+    )
 
 
 def _tester(
@@ -196,9 +190,13 @@ def _tester(
 def _tested(bench: Bench, tester: Ruler, recipe: Recipe, best: Measured) -> dict[str, Any]:
     """The recipe as it is and the best point on other data."""
     assert tester.data is not None
+    try:
+        start = bench.numbers(Point({}, recipe), tester)
+    except NotFinite:  # the best point can do better than a recipe that gives no weights
+        start = {"loss": math.nan, "metric": math.nan}
     return {
         "data": describe(tester.data),
-        "start": bench.numbers(Point({}, recipe), tester),
+        "start": start,
         "best": bench.numbers(Point(best.parameters, best.recipe), tester),
         "examples": tester.facts["examples"],
     }

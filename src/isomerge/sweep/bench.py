@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from isomerge.errors import IsomergeError, RequestError
 from isomerge.sweep.kept import Kept
 from isomerge.sweep.measuring import FACTS, Ruler
 from isomerge.sweep.merging import Merger, preparation
-from isomerge.sweep.module import Seat
+from isomerge.sweep.module import NotFinite, Seat
 from isomerge.sweep.points import Point, said
 from isomerge.sweep.result import Judge, Measured
 
@@ -30,6 +31,8 @@ class Bench:
     progress: Callable[[int, int, str], None] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    unmerged: NotFinite | None = None
+    """Why the first of the points that have no weights has none."""
     _done: int = 0
 
     def __post_init__(self) -> None:
@@ -50,13 +53,9 @@ class Bench:
     def measure(self, point: Point) -> Measured:
         if self.progress:
             self.progress(self._done, self.total, "measuring")
-        start = time.perf_counter()
         known = self.kept.find(point.recipe)
         if known is None:
-            numbers = self.numbers(point, self.ruler)
-            self.facts = {key: self.ruler.facts[key] for key in FACTS}
-            seconds = time.perf_counter() - start
-            self.kept.add(point.recipe, {"parameters": point.values, **numbers, "seconds": seconds, **self.facts})
+            numbers, seconds = self._measured(point)
         else:
             numbers, seconds = {key: known[key] for key in ("loss", "metric")}, known["seconds"]
             self.facts = {key: known[key] for key in FACTS}
@@ -66,6 +65,20 @@ class Bench:
         if self.progress:
             self.progress(self._done, self.total, "measuring")
         return Measured(point.values, numbers["loss"], numbers["metric"], seconds, point.recipe, known is not None)
+
+    def _measured(self, point: Point) -> tuple[Numbers, float]:
+        """The numbers and how long they took, kept; NaN, which is not kept, where merging gives no weights to run."""
+        start = time.perf_counter()
+        try:
+            numbers = self.numbers(point, self.ruler)
+        except NotFinite as error:
+            self.unmerged = self.unmerged or error
+            nothing: Numbers = {"loss": math.nan, "metric": None if self.ruler.loss else math.nan}
+            return nothing, time.perf_counter() - start
+        self.facts = {key: self.ruler.facts[key] for key in FACTS}
+        seconds = time.perf_counter() - start
+        self.kept.add(point.recipe, {"parameters": point.values, **numbers, "seconds": seconds, **self.facts})
+        return numbers, seconds
 
     def numbers(self, point: Point, ruler: Ruler) -> Numbers:
         """Loss and metric of a point."""

@@ -16,9 +16,14 @@ from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluate.tasks.custom import find_function, is_custom
 from isomerge.merge.recipe import Recipe
 from isomerge.report.record import plain
+from isomerge.sweep.measuring import FACTS
 
 POINTS = "points.jsonl"
 OWN = (POINTS, "sweep.json", "best.yml", "sweep.svg")
+
+KEPT = ("loss", "metric", "seconds", "broken", *FACTS)
+NOTES = (".json", ".txt", ".model")
+"""How files end that say how to run a model: its config, an adapter's, a tokenizer, how images are read."""
 
 Numbers = dict[str, Any]
 
@@ -49,15 +54,13 @@ class Kept:
     def find(self, recipe: Recipe) -> Numbers | None:
         """What was measured; None where nothing was. A number that is none is null in the file."""
         found = self._known.get(self._key(recipe)) if self._work is not None else None
-        if found is None or not found.get("broken"):
-            return found
-        return {**found, "loss": math.nan, "metric": math.nan}
+        return None if found is None else {**found, **dict.fromkeys(found["broken"], math.nan)}
 
     def add(self, recipe: Recipe, numbers: Numbers) -> None:
         if self._path is None or self._work is None:
             return
         with self._path.open("a", encoding="utf-8") as file:
-            broken = any(isinstance(value, float) and math.isnan(value) for value in numbers.values())
+            broken = [key for key, value in numbers.items() if isinstance(value, float) and not math.isfinite(value)]
             row = plain({"key": self._key(recipe), **numbers, "broken": broken})
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
@@ -75,8 +78,8 @@ class Kept:
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
-                self._known[row.pop("key")] = row
-            except (ValueError, KeyError, AttributeError) as error:
+                self._known[row.pop("key")] = {key: row[key] for key in KEPT}
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise CheckpointError(
                     f"Going on with the sweep in {self._path.parent}: line {number} of {POINTS} is no measured point. "
                     "Remove the file, or name another folder with -o."
@@ -87,7 +90,7 @@ def work_of(
     models: Mapping[str, Checkpoint], data: Any, task: str, settings: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """What a number depends on beside the recipe; None where a model or the data is no file."""
-    identities = {reference: checkpoint.identity() for reference, checkpoint in models.items()}
+    identities = {reference: _identity(checkpoint) for reference, checkpoint in models.items()}
     if None in identities.values() or data is None:
         return None
     own = {}
@@ -100,3 +103,11 @@ def work_of(
         "isomerge": __version__, "models": identities, "data": [data.sha256, data.kind, data.size], "task": task,
         **own, **settings,
     }  # fmt: skip
+
+
+def _identity(checkpoint: Checkpoint) -> Any:
+    """The weights, and the files beside them that decide what they compute; None where the weights are no files."""
+    weights = checkpoint.identity()
+    folders = [part.folder for part in checkpoint.parts() if part.folder is not None and part.revision is None]
+    beside = [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in NOTES]
+    return weights and [weights, [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in beside]]

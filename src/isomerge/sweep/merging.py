@@ -11,6 +11,7 @@ from typing import Any
 from isomerge.checkpoint import Checkpoint
 from isomerge.merge.api import planned
 from isomerge.merge.combine import combine
+from isomerge.merge.data_uses import data_uses
 from isomerge.merge.measured import measures_of
 from isomerge.merge.merged import Merged
 from isomerge.merge.opening import open_model
@@ -44,10 +45,20 @@ class Merger:
             if str(reference) not in self.opened:
                 self.opened[str(reference)] = open_model(reference)
 
+    def require(self, recipe: Recipe) -> None:
+        """Refuse what headers show that cannot be merged, before anything is."""
+        plan_tensors(recipe, self._models(recipe))
+
+    def data_of(self, recipes: Iterable[Recipe]) -> list[dict[str, Any]]:
+        """What models are run on while they are merged, for all of the recipes."""
+        for use in (use for recipe in recipes for use in data_uses(recipe)):
+            use.open(self.settings.data)
+        return [one.record() for one in self.settings.data.opened.values()]
+
     def merged(self, recipe: Recipe) -> Merged:
         """The model of a recipe, computed when it is read."""
         outline = self.outline(recipe)
-        models = {reference: self.opened[str(reference)] for reference in recipe.referenced_models()}
+        models = self._models(recipe)
         plan = plan_tensors(recipe, models)
         made = self._made(recipe, models[plan.donor], models)
         return combine(recipe, plan, models, made, self.settings, outline=outline)
@@ -61,6 +72,9 @@ class Merger:
             for name, checkpoint in self._outline[1].inputs.items():
                 self.opened.setdefault(name, checkpoint)
         return self._outline[1]
+
+    def _models(self, recipe: Recipe) -> dict[ModelReference, Checkpoint]:
+        return {reference: self.opened[str(reference)] for reference in recipe.referenced_models()}
 
     def _made(self, recipe: Recipe, donor: Checkpoint, models: Mapping[ModelReference, Checkpoint]) -> Prepared:
         key = preparation(recipe)

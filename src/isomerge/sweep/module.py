@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor
 
 from isomerge.connect.ends import Ends
+from isomerge.errors import CheckpointError
 from isomerge.evaluate.probe import load_stock
 from isomerge.evaluate.tasks.model import require_runnable
+from isomerge.merge.memory import fitting_threads
 from isomerge.merge.merged import Merged
 
 
@@ -20,6 +23,10 @@ class Placed(Ends):
 
     def mix(self, shares: Any) -> Any:
         return self.module
+
+
+class NotFinite(CheckpointError):
+    """Merged weights that are no numbers, or too large for their dtype: an answer about a point, as NaN is."""
 
 
 class Seat:
@@ -36,32 +43,43 @@ class Seat:
         self._straight = False
 
     def place(self, merged: Merged) -> Placed:
+        merged.threads = fitting_threads(merged.jobs, merged.threads, merged.max_memory)
         made_for = (merged.config, merged.plan)
         if self._straight and made_for == self._made_for:
             self._copy(merged)
         else:
             self._load(merged)
             self._made_for = made_for
-        return Placed(self._module, [])
+        return Placed(self._module.eval(), [])  # whoever measured the last point may have left it in training
 
     @torch.no_grad()
     def _copy(self, merged: Merged) -> None:
         own = self._module.state_dict()
-        for name, tensor in merged.tensors():
+        for name, tensor in _weights(merged):
             own[name].copy_(tensor)
 
     def _load(self, merged: Merged) -> None:
-        self._module = None  # the old one goes before the new one comes
+        self._module = self._made_for = None  # the old one goes before the new one comes
         require_runnable(merged.donor)
-        state = merged.state_dict()
+        state = dict(_weights(merged))
         wide = any(info.dtype == torch.float64 for info in merged.plan.values())
         dtype = torch.float64 if wide else torch.float32  # as isomerge eval runs what is written
         self._module = load_stock(merged.config, state, dtype=dtype).to(self._device)
         self._straight = _same_names(self._module.state_dict(), state)
 
 
+def _weights(merged: Merged) -> Iterator[tuple[str, Tensor]]:
+    """As they would be written; trouble while merging is told apart from trouble with the class."""
+    try:
+        yield from merged.tensors()
+    except CheckpointError as error:
+        raise NotFinite(*error.args) from error
+
+
 def _same_names(own: dict[str, Tensor], state: dict[str, Tensor]) -> bool:
-    """Whether the module holds every tensor as it is stored, and nothing that does not follow from them."""
+    """Whether the module holds every tensor as it is stored, and nothing that does not follow from them.
+
+    Two that share their place do so only as long as they are equal, which the next point may not be."""
     there = all(
         name in own and own[name].shape == tensor.shape and torch.equal(own[name].cpu(), tensor.to(own[name].dtype))
         for name, tensor in state.items()
@@ -69,4 +87,4 @@ def _same_names(own: dict[str, Tensor], state: dict[str, Tensor]) -> bool:
     if not there:
         return False
     places = {own[name].data_ptr() for name in state}
-    return all(tensor.data_ptr() in places for tensor in own.values())
+    return len(places) == len(state) and all(tensor.data_ptr() in places for tensor in own.values())

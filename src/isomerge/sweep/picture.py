@@ -14,6 +14,7 @@ from isomerge.sweep.points import word
 Record = Mapping[str, Any]
 BLUE, GREEN = "#1f6feb", "#2da44e"
 FORMATS = (".svg", ".png")
+LONGEST, TICKS = 20, 12  # letters of a label, and labels of an axis
 
 
 def can_draw() -> bool:
@@ -64,7 +65,7 @@ def _curve(figure: Any, axes: Any, record: Record, names: Sequence[str], key: st
     if record.get("start"):
         axes.axhline(_number(record["start"][key]), color="#8a8f98", lw=1, ls="--", label="the recipe as it is")
     if labels:
-        axes.set_xticks(range(len(labels)), labels)
+        _label(axes.xaxis, labels)
     axes.set_xlabel(", ".join(names) if record["mode"] == "together" else name)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
@@ -83,8 +84,8 @@ def _map(figure: Any, axes: Any, record: Record, names: Sequence[str], key: str)
         for a, b, value in zip(x, y, values, strict=True):
             cells[rows.index(b)][columns.index(a)] = value
         shown = axes.imshow(cells, origin="lower", aspect="auto", cmap=colours)
-        axes.set_xticks(range(len(columns)), x_labels or [word(c) for c in columns], fontsize=8)
-        axes.set_yticks(range(len(rows)), y_labels or [word(r) for r in rows], fontsize=8)
+        _label(axes.xaxis, x_labels or [word(c) for c in columns])
+        _label(axes.yaxis, y_labels or [word(r) for r in rows])
         x, y = [columns.index(a) for a in x], [rows.index(b) for b in y]
     else:
         shown = axes.scatter(x, y, c=values, cmap=colours)
@@ -121,5 +122,13 @@ def _places(values: Sequence[Any]) -> tuple[list[float], list[str]]:
     return [float(known.index(word(value))) for value in values], known
 
 
+def _label(axis: Any, labels: Sequence[str]) -> None:
+    """Names at their places: of many, some; of long ones such as paths, the end."""
+    places = range(0, len(labels), math.ceil(len(labels) / TICKS))
+    said = [labels[n] if len(labels[n]) <= LONGEST else f"…{labels[n][-LONGEST:]}" for n in places]
+    slanted = {"rotation": 30, "ha": "right"} if axis.axis_name == "x" and sum(map(len, said)) > 2 * LONGEST else {}
+    axis.set_ticks(list(places), said, fontsize=8, **slanted)
+
+
 def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+    return math.nan if value is None or math.isinf(value) else float(value)

@@ -61,7 +61,9 @@ def grid(axes: Sequence[Axis], mode: str = "grid", *, force: bool = False) -> li
     rows = itertools.product(*(axis.values for axis in axes)) if mode == "grid" else zip(
         *(axis.values for axis in axes), strict=True
     )  # fmt: skip
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    # Each once; True and 1 are two values.
+    each = {tuple((type(value), value) for value in row): row for row in rows}.values()
+    return [dict(zip(names, row, strict=True)) for row in each]
 
 
 def points_of(recipe: Recipe, combinations: Sequence[Values]) -> list[Point]:
@@ -76,6 +78,24 @@ def points_of(recipe: Recipe, combinations: Sequence[Values]) -> list[Point]:
             text = str(error).removeprefix("While reading the recipe")
             # The same complaint about the next value is not news.
             problems.setdefault(text.lstrip(",: "), said(values))
+    raise_all(problems)
+    return points
+
+
+def require_different(points: Sequence[Point]) -> None:
+    """Refuse points that differ in name only: one parameter takes the place of another."""
+    seen: dict[str, Point] = {}
+    for point in points:
+        other = seen.setdefault(point.recipe.to_yaml(), point)
+        if other is not point:
+            raise RequestError(
+                f"Sweeping: {said(other.values)} and {said(point.values)} give the same recipe. Two names may mean the "
+                "same place, or two values the same thing; leave one of them out."
+            )
+
+
+def raise_all(problems: Mapping[str, str]) -> None:
+    """One error for all, if there are any: sentences, each with the point where it was found."""
     if len(problems) == 1:
         ((text, where),) = problems.items()
         raise RequestError(text if text.startswith("Sweeping") else f"Sweeping to {where}: {text}")
@@ -83,7 +103,6 @@ def points_of(recipe: Recipe, combinations: Sequence[Values]) -> list[Point]:
         told = [f"({n}) {where}: {text}" for n, (text, where) in enumerate(problems.items(), start=1)]
         more = f" … and {len(told) - SHOWN} more." if len(told) > SHOWN else ""
         raise RequestError(f"Sweeping, {len(told)} problems: {' '.join(told[:SHOWN])}{more}")
-    return points
 
 
 def said(values: Mapping[str, Value]) -> str:

@@ -75,16 +75,16 @@ def _named(name: str, given: Any, force: bool) -> Axis:
         if len(parts) in (2, 3) and None not in numbers:
             known = [number for number in numbers if number is not None]
             return _bounded(name, given, known) if len(parts) == 2 else Axis(name, _steps(name, given, known, force))
-        if len(parts) in (2, 3) and any(number is not None for number in numbers):
+        if len(parts) > 1 and any(number is not None for number in numbers):
             raise RequestError(f"Sweeping over '{name}={given}': a range is made of numbers. {HOW}.")
         words = [part.strip() for part in given.split(",")]
         if "" in words:
             raise RequestError(f"Sweeping over '{name}={given}': a value is missing between commas. {HOW}.")
-        return Axis(name, _once(tuple(read_value(word) for word in words)))
+        return Axis(name, tuple(read_value(word) for word in words))
     values = tuple(given) if isinstance(given, Iterable) else (given,)
     if not values:
         raise RequestError(f"Sweeping over '{name}': there is no value. Give at least one.")
-    return Axis(name, _once(tuple(_plain(value) for value in values)))
+    return Axis(name, tuple(_plain(value) for value in values))
 
 
 def _steps(name: str, given: str, numbers: list[Decimal], force: bool) -> tuple[Value, ...]:
@@ -97,7 +97,10 @@ def _steps(name: str, given: str, numbers: list[Decimal], force: bool) -> tuple[
             f"Sweeping over '{name}={given}': a step of {step} leads away from {stop}. Turn the sign of the step."
         )
     # A stop that was itself rounded, as in 0:1:0.3333333, is still hit.
-    count = int((stop - start) / step + Decimal("1e-6")) + 1
+    steps = (stop - start) / step + Decimal("1e-6")
+    if steps > 10 * MOST**2:
+        raise RequestError(f"Sweeping over '{name}={given}': these are too many values. Choose a larger step.")
+    count = int(steps) + 1
     if count > MOST and not force:
         raise RequestError(
             f"Sweeping over '{name}={given}': these are {count} values. Choose a larger step, or add --force."
@@ -142,8 +145,3 @@ def _plain(value: Any) -> Value:
     if not isinstance(value, (bool, int, float, str, type(None))):
         raise RequestError(f"Sweeping over a {type(value).__name__}: values are numbers, words, true, false or none.")
     return value
-
-
-def _once(values: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Each value once; True and 1 are two values."""
-    return tuple({(type(value), value): value for value in values}.values())

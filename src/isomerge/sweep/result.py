@@ -69,13 +69,18 @@ class Judge:
 def remarks(points: list[Measured]) -> list[str]:
     """What a reader of the numbers should know."""
     notes = []
-    broken = [said(point.parameters) for point in points if point.loss is not None and math.isnan(point.loss)]
+    broken = [said(point.parameters) for point in points if not _finite(point)]
     if broken:
-        notes.append(f"the model computes NaN at {'; '.join(broken[:5])}{' …' if len(broken) > 5 else ''}")
+        notes.append(f"the model computes no number at {'; '.join(broken[:5])}{' …' if len(broken) > 5 else ''}")
     numbers = {(point.loss, point.metric) for point in points}
     if len(points) > 2 and len(numbers) == 1 and not broken:
         notes.append("all points are equal: what is swept changes nothing in this merge")
     return notes
+
+
+def _finite(point: Measured) -> bool:
+    value = point.metric if point.loss is None else point.loss
+    return value is not None and math.isfinite(value)
 
 
 def write(sweep: Sweep, out: Path) -> list[str]:

@@ -51,7 +51,7 @@ def _tidy(axis: Axis, value: float) -> float:
     inside = min(max(value, low), high)
     if axis.whole:
         return round(inside)
-    return float(f"{inside:.6g}")
+    return min(max(float(f"{inside:.6g}"), low), high)
 
 
 def _along_one(at: Callable[[Sequence[float]], float], axis: Axis, evaluations: int) -> None:

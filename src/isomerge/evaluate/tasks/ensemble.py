@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from isomerge.checkpoint import open_checkpoint
+from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.data.base import Batch, Data
+from isomerge.data.heads import label_names
 from isomerge.data.open import open_data
 from isomerge.errors import RequestError
 from isomerge.evaluate.tasks.base import Task
@@ -64,6 +66,9 @@ def ensemble(
                 f"Taking {checkpoints[0].name} and {checkpoint.name} together: one is for '{names[0]}', the other for "
                 f"'{name}'. Name models of one task."
             )
+        own, theirs = label_names(checkpoints[0].config), label_names(checkpoint.config)
+        if own != theirs and sorted(own) == sorted(theirs):
+            raise _differ(checkpoints[0], checkpoint)
     # One size for all, the smallest that any of them wants: batches go through the models side by side.
     size = batch_size or min(usual_batch(checkpoint.config, names[0]) for checkpoint in checkpoints)
     with ExitStack() as stack:
@@ -116,10 +121,12 @@ def _numbers(task: Task) -> dict[str, Any]:
 
 
 def _in_step(batches: Sequence[Iterator[Batch]], loaded: Sequence[Loaded]) -> Iterator[tuple[Batch, ...]]:
-    try:
-        yield from zip(*batches, strict=True)
-    except ValueError as error:  # one of them has more batches than another
-        raise _differ(loaded[0], loaded[-1]) from error
+    for side_by_side in zip_longest(*batches):
+        if None in side_by_side:  # one of them has more batches than another
+            fewer = next(one for one, batch in zip(loaded, side_by_side, strict=True) if batch is None)
+            more = next(one for one, batch in zip(loaded, side_by_side, strict=True) if batch is not None)
+            raise _differ(more.checkpoint, fewer.checkpoint)
+        yield side_by_side
 
 
 def _add(
@@ -138,7 +145,7 @@ def _add(
         task.add(predictions, targets)
         predictions, targets = predictions.cpu(), targets.cpu()
         if right is not None and not (torch.equal(right, targets) and predictions.shape == said[0].shape):
-            raise _differ(loaded[0], one)
+            raise _differ(loaded[0].checkpoint, one.checkpoint)
         right = targets
         said.append(predictions)
     assert right is not None
@@ -146,9 +153,9 @@ def _add(
     return len(next(iter(batches[0].values())))
 
 
-def _differ(first: Loaded, other: Loaded) -> RequestError:
+def _differ(first: Checkpoint, other: Checkpoint) -> RequestError:
     return RequestError(
-        f"Taking {first.checkpoint.name} and {other.checkpoint.name} together: they do not answer the same questions "
+        f"Taking {first.name} and {other.name} together: they do not answer the same questions "
         "on this data; their labels differ or are in another order, or their tokenizers cut the text differently. Name "
         "models with the same labels, and for texts to be predicted with the same tokenizer."
     )
