@@ -1,4 +1,8 @@
-"""Jobs side by side: models this small leave a GPU waiting for its host, so several processes share it."""
+"""Jobs side by side: models this small leave a GPU waiting for its host, so several processes share it.
+
+Without CUDA's MPS server, processes take turns on a GPU. Training still gains; the many small steps of a merge lose, so
+merges run side by side only where the server is there: `nvidia-cuda-mps-control -d` starts it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from runner import Run
@@ -32,19 +37,27 @@ def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> lis
 
 
 def cells(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, J]) -> dict[str, dict[str, Any]]:
-    """One cell a job; those that are not there yet are computed side by side."""
-    missing = [] if run.dry else [key for key in jobs if not _known(run, key)]
-    workers = _workers(run, len(missing))
+    """One cell a job; those that are not there yet are computed side by side, where the GPU can be shared."""
+    missing = [] if run.dry else [key for key in jobs if not known(run, key)]
+    workers = _workers(run, len(missing)) if shared() else 1
     if workers < 2:
         return {key: run.cell(key, partial(function, job)) for key, job in jobs.items()}
     with _pool(workers) as pool:
         waiting = {pool.submit(function, jobs[key]): key for key in missing}
-        for done in as_completed(waiting):  # written at once, whichever is first
-            run.cell(waiting[done], done.result)
+        failed = []
+        for done in as_completed(waiting):  # written at once, whichever is first; one that fails takes none with it
+            if error := done.exception():
+                run.say(f"{waiting[done]}: failed, {error}")
+                failed.append(error)
+            else:
+                run.cell(waiting[done], done.result)
+    if failed:
+        raise failed[0]
     return {key: run.cell(key, _absent) for key in jobs}
 
 
-def _known(run: Run, key: str) -> bool:
+def known(run: Run, key: str) -> bool:
+    """Whether a cell was computed before."""
     try:
         run.cell(key, _absent)
     except Missing:
@@ -54,6 +67,11 @@ def _known(run: Run, key: str) -> bool:
 
 def _absent() -> dict[str, Any]:
     raise Missing
+
+
+def shared() -> bool:
+    """Whether the MPS server runs: its control pipe is there."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
 
 
 def _workers(run: Run, jobs: int) -> int:

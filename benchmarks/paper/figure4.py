@@ -16,9 +16,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from corpora import CORPORA, prepare
-from crew import cells, side_by_side
+from crew import cells, known, side_by_side
 from encoding import Inputs
-from language import BASES, PLANS, Job, Judge, Plan, State, base_path, fine_tune, state_of, title, with_head
+from language import (
+    BASES,
+    Job,
+    Judge,
+    Plan,
+    State,
+    base_path,
+    fine_tune,
+    origin,
+    plan_for,
+    state_of,
+    title,
+    with_head,
+)
 from runner import Mean, Plot, Result, Run, Table, main
 
 SETS = {"reduced": ("CoLA", "STS-B"), "small": ("CoLA", "STS-B"), "original": ("glue-cola", "glue-stsb")}
@@ -38,7 +51,7 @@ class Pair:
 
 
 def script(run: Run) -> Result:
-    plan, sets = PLANS[run.scale], SETS[run.scale]
+    plan, sets = plan_for(run.scale, BASES[run.scale][-1]), SETS[run.scale]
     run.settings["plan"] = repr(plan)
     prepare(run, sets)
     base = base_path(BASES[run.scale][-1], run.models)
@@ -49,11 +62,11 @@ def script(run: Run) -> Result:
         for seed in range(run.seeds)
     }
     notes(run, plan, stride)
+    if told := origin(base):
+        run.note(told)
     if run.dry:
         for job in jobs.values():
             run.say(f"would fine-tune {base} on {job.corpus}, seed {job.seed}: {plan.epochs} epochs, rate {plan.rate}")
-    else:
-        side_by_side(run, fine_tune, [job for job in jobs.values() if not job.done])
     one, other = sets
     pairs = {f"{ACROSS}, seed {seed}": Pair(jobs[one, seed], jobs[other, seed], stride) for seed in range(run.seeds)}
     if run.seeds > 1:
@@ -62,6 +75,10 @@ def script(run: Run) -> Result:
                 after = (seed + 1) % run.seeds
                 pair = Pair(jobs[name, seed], jobs[name, after], stride)
                 pairs[f"{WITHIN}, {name}, seeds {seed} and {after}"] = pair
+    if not run.dry:
+        wanted = [pair for key, pair in pairs.items() if not known(run, key)]
+        missing = dict.fromkeys(job for pair in wanted for job in (pair.moved, pair.anchor) if not job.done)
+        side_by_side(run, fine_tune, list(missing))
     found = cells(run, measure, pairs)
     return Result([]) if run.dry else report(title(BASES[run.scale][-1]), sets, found)
 
@@ -70,7 +87,8 @@ def notes(run: Run, plan: Plan, stride: int) -> None:
     if run.scale != "original":
         run.note(
             f"DeBERTa-v3-xsmall instead of DeBERTa; at most {plan.examples:,} training and {plan.tested:,} test "
-            f"examples, {plan.epochs} epochs, batches of {plan.batch}, rate {plan.rate:g}."
+            f"examples, {plan.epochs} epochs and at least {plan.least_steps} steps, batches of {plan.batch}, rate "
+            f"{plan.rate:g}."
         )
     if stride > 1:
         run.note(f"Left out: all but every {stride}th layer and number of layers.")
@@ -186,6 +204,8 @@ def plot(heading: str, losses: Sequence[Mapping[str, Any]], depth: int) -> Plot:
 def claim(where: str, losses: Sequence[Mapping[str, Any]], first: Mean, last: Mean, half: str) -> str:
     noise = 2 * max(first.error, last.error)
     held = "held" if first.mean < last.mean - noise and first.mean < 0 else "did not hold"
+    if abs(first.mean - last.mean) <= noise:
+        held = "not to be told from noise"
     if len(losses) < 3:
         held = "not decided, with fewer than three pairs"
     best = min(losses[0]["single"], key=lambda layer: change(losses, "single", layer).mean)

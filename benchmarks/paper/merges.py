@@ -13,8 +13,11 @@ from vision import Vision
 if TYPE_CHECKING:
     from fusing import State
 
+    from isomerge.calibrate import Statistics
+
 Options = Mapping[str, Any] | None
 Pair = tuple[int, int]
+MOVED = "moved"
 Merge = Callable[[Vision, list[Any]], "State"]
 # As its authors run it: all units of a layer at once, before the activation function, the stream's plans averaged.
 TRANSPORT: dict[str, Any] = {
@@ -32,16 +35,33 @@ def simple(vision: Vision, models: list[Any], device: str | None = None) -> Stat
     return isomerge.merge_state_dicts([{name: model.read(name) for name in model.tensors} for model in models])
 
 
-def fisher(vision: Vision, models: list[Any], device: str | None = None) -> State:
+def fisher(vision: Vision, models: list[Any], device: str | None = None, *, kept: bool = False) -> State:
     from isomerge.merge.statistics import merge_fisher
 
-    return dict(merge_fisher(models, vision.batches(vision.counts.fisher), device=device or vision.run.device))
+    data = measured(vision, models, "fisher") if kept else vision.batches(vision.counts.fisher)
+    return dict(merge_fisher(models, data, device=device or vision.run.device))
 
 
-def regmean(vision: Vision, models: list[Any], device: str | None = None) -> State:
+def regmean(vision: Vision, models: list[Any], device: str | None = None, *, kept: bool = False) -> State:
     from isomerge.merge.statistics import merge_regmean
 
-    return dict(merge_regmean(models, vision.batches(vision.counts.regmean), device=device or vision.run.device))
+    data = measured(vision, models, "gram") if kept else vision.batches(vision.counts.regmean)
+    return dict(merge_regmean(models, data, device=device or vision.run.device))
+
+
+def measured(vision: Vision, models: list[Any], what: str) -> list[Statistics]:
+    """What Fisher and RegMean would measure; once of a model that was not moved, since many merges begin with it."""
+    from isomerge.calibrate import calibrate
+
+    batches = vision.batches(vision.counts.fisher if what == "fisher" else vision.counts.regmean)
+    found = []
+    for model in models:
+        key = f"{what} of {model.name}"
+        known = vision.statistics.get(key) or calibrate(model, batches, what={what}, device=vision.run.device)
+        if MOVED not in key:
+            vision.statistics[key] = known
+        found.append(known)
+    return found
 
 
 def transport(vision: Vision, models: list[Any], device: str | None = None) -> State:
@@ -63,7 +83,13 @@ def reconstructed(align: bool, **options: Any) -> Merge:
     return merge
 
 
-METHODS = {"Simple": simple, "Fisher": fisher, "RegMean": regmean, "OT": transport}
+METHODS: dict[str, Merge] = {
+    "Simple": simple,
+    "Fisher": partial(fisher, kept=True),
+    "RegMean": partial(regmean, kept=True),
+    "OT": transport,
+}
+TIMED = {"Simple": simple, "Fisher": fisher, "RegMean": regmean, "OT": transport}
 RECONSTRUCT = {
     "reconstruct, mean features, not aligned": reconstructed(False),
     "reconstruct, mean features, aligned (full)": reconstructed(True),
@@ -73,8 +99,8 @@ RECONSTRUCT = {
 
 
 def measured_methods(device: str) -> dict[str, Merge]:
-    """The methods, on a device of one's choice."""
-    return {name: partial(merge, device=device) for name, merge in METHODS.items()}
+    """The methods, on a device of one's choice, each measuring what it needs."""
+    return {name: partial(merge, device=device) for name, merge in TIMED.items()}
 
 
 def matched(vision: Vision, pair: Pair, options: Options, device: str | None = None) -> list[Any]:
@@ -88,7 +114,7 @@ def matched(vision: Vision, pair: Pair, options: Options, device: str | None = N
     if settings.pop("data", False):
         settings["data"] = vision.batches(vision.counts.stream)
     alignment = isomerge.align(second, first, device=device or vision.run.device, **settings)
-    return [first, vision.checkpoint(alignment.state_dict(), f"model {pair[1]}, moved")]  # type: ignore[union-attr]
+    return [first, vision.checkpoint(alignment.state_dict(), f"model {pair[1]}, {MOVED}")]  # type: ignore[union-attr]
 
 
 def matched_once(vision: Vision, pair: Pair, options: Options) -> tuple[list[Any], float]:

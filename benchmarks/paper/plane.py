@@ -18,7 +18,7 @@ LEVELS: dict[str, dict[str, Any]] = {
     "full": {"level": "full"},
 }
 GRID = {"reduced": 9, "small": 21, "original": 21}
-IMAGES = {"reduced": 250, "small": 2000, "original": 2000}
+IMAGES = {"reduced": 250, "small": 1000, "original": 2000}
 
 
 def script(run: Run) -> Result:

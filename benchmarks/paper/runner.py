@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import fcntl
 import importlib.util
 import json
 import math
@@ -27,7 +28,8 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,8 +91,9 @@ class Run:
             values = json.loads(json.dumps(compute()))  # through JSON now, so that both ways give the same
             done = {"values": values, "commit": self.commit, "date": _now(), "seconds": time.perf_counter() - start}
             self.say(f"{key}: {_short(values)} ({done['seconds']:.1f} s)")
-            kept = {**self._kept(), full: done}  # read again: another script may share the folder
-            _write(self._cells, kept)
+            with locked(self._cells):  # and read again: another process may have written meanwhile
+                kept = {**self._kept(), full: done}
+                _write(self._cells, kept)
         self.cells[key] = kept[full]
         return dict(kept[full]["values"])
 
@@ -138,7 +141,10 @@ def main(name: str, title: str, paper: str, script: Callable[[Run], Result], arg
     run.out.mkdir(parents=True, exist_ok=True)
     _write(run.out / f"{name}.json", record)
     if given.record_only:
-        run.say(f"{run.out / name}.json written; --from {name}.json renders it where matplotlib is installed")
+        run.say(
+            f"{run.out / name}.json written, without page and plots: `python benchmarks/paper/render.py {run.out}` "
+            "makes them where matplotlib is installed (isomerge[report])"
+        )
         return
     show(record, run.out)
 
@@ -176,8 +182,8 @@ def prepare(name: str, given: argparse.Namespace) -> Run:
     there = out / f"{name}.json"
     if there.exists() and not given.dry_run and (held := json.loads(there.read_text())["scale"]) != scale:
         raise SystemExit(f"{name}: {there} holds numbers of scale {held}, not {scale}. Name another folder with --out.")
-    if not (given.record_only or given.dry_run) and importlib.util.find_spec("matplotlib") is None:
-        raise SystemExit(f"{name}: matplotlib is not installed. Install isomerge[report], or add --record-only.")
+    if importlib.util.find_spec("matplotlib") is None:
+        given.record_only = True  # said at the end, with the record
     if not given.dry_run:
         given.work.mkdir(parents=True, exist_ok=True)
     commit = given.commit or _commit()
@@ -249,6 +255,14 @@ def _now() -> str:
 def _short(values: dict[str, Any]) -> str:
     numbers = {k: round(v, 4) for k, v in values.items() if isinstance(v, (int, float))}
     return ", ".join(f"{key} {value}" for key, value in numbers.items()) or "done"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; the lock goes with the process."""
+    with path.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _write(path: Path, value: Any) -> None:

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,9 +20,22 @@ from typing import TYPE_CHECKING, Any
 
 import table1_report
 from corpora import prepare
-from crew import cells, side_by_side
+from crew import cells, known, side_by_side
 from encoding import Inputs
-from language import BASES, PLANS, Job, Judge, Plan, State, base_path, fine_tune, state_of, title, with_head
+from language import (
+    BASES,
+    Job,
+    Judge,
+    Plan,
+    State,
+    base_path,
+    fine_tune,
+    origin,
+    plan_for,
+    state_of,
+    title,
+    with_head,
+)
 from runner import Result, Run, main
 
 if TYPE_CHECKING:
@@ -99,8 +112,9 @@ class Group:
 
 
 def script(run: Run) -> Result:
-    plan, suites = PLANS[run.scale], SUITES[run.scale]
-    run.settings["plan"] = repr(plan)
+    suites = SUITES[run.scale]
+    plans = {title(base): plan_for(run.scale, base) for base in BASES[run.scale]}
+    run.settings["plan"] = repr(plans)
     prepare(run, [name for suite in suites for name in (*suite.inside, *suite.outside)])
     bases = {title(base): base_path(base, run.models) for base in BASES[run.scale]}
     alone: dict[str, Group] = {}
@@ -108,7 +122,7 @@ def script(run: Run) -> Result:
     # The larger base first: side by side, the longest jobs should not be the last.
     for (name, base), suite, seed in itertools.product(reversed(bases.items()), suites, range(run.seeds)):
         every = tuple(range(len(suite.inside)))
-        here = (plan, run.data, run.work, run.device)
+        here = (plans[name], run.data, run.work, run.device)
         start = f"{name}, {suite.task}, seed {seed}"
         alone[f"{start}, alone"] = Group(base, suite, seed, every, *here)
         if len(every) > 2:  # else the pair is all
@@ -117,14 +131,19 @@ def script(run: Run) -> Result:
             together[f"{start}, {'+'.join(suite.inside[member] for member in pair)}"] = Group(
                 base, suite, seed, pair, *here
             )
-    train(run, list(alone.values()))
-    table1_report.notes(run, plan, suites)
+    train(run, alone | together)
+    table1_report.notes(run, plans)
+    for base in bases.values():
+        if told := origin(base):
+            run.note(told)
     found = cells(run, judge_alone, alone) | cells(run, merge_and_judge, together)
     return table1_report.report(run, list(bases), suites, found)
 
 
-def train(run: Run, groups: Sequence[Group]) -> None:
-    jobs = [group.job(member) for group in groups for member in group.members]
+def train(run: Run, groups: Mapping[str, Group]) -> None:
+    """The models of groups that are not judged yet; those that are need no models, not even on another machine."""
+    wanted = groups.values() if run.dry else [group for key, group in groups.items() if not known(run, key)]
+    jobs = list(dict.fromkeys(group.job(member) for group in wanted for member in group.members))
     missing = [job for job in jobs if not job.done]
     if run.dry:
         for job in jobs:

@@ -19,15 +19,22 @@ PAPER = {
     "Fisher": "44.02 35.95 54.55 33.20 23.06 12.53", "Fisher+match": "44.05 35.98 54.58 33.83 23.05 18.33",
     "RegMean": "35.87 2.99 60.88 27.54 26.86 10.80", "RegMean+match": "39.95 2.99 60.88 31.31 26.87 14.06",
 }  # fmt: skip
+CHANCE = 0.023
+"""Of a normal distribution, beyond two standard errors on one side."""
+LEAST = 0.1
+"""Points of F1."""
 Cells = Mapping[str, Mapping[str, Any]]
 
 
-def notes(run: Run, plan: Plan, suites: Sequence[Any]) -> None:
+def notes(run: Run, plans: Mapping[str, Plan]) -> None:
+    plan = next(iter(plans.values()))
     if run.scale != "original":
         run.note("The bases are smaller than the paper's RoBERTa-base and DeBERTa-v3-large.")
         run.note(
             f"At most {plan.examples:,} training and {plan.tested:,} test examples a set, {plan.epochs} epochs, "
-            f"batches of {plan.batch}, rate {plan.rate:g}, at least {plan.least_steps} steps."
+            f"batches of {plan.batch}; "
+            + "; ".join(f"{base}: rate {own.rate:g}, at least {own.least_steps} steps" for base, own in plans.items())
+            + "."
         )
         run.note(
             "Not all of the paper's sets can be had. Texts count by one of four shared emotions (those with several "
@@ -133,8 +140,8 @@ def plots(run: Run, bases: Sequence[str], suites: Sequence[Any], cells: Cells) -
 
 
 def noise(mean: Mean) -> float:
-    """Two standard errors; fewer than three numbers tell nothing."""
-    return 2 * mean.error if len(mean.known) > 2 else math.inf
+    """Two standard errors, and at least one answer of a thousand; fewer than three numbers tell nothing."""
+    return max(2 * mean.error, LEAST) if len(mean.known) > 2 else math.inf
 
 
 def distances(cells: Cells, bases: Sequence[str], mark: str) -> str:
@@ -158,12 +165,14 @@ def claims(bases: Sequence[str], suites: Sequence[Any], cells: Cells) -> list[st
         better = [key for key, mean in changes.items() if mean.mean > noise(mean)]
         worse = [key for key, mean in changes.items() if mean.mean < -noise(mean)]
         every = Mean([mean.mean for mean in changes.values()], 2)
-        held = "held" if better and not worse else "did not hold everywhere" if better else "did not hold"
+        held = "held in part" if better and worse else "held" if better else "did not hold"
+        held = held if better or worse else "not to be told from noise"
         if all(math.isinf(noise(mean)) for mean in changes.values()):
             held = "not decided, with fewer than three numbers for each comparison"
         sentences.append(
             f"Matching helps ({MARKS[mark]}): {held}. Of "
-            f"{len(changes)} comparisons {len(better)} rose and {len(worse)} fell by more than two standard errors; "
+            f"{len(changes)} comparisons {len(better)} rose and {len(worse)} fell by more than two standard errors "
+            f"(by chance {CHANCE * len(changes):.1f} would each way); "
             f"the mean change is {every} points of F1, from {min(m.mean for m in changes.values()):+.2f} to "
             f"{max(m.mean for m in changes.values()):+.2f}."
         )
@@ -173,9 +182,11 @@ def claims(bases: Sequence[str], suites: Sequence[Any], cells: Cells) -> list[st
             sentences.append(f"Worse by more than noise with {MARKS[mark]}: {told}.")
         sentences.append(distances(cells, bases, mark))
     small, large = bases
-    more = gains[large].mean > gains[small].mean + max(noise(gains[large]), noise(gains[small]))
+    more = gains[large].mean - gains[small].mean
+    bound = max(noise(gains[large]), noise(gains[small]))
+    held = "held" if more > bound else "did not hold" if more < -bound else "not to be told from noise"
     sentences.append(
-        f"Larger models gain more: {'held' if more else 'did not hold'}. +match changes {large} by {gains[large]} and "
+        f"Larger models gain more: {held}. +match changes {large} by {gains[large]} and "
         f"{small} by {gains[small]} points of F1."
     )
     return sentences

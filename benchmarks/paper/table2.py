@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from crew import shared, side_by_side
 from merges import METHODS, RECONSTRUCT, Merge, Options, Pair, matched_once
 from runner import Mean, Plot, Result, Run, Table, main
 from vision import Vision
@@ -20,7 +22,6 @@ PAPER: dict[str, Options] = {
     "with matching, feed-forwards too": {"level": "rotation"},
     "with scaling matching": {"level": "rotation", "only": "attention", "scale": True},
 }
-SLOW = ("Fisher", "OT")
 SELECTED = "with matching of one layer, chosen by validation"
 OURS: dict[str, Options] = {
     "permutation": {"level": "permutation"},
@@ -28,6 +29,11 @@ OURS: dict[str, Options] = {
     "full, the stream from data": {"level": "full", "data": True},
 }
 BESIDE = ("with matching, feed-forwards too", *OURS)
+WHY = (
+    "Why RegMean can lose by matching models that were trained apart: see the section of that name in "
+    "`benchmarks/paper/README.md`. It was found on digits: the residual stream stays as it was, so what a query of one "
+    "model makes with a key of the other seems to be noise, and matching makes more of it. `full` aligns it too."
+)
 PUBLISHED = {
     "without matching": {"Simple": 7.60, "Fisher": 17.96, "RegMean": 14.24, "OT": 32.08},
     "with matching": {"Simple": 10.22, "Fisher": 18.61, "RegMean": 15.31, "OT": 32.50},
@@ -62,20 +68,13 @@ def choose_layer(vision: Vision, merge: Merge, pair: Pair) -> dict[str, Any]:
 def script(run: Run) -> Result:
     vision = Vision(run)
     parents = Mean([100 * parent["accuracy"] for parent in vision.parents()], unit=" %")
-    found: dict[tuple[str, str], Mean] = {}
-    for method, merge in METHODS.items():
-        for matching, options in {**PAPER, **OURS}.items():
-            work = partial(measure, vision, merge, options)
-            some = pairs_for(run, vision, method, matching)
-            found[matching, method] = accuracy(vision, f"{method}, {matching}", work, some)
-        some = pairs_for(run, vision, method, SELECTED)
-        found[SELECTED, method] = accuracy(vision, f"{method}, {SELECTED}", partial(choose_layer, vision, merge), some)
-    more = {
-        name: accuracy(vision, name, partial(measure_both, vision, merge), vision.pairs)
-        for name, merge in RECONSTRUCT.items()
-    }
-    together = [run.cell(f"ensemble {a}-{b}", partial(vision.together, (a, b))) for a, b in vision.pairs]
-    ensemble = Mean([100 * each["accuracy"] for each in together], unit=" %")
+    if shared() and not run.dry:  # every pair in a process of its own; what follows finds its cells
+        side_by_side(run, measure_pair, [(run, pair) for pair in vision.pairs])
+    cells = {name: [row.cell(run, pair) for pair in row.pairs] for name, row in rows_of(vision).items()}
+    means = {name: Mean([100 * cell["accuracy"] for cell in row], unit=" %") for name, row in cells.items()}
+    found = {(matching, m): means[f"{m}, {matching}"] for matching in (*PAPER, *OURS, SELECTED) for m in METHODS}
+    more = {name: means[name] for name in RECONSTRUCT}
+    ensemble = means["ensemble"]
     noted(run, vision)
     order = [*PAPER, SELECTED, *OURS]
     main_table = Table(
@@ -100,18 +99,47 @@ def script(run: Run) -> Result:
     return Result([main_table, beyond, published], [plot], claims(run, vision, found, more, parents))
 
 
-def accuracy(vision: Vision, name: str, work: Callable[[Pair], dict[str, Any]], pairs: list[Pair]) -> Mean:
-    cells = [vision.run.cell(f"{name} {pair[0]}-{pair[1]}", partial(work, pair)) for pair in pairs]
-    return Mean([100 * cell["accuracy"] for cell in cells], unit=" %")
+@dataclass(frozen=True)
+class Row:
+    """One way to merge, and the pairs it is measured on."""
+
+    name: str
+    work: Callable[[Pair], dict[str, Any]]
+    pairs: list[Pair]
+
+    def cell(self, run: Run, pair: Pair) -> dict[str, Any]:
+        return run.cell(f"{self.name} {pair[0]}-{pair[1]}", partial(self.work, pair))
+
+
+def rows_of(vision: Vision) -> dict[str, Row]:
+    run, every = vision.run, vision.pairs
+    found = []
+    for method, merge in METHODS.items():
+        for matching, options in {**PAPER, **OURS}.items():
+            some = pairs_for(run, vision, method, matching)
+            found.append(Row(f"{method}, {matching}", partial(measure, vision, merge, options), some))
+        some = pairs_for(run, vision, method, SELECTED)
+        found.append(Row(f"{method}, {SELECTED}", partial(choose_layer, vision, merge), some))
+    found += [Row(name, partial(measure_both, vision, merge), every) for name, merge in RECONSTRUCT.items()]
+    found.append(Row("ensemble", vision.together, every))
+    return {row.name: row for row in found}
+
+
+def measure_pair(job: tuple[Run, Pair]) -> None:
+    """Every row of one pair, into the cells."""
+    run, pair = job
+    for row in rows_of(Vision(run)).values():
+        if pair in row.pairs:
+            row.cell(run, pair)
 
 
 def pairs_for(run: Run, vision: Vision, method: str, matching: str) -> list[Pair]:
     """All; but at the small scale, which has to end in ten minutes, the first alone where a method takes long."""
-    long = (method in SLOW and matching == SELECTED) or (method == "OT" and matching in BESIDE)
+    long = (method != "Simple" and matching == SELECTED) or (method == "OT" and matching in BESIDE)
     if run.scale != "small" or not long or len(vision.pairs) == 1:
         return vision.pairs
     run.note(
-        f"For the first pair only: {' and '.join(SLOW)} with the layer chosen by validation (a merge for every layer), "
+        "For the first pair only: all but Simple with the layer chosen by validation (a merge for every layer), "
         f"and OT {'; '.join(BESIDE)}."
     )
     return vision.pairs[:1]
@@ -153,6 +181,8 @@ def claims(
             f"Matching helps: {held} {matching} (points gained, ± noise: {numbers}); beyond twice the noise, better "
             f"for {', '.join(better) or 'none'} and worse for {', '.join(worse) or 'none'}."
         )
+        if "RegMean" in worse:
+            run.note(WHY)
     moved = []
     for method in METHODS:
         after, before = found["full", method], same_pairs(found["without matching", method], found["full", method])

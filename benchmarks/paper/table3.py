@@ -2,8 +2,8 @@
 
     python benchmarks/paper/table3.py --scale small --data DATA --models MODELS --work DIR
 
-Image classifiers, and the language models that table1.py left in --work. With a GPU the first pair of each is timed on
-the CPU of the same machine as well.
+Image classifiers, and the language models that table1.py left in --work. With a GPU the paper's rows of image
+classifiers are timed on the CPU of the same machine as well. At the small scale one pair of each kind is timed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from merges import matched, measured_methods
 from runner import Mean, Plot, Result, Run, Table, main
-from table3_language import language_pairs
+from table3_language import examples, language_pairs, match
 from vision import Vision
 
 MATCHINGS: dict[str, dict[str, Any]] = {
@@ -29,8 +29,10 @@ MERGES = ("Simple", "Fisher", "RegMean", "OT")
 WITH_DATA = ("Fisher", "RegMean")
 LIMIT = 5.0
 """Per cent: what the paper says matching stays under."""
-LONG = 120.0
+LONG = 20.0
 """Seconds that are not spent twice."""
+PAPERS_ROWS = (*tuple(MATCHINGS)[:2], "Simple", "Fisher", "RegMean")
+"""What the paper times, and what is timed again on the CPU beside a GPU."""
 Pair = tuple[int, int]
 
 
@@ -55,7 +57,8 @@ class Images:
         return self.vision.training_seconds()
 
     def matching(self, pair: Pair, options: dict[str, Any], device: str) -> Callable[[], Any]:
-        return lambda: matched(self.vision, pair, options, device)
+        first, second = matched(self.vision, pair, None)
+        return partial(match, second, first, options, device)
 
     def merging(self, pair: Pair, method: str, device: str) -> Callable[[], Any]:
         models, merge = matched(self.vision, pair, None), measured_methods(device)[method]
@@ -65,15 +68,16 @@ class Images:
 
 def script(run: Run) -> Result:
     vision = Vision(run)
-    run.settings["timing"] = "the least of three"
+    run.settings["timing"] = "the least of three, models read before, the faster device"
     subjects: dict[str, Timed] = {"ViT": Images(vision), **language_pairs(run)}
     found: dict[str, dict[str, Mean]] = {}
     training: dict[str, Mean] = {}
     for name, subject in subjects.items():
-        for device in dict.fromkeys((run.device, "cpu")):
-            pairs = subject.pairs if device == run.device else subject.pairs[:1]
+        for device in dict.fromkeys((run.device, "cpu") if isinstance(subject, Images) else (run.device,)):
+            again = device != run.device
+            pairs = subject.pairs[:1] if again or run.scale == "small" else subject.pairs
             column = f"{name}, {device}"
-            whats = [*MATCHINGS, *subject.merges]
+            whats = [what for what in (*MATCHINGS, *subject.merges) if not again or what in PAPERS_ROWS]
             found[column] = {what: seconds(run, subject, column, what, device, pairs) for what in whats}
             training[column] = Mean(subject.training_seconds() if device == run.device and not run.dry else [])
     noted(run, vision)
@@ -84,7 +88,10 @@ def script(run: Run) -> Result:
     shares = Table(
         "Seconds of matching, as a share of those of merging",
         ["matching", *(f"of {merge}, {column}" for column in found for merge in WITH_DATA)],
-        [[what, *(share(t, what, merge) for t in found.values() for merge in WITH_DATA)] for what in MATCHINGS],
+        [
+            [what, *(share(t, what, merge) if what in t else "–" for t in found.values() for merge in WITH_DATA)]
+            for what in MATCHINGS
+        ],
     )
     series = {name: [t[stage].mean if stage in t else None for stage in stages] for name, t in found.items()}
     plot = Plot("seconds for one pair", stages, series, kind="bars", log=True)
@@ -96,19 +103,26 @@ def seconds(run: Run, subject: Timed, column: str, what: str, device: str, pairs
     return Mean([cell["seconds"] for cell in cells], 2)
 
 
-def timed(subject: Timed, what: str, device: str, pair: Pair) -> dict[str, float]:
-    """The least of three runs after one that also pays for loading libraries; fewer where they are long."""
-    if what in MATCHINGS:
-        work = subject.matching(pair, MATCHINGS[what], device)
+def timed(subject: Timed, what: str, device: str, pair: Pair) -> dict[str, Any]:
+    """Matching needs no GPU: the paper's is timed on the CPU as well, and the faster counts."""
+    if what not in MATCHINGS:
+        works = {device: subject.merging(pair, what, device)}
     else:
-        work = subject.merging(pair, what, device)
+        devices = dict.fromkeys((device, "cpu") if what in PAPERS_ROWS else (device,))
+        works = {each: subject.matching(pair, MATCHINGS[what], each) for each in devices}
+    found = {each: least(work, each) for each, work in works.items()}
+    return {"seconds": min(found.values()), **{f"on {each}": seconds for each, seconds in found.items()}}
+
+
+def least(work: Callable[[], Any], device: str) -> float:
+    """Of three runs after one that also pays for loading libraries; of fewer where they are long."""
     first = _once(work, device)
     if first > LONG:  # loading takes seconds at most
-        return {"seconds": first, "runs": 1}
+        return first
     runs = [_once(work, device)]
     while len(runs) < 3 and sum(runs) < LONG / 2:
         runs.append(_once(work, device))
-    return {"seconds": min(runs), "runs": len(runs)}
+    return min(runs)
 
 
 def _once(work: Callable[[], Any], device: str) -> float:
@@ -131,8 +145,9 @@ def noted(run: Run, vision: Vision) -> None:
     counts = vision.counts
     run.note(
         f"Fisher and RegMean take time in proportion to the examples they see: here {counts.fisher:,} and "
-        f"{counts.regmean:,} images (OT {counts.transport:,}), and for language as many as in Table 1. Matching sees "
-        "none. Models are in memory, images decoded, texts encoded; times are the least of three runs after a first."
+        f"{counts.regmean:,} images (OT {counts.transport:,}), and {examples(run.scale):,} texts of each set. Matching "
+        "sees none. Models are in memory, images decoded, texts encoded; a time is the least of three after a first. "
+        "Matching is solving and turning what moves, on the GPU or on the CPU, whichever is faster."
     )
     run.note(
         "The paper's seconds (A100; DeBERTa-large, RoBERTa-base, ViT): fine-tuning 12983.71, 3071.49, –; matching "

@@ -1,4 +1,4 @@
-"""What Table 3 times of language models: the first pair of fine-tuned models of Table 1, of each base, from --work."""
+"""What Table 3 times: matching, and of language models the first pair of Table 1, of each base, from --work."""
 
 from __future__ import annotations
 
@@ -16,13 +16,27 @@ if TYPE_CHECKING:
     from isomerge.checkpoint.memory import MemoryCheckpoint
 
 
+def match(second: Any, first: Any, options: dict[str, Any], device: str) -> dict[str, Any]:
+    """The tensors that matching moves; the others stay, and copying them is no part of it."""
+    import isomerge
+
+    return dict(isomerge.align(second, first, device=device, **options).move().changed())  # type: ignore[union-attr]
+
+
+def examples(scale: str) -> int:
+    """How many training examples of its own set each model is measured by: as many as at the original scale."""
+    from language import PLANS
+
+    return PLANS["reduced" if scale == "reduced" else "original"].grams
+
+
 class LanguagePair:
-    """Two models of one base, and the training examples that Table 1 measures each of them by."""
+    """Two models of one base, and the training examples that each of them is measured by."""
 
     merges: tuple[str, ...] = ("Simple", "Fisher", "RegMean")
 
-    def __init__(self, jobs: list[Job]) -> None:
-        self.jobs, self.plan = jobs, jobs[0].plan
+    def __init__(self, jobs: list[Job], count: int) -> None:
+        self.jobs, self.plan, self.count = jobs, jobs[0].plan, count
         self.pairs = [(0, 1)]
 
     def training_seconds(self) -> list[float | None]:
@@ -49,10 +63,8 @@ class LanguagePair:
         return found
 
     def matching(self, pair: tuple[int, int], options: dict[str, Any], device: str) -> Callable[[], Any]:
-        import isomerge
-
         first, second = (self._models[place] for place in pair)
-        return lambda: isomerge.align(second, first, device=device, **options).state_dict()  # type: ignore[union-attr]
+        return lambda: match(second, first, options, device)
 
     def merging(self, pair: tuple[int, int], method: str, device: str) -> Callable[[], Any]:
         import isomerge
@@ -61,8 +73,7 @@ class LanguagePair:
         models = [self._models[place] for place in pair]
         if method == "Simple":
             return lambda: isomerge.merge_state_dicts([{n: m.read(n) for n in m.tensors} for m in models])
-        count = self.plan.informed if method == "Fisher" else self.plan.grams
-        data = [self._inputs.passes(self.jobs[place].corpus, count) for place in pair]
+        data = [self._inputs.passes(self.jobs[place].corpus, self.count) for place in pair]
         if method == "Fisher":
             return lambda: dict(merge_fisher(models, data, fisher="empirical", device=device))
         return lambda: dict(merge_regmean(models, data, device=device))
@@ -71,7 +82,7 @@ class LanguagePair:
 def language_pairs(run: Run) -> dict[str, LanguagePair]:
     """By base. Those whose models Table 1 has not trained yet are left out, and that is said."""
     try:
-        from language import BASES, PLANS, Job, base_path, title
+        from language import BASES, Job, base_path, plan_for, title
         from table1 import SUITES
     except ImportError as error:
         run.note(f"Language models are left out: {error}.")
@@ -83,10 +94,10 @@ def language_pairs(run: Run) -> dict[str, LanguagePair]:
         except SystemExit:
             missing.append(title(base))
             continue
-        plan, sets = PLANS[run.scale], SUITES[run.scale][0].inside[:2]
+        plan, sets = plan_for(run.scale, base), SUITES[run.scale][0].inside[:2]
         jobs = [Job(where, corpus, 0, plan, run.data, run.work, run.device) for corpus in sets]
         if all(job.done for job in jobs):
-            found[title(base)] = LanguagePair(jobs)
+            found[title(base)] = LanguagePair(jobs, examples(run.scale))
         else:
             missing.append(title(base))
     if missing:

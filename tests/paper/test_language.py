@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import types
 from dataclasses import replace
@@ -185,6 +186,12 @@ def test_a_tag_is_asked_at_the_first_token_of_its_word(models: Path, data: Path)
     assert sorted(batch["attention_mask"].sum(1).tolist()) == [4, 6]
 
 
+def test_a_note_beside_a_base_says_where_it_is_from(tmp_path: Path) -> None:
+    assert language.origin(str(tmp_path)) is None
+    (tmp_path / "NOTE.txt").write_text("trained on for another task\n")
+    assert language.origin(str(tmp_path)) == f"{tmp_path.name}: trained on for another task"
+
+
 def test_heads_of_a_seed_begin_alike_and_those_of_another_do_not(models: Path) -> None:
     base = str(models / "deberta-v3-xsmall")
     one, same, other = (language.new_model(base, "emotion", seed).state_dict() for seed in (0, 0, 1))
@@ -261,8 +268,7 @@ def test_mixing_layers_is_matching_only_those(models: Path, data: Path, tmp_path
 # --- the scripts ------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, models: Path, data: Path, tmp_path: Path) -> list[str]:
-    for module in (table1, figure4):
-        monkeypatch.setitem(module.PLANS, "reduced", TINY)
+    monkeypatch.setitem(language.PLANS, "reduced", TINY)
     places = {"--data": data, "--models": models, "--work": tmp_path / "work", "--out": tmp_path / "out"}
     return ["--scale", "reduced", "--device", "cpu", *(str(word) for pair in places.items() for word in pair)]
 
@@ -281,7 +287,9 @@ def test_table1_from_end_to_end_and_again_from_its_cells(
     markdown = (tmp_path / "out" / "table1.md").read_text()
     assert "RegMean +full" in markdown and "Left out" in markdown
     monkeypatch.setattr(table1, "merged", None)  # would fail if anything were merged again
+    shutil.rmtree(tmp_path / "work" / "language")  # finished cells need no models
     runner.main(*told, tiny)
+    assert not (tmp_path / "work" / "language").exists()
     assert json.loads((tmp_path / "out" / "table1.json").read_text())["tables"] == record["tables"]
 
 
@@ -329,7 +337,8 @@ def test_claims_count_what_rose_and_what_fell() -> None:
     assert "Of 12 comparisons 4 rose and 4 fell" in found[0] and "from -1.00 to +2.00" in found[0]
     assert found[1].count("RegMean on emotion") == 4
     assert "2.000 % to 1.000 % (small)" in found[2]
-    assert "Larger models gain more: did not hold" in found[-1]
+    assert "Matching helps (+match (rotation, attention)): held in part." in found[0]
+    assert "Larger models gain more: not to be told from noise" in found[-1]
     few = {key: cell for key, cell in cells.items() if "seed 0" in key}
     assert "Of 12 comparisons 0 rose and 0 fell" in table1_report.claims(["small", "large"], [suite], few)[0]
 
@@ -349,17 +358,23 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
             from concurrent.futures import Future
 
             future: Future[Any] = Future()
-            future.set_result(function(*given))
+            try:
+                future.set_result(function(*given))
+            except ValueError as error:
+                future.set_exception(error)
             return future
 
     asked: list[int] = []
 
     def double(number: int) -> dict[str, Any]:
         asked.append(number)
+        if number < 0:
+            raise ValueError("negative")
         return {"twice": 2 * number}
 
     run = runner.Run("x", "small", tmp_path, "cuda", 1, None, None, tmp_path)
     monkeypatch.setattr(crew, "_pool", lambda workers: Now())
+    monkeypatch.setattr(crew, "shared", lambda: True)
     run.cell("b", lambda: {"twice": 4})
     assert crew.cells(run, double, {"a": 1, "b": 2, "c": 3}) == {
         "a": {"twice": 2},
@@ -368,3 +383,17 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
     }
     assert asked == [1, 3]
     assert crew.cells(run, double, {"a": 1, "c": 3}) == {"a": {"twice": 2}, "c": {"twice": 6}} and asked == [1, 3]
+    with pytest.raises(ValueError, match="negative"):
+        crew.cells(run, double, {"d": -1, "e": 5})
+    assert crew.known(run, "e") and not crew.known(run, "d")
+
+
+def test_merges_share_a_gpu_only_under_the_server_that_lets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import crew
+
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert not crew.shared()
+    (tmp_path / "control").touch()
+    assert crew.shared()

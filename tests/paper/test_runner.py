@@ -124,8 +124,10 @@ def test_the_page_says_how_it_was_made_and_the_index_lists_it(tmp_path: Path) ->
     for part in ("| commit | abc1234 |", "| hardware | ", "| date | 2", "- nothing was left out", "(example.svg)"):
         assert part in page
     assert (out / "example.svg").read_text().count("<svg") == 1
-    index = (out / "README.md").read_text()
-    assert "[An example](example.md)" in index and "- Matching helps: held, 50 instead of 40 %." in index
+    index = (out / "index.md").read_text()
+    assert "[An example](example.md)" in index and "- Matching helps: held, 50 instead of 40 %. ([An example]" in index
+    assert "**Matching helps**: held in 1 of 1." in index
+    assert "**Overhead under 5 %**: not measured yet." in index
 
 
 def test_a_record_made_elsewhere_is_rendered_the_same(tmp_path: Path) -> None:
@@ -136,6 +138,31 @@ def test_a_record_made_elsewhere_is_rendered_the_same(tmp_path: Path) -> None:
     runner.main("example", "", "", example, ["--from", str(out / "example.json"), "--out", str(tmp_path / "pages")])
     assert (tmp_path / "pages" / "example.md").read_text() == render.markdown(record)
     assert (tmp_path / "pages" / "example.svg").exists()
+
+
+def test_one_command_makes_all_pages(tmp_path: Path) -> None:
+    start(tmp_path, "--record-only")
+    pages = tmp_path / "pages"
+    command = [sys.executable, str(PAPER / "render.py"), str(tmp_path / "results"), "--out", str(pages)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert {path.name for path in pages.iterdir()} == {"example.json", "example.md", "example.svg", "index.md"}
+    command[2] = str(tmp_path / "nothing")
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 1 and "holds no records" in refused.stderr
+
+
+def test_without_matplotlib_the_record_is_written_and_the_rest_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    start(tmp_path)
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["example.json"]
+    assert "benchmarks/paper/render.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", render.VERDICTS)
+def test_a_verdict_is_read_from_its_sentence(word: str) -> None:
+    assert render.verdict(f"Matching helps (a, b): {word}. It held: 3.") == word
 
 
 def test_numbers_of_another_scale_are_not_overwritten(tmp_path: Path) -> None:
@@ -153,7 +180,7 @@ def test_the_commits_of_all_cells_are_named(tmp_path: Path) -> None:
 
 
 def scripts() -> list[str]:
-    return sorted(path.stem for path in PAPER.glob("*.py") if "\nif __name__ ==" in path.read_text())
+    return sorted(path.stem for path in PAPER.glob("*.py") if '":\n    main("' in path.read_text())
 
 
 @pytest.mark.parametrize("script", scripts())

@@ -111,6 +111,29 @@ def test_a_second_run_computes_nothing(work: Path, monkeypatch: pytest.MonkeyPat
     assert again["tables"] == first["tables"] and again["claims"] == first["claims"]
 
 
+def test_cells_of_a_pair_in_a_process_of_its_own_are_those_of_the_script(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start("table2", work)
+
+    def refused(*_: Any) -> None:
+        raise AssertionError("a key of its own")
+
+    monkeypatch.setattr(table2, "measure", refused)
+    run = new_run(work)
+    table2.measure_pair((run, (0, 1)))
+    assert len(run.cells) == len(table2.rows_of(vision.Vision(new_run(work))))
+
+
+def test_a_merge_with_kept_statistics_is_that_without(work: Path) -> None:
+    seen = vision.Vision(new_run(work))
+    models = merges.matched(seen, (0, 1), {"level": "rotation", "only": "attention"})
+    for _ in range(2):  # the second time the first model's are known
+        kept, fresh = (found["RegMean"](seen, models) for found in (merges.METHODS, merges.TIMED))
+        assert all(torch.equal(kept[name], fresh[name]) for name in fresh)
+    assert list(seen.statistics) == ["gram of model 0"]
+
+
 def test_the_distance_of_figure3_is_that_of_numpy_and_matching_never_adds_to_it(work: Path) -> None:
     record = start("figure3", work)
     first, second = (load_file(work / "vits-reduced" / n / "model.safetensors") for n in "01")
@@ -187,7 +210,7 @@ def test_a_dry_run_of_the_small_scale_says_what_it_would_train(
     runner.main("table2", "", "", table2.script, argv)
     said = capsys.readouterr().out
     assert said.count("would train: ") == 3 and "60 epochs, seed 2" in said
-    assert f"would compute: RegMean, {table2.SELECTED} 1-2" in said
+    assert f"would compute: Simple, {table2.SELECTED} 1-2" in said
     assert f"would compute: OT, {table2.SELECTED} 0-1" in said and f"OT, {table2.SELECTED} 1-2" not in said
 
 
