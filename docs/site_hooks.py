@@ -27,8 +27,8 @@ def _filled(entries: list[Any], docs: Path) -> list[Any]:
         if isinstance(target, list):
             found.append({title: _filled(target, docs)})
         elif target.endswith("/"):
-            pages = sorted(path.relative_to(docs).as_posix() for path in (docs / target).glob("*.md"))
-            found += [{title: pages}] if pages else []
+            pages = sorted((docs / target).glob("*.md"), key=lambda path: (path.stem != "index", path.name))
+            found += [{title: [page.relative_to(docs).as_posix() for page in pages]}] if pages else []
         else:
             found.append(entry)
     return found

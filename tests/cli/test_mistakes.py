@@ -36,6 +36,11 @@ def without_config(folder: Path) -> None:
     (folder / "config.json").unlink()
 
 
+def config_with_nan(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": float("nan")}))
+
+
 def config_not_json(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "x", oops}')
 
@@ -144,6 +149,18 @@ MISTAKES = {
     "a wrong method": Mistake(
         f"{MERGE} --method tise", ("--method cannot be 'tise'", "Did you mean 'ties'?")
     ),
+    "a device by another name": Mistake("align b a -o out --device gpu", ("device 'gpu'", "cuda (NVIDIA", "Use cpu")),
+    "data to check that are not there": Mistake("check a b --data nope.txt", ("nope.txt", "Check the path")),
+    "a picture of another kind": Mistake(
+        "barrier a b --data x.txt --plot curve.doc", ("--plot curve.doc", ".svg or .png", "Name such a file")
+    ),
+    "a digit too many": Mistake(
+        "barrier a b --data x.txt --points 1000000", ("1,000,000 points", "at most 10,000", "fewer")
+    ),
+    "statistics below a file": Mistake(
+        "calibrate a --data x.txt -o a/config.json/stats.safetensors", ("may be written into", "Name another folder")
+    ),
+    "a setting that is no number": Mistake(MERGE, ("config.json", "a setting is NaN", "correct"), config_with_nan, 1),
     "one model to merge": Mistake("merge a -o out", ("at least two models", "isomerge merge model-a model-b -o OUT")),
     "one model to sweep": Mistake(
         "sweep a --over t=0:1:0.1 --data x.tsv", ("at least two models", "isomerge sweep model-a model-b --over")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +52,10 @@ class _Check:
     def __init__(self, models: list[Checkpoint], base: Checkpoint | None, data: str | os.PathLike[str] | None) -> None:
         self.models, self.base = models, base
         self.data = None if data is None else os.fspath(data)
+        if self.data is not None and not Path(self.data).expanduser().exists():
+            raise RequestError(
+                f"Checking models: there are no data at {self.data}. Check the path, or leave --data out."
+            )
         self.everyone = [*models, *([base] if base is not None else [])]
         self.words = compare_words(self.everyone)
         self.names = [c.name for c in models]

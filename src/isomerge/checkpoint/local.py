@@ -198,9 +198,16 @@ def assign_tensors(
     return files
 
 
+def _constant(word: str) -> float:
+    """JSON has none of these, but some configs say Infinity and mean it."""
+    if word == "NaN":
+        raise ValueError("a setting is NaN: correct it")
+    return float(word)
+
+
 def read_config(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"), parse_constant=_constant)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

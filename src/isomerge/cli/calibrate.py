@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,6 +60,9 @@ def calibrate(
     wanted = [one_of("--what", part.strip(), WHAT) for part in what.split(",")]
     if out.is_dir() or (out.exists() and not force):
         raise RequestError(f"Writing the statistics: {out} is already there. Name another file, or add --force.")
+    place = next(folder for folder in out.absolute().parents if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise RequestError(f"Writing the statistics {out}: nothing may be written into {place}. Name another folder.")
 
     from isomerge.calibrate import calibrate as measure
     from isomerge.calibrate.batches import BATCH_SIZE

@@ -15,7 +15,9 @@ from isomerge.data.heads import label_names
 from isomerge.data.open import open_data
 from isomerge.errors import RequestError
 from isomerge.evaluate.device import require_device
+from isomerge.report.pictures import require_drawable
 
+MOST_POINTS = 10_000
 Progress = Callable[[int, int, str], None]
 
 
@@ -55,6 +57,9 @@ def barrier(
     start = time.perf_counter()
     if points < 3:
         raise RequestError(f"Measuring {points} points between two models: at least 3 are needed. Try --points 11.")
+    require_few(points, points)
+    if plot is not None:
+        require_drawable(plot)
     if (loss is None) == (data is None):
         raise RequestError("Measuring between models: pass either loss=function or data=…, not both and not neither.")
     given = [model_a, model_b]
@@ -90,6 +95,15 @@ def barrier(
 
         plot_barrier(result, plot)
     return result
+
+
+def require_few(count: int, points: int) -> None:
+    """Every point runs a model over the data, so a number with a digit too many would take days."""
+    if count > MOST_POINTS:
+        raise RequestError(
+            f"Measuring {count:,} points, each a run over the data: at most {MOST_POINTS:,} are measured. Ask for "
+            f"fewer than --points {points}."
+        )
 
 
 def open_models(given: Sequence[Any], device: str) -> list[Checkpoint]:

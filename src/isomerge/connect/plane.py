@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from isomerge.connect.barrier import Progress, choose_measure, open_models
+from isomerge.connect.barrier import Progress, choose_measure, open_models, require_few
 from isomerge.connect.ends import Ends, aligned_ends, plain_ends
 from isomerge.errors import RequestError
+from isomerge.report.pictures import require_drawable
 
 MARGIN = 0.25  # of the triangle's extent, on every side
 FLAT = 1e-9  # sine² of the angle at A below which three models lie on a line
@@ -48,6 +49,9 @@ def plane(
     start = time.perf_counter()
     if points < 2:
         raise RequestError(f"Measuring a plane of {points} × {points} points: at least 2 are needed each way.")
+    require_few(points * points, points)
+    if plot is not None:
+        require_drawable(plot)
     if (loss is None) == (data is None):
         raise RequestError("Measuring a plane: pass either loss=function or data=…, not both and not neither.")
     given = [model_a, model_b, model_c]

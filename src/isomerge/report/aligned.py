@@ -109,7 +109,7 @@ def _exact(distance: Distance, sample: Relation | None, name: str, shape: tuple[
             conflicts=round(sums.conflicts * share),
         )  # fmt: skip
         sides.append(replace(whole, apart={name: distance[place]}, size=distance[2]))
-    return Relation(elements, elements, sides[0], sides[1])
+    return Relation(elements, elements, sides[0], sides[1], len(shape) > 1)
 
 
 def _reader(checkpoint: Checkpoint, file: str) -> Rows:

@@ -44,6 +44,8 @@ class Relation:
     sampled: int
     before: Sums | None
     after: Sums | None
+    matrix: bool = True
+    """Of two axes or more. The gains of norms are all near one, and would make any two models look alike."""
 
 
 def sampled_rows(name: str, shape: Sequence[int], seed: int = 0) -> list[tuple[int, int]]:
@@ -81,7 +83,8 @@ def relation(
     rows = sampled_rows(name, shape, seed)
     width = math.prod(shape[1:]) if len(shape) > 1 else math.prod(shape)
     sums = [None if side is None else _sums(_read(side, rows), reference, base) for side in (before, after)]
-    return Relation(math.prod(shape), sum(stop - start for start, stop in rows) * width, sums[0], sums[1])
+    seen = sum(stop - start for start, stop in rows) * width
+    return Relation(math.prod(shape), seen, sums[0], sums[1], len(shape) > 1)
 
 
 def _read(models: Mapping[str, Rows], rows: Sequence[tuple[int, int]]) -> dict[str, Array]:
@@ -116,9 +119,11 @@ def _sums(models: Mapping[str, Array], reference: str | None, base: str | None) 
 
 
 def cosines(relations: Iterable[Relation], side: str) -> dict[tuple[str, str], float]:
-    """The cosine of every two models over several tensors; a tensor counts with all its elements, seen or not."""
+    """The cosine of every two models over the matrices among several tensors, or over all where there is no matrix. A
+    tensor counts with all its elements, seen or not."""
     products: dict[tuple[str, str], float] = {}
-    for one, sums in _of(relations, side):
+    relations = list(relations)
+    for one, sums in _of([one for one in relations if one.matrix] or relations, side):
         for pair, value in sums.products.items():
             products[pair] = products.get(pair, 0.0) + value * one.elements / one.sampled
     names = list(dict.fromkeys(name for pair in products for name in pair))

@@ -71,7 +71,8 @@ def _merge_cards(record: Record) -> list[tuple[str, str, str]]:
         found.append(("output difference", b.number(record["max_output_difference"]).text, "the largest, relative"))
     if whole and b.known(whole["cosine"].values()):
         between = "task vectors" if record["measured"]["base"] else "models"
-        found.append(("cosine", _arrow(whole["cosine"]["before"], whole["cosine"]["after"]), f"between the {between}"))
+        angle = _arrow(whole["cosine"]["before"], whole["cosine"]["after"])
+        found.append(("cosine", angle, f"between the {between}, matrices only"))
     if record.get("relative_error") is not None:
         found.append(("missed", b.percent(record["relative_error"]).text, "of the merged update, by cutting its rank"))
     return found

@@ -14,13 +14,14 @@ from isomerge.evaluate.device import require_device
 from isomerge.evaluate.tasks.run import describe
 from isomerge.merge.recipe import Recipe
 from isomerge.merge.settings import RunSettings
+from isomerge.report.pictures import can_draw, require_drawable
 from isomerge.sweep.bench import Bench
 from isomerge.sweep.between import corners, searched, typed
 from isomerge.sweep.kept import Kept, reserve, work_of
 from isomerge.sweep.measuring import Ruler
 from isomerge.sweep.merging import Merger
 from isomerge.sweep.module import NotFinite
-from isomerge.sweep.picture import can_draw, plot_sweep, require_drawable
+from isomerge.sweep.picture import plot_sweep
 from isomerge.sweep.points import Point, grid, one_recipe, points_of, raise_all, require_different, said
 from isomerge.sweep.ranges import read_axes
 from isomerge.sweep.result import Measured, Sweep, remarks, write

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from isomerge.errors import RequestError
 from isomerge.sweep.points import word
 
 Record = Mapping[str, Any]
 BLUE, GREEN = "#1f6feb", "#2da44e"
-FORMATS = (".svg", ".png")
 LONGEST, TICKS = 20, 12  # letters of a label, and labels of an axis
-
-
-def can_draw() -> bool:
-    return find_spec("matplotlib") is not None
-
-
-def require_drawable(path: Path) -> None:
-    """Refuse, before any work, a picture that could not be written."""
-    if path.suffix.lower() not in FORMATS:
-        raise RequestError(f"--plot {path}: pictures are .svg or .png. Name such a file.")
-    if not path.parent.is_dir():
-        raise RequestError(f"--plot {path}: there is no folder {path.parent}. Make it first.")
-    if not can_draw():
-        raise RequestError(f"--plot {path}: 'matplotlib' is not installed (pip install isomerge[report]).")
 
 
 def plot_sweep(record: Record, path: Path) -> None:
