@@ -19,21 +19,33 @@ def load_tokenizer(base: str) -> Any:
     import transformers
 
     try:
-        return transformers.AutoTokenizer.from_pretrained(base)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     except (ImportError, ValueError) as error:
         raise SystemExit(
             f"Loading the tokenizer of {base}: {str(error).splitlines()[0]} Install sentencepiece and protobuf, or put "
             "the tokenizer.json beside the model."
         ) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def encode(tokenizer: Any, task: str, examples: Sequence[Example], length: int) -> list[dict[str, Any]]:
-    """Numbers of tokens and targets. A word's tag belongs to its first token; words that were cut off have none."""
+    """Numbers of tokens and targets. A word's tag belongs to one of its tokens; words that were cut off have none.
+
+    A tokenizer without a separator is that of a model that reads from left to right, and words carry the space before
+    them. There a pair of texts is two lines, and a word is tagged where it ends: before, the model has not read it.
+    """
     given, targets = [list(side) for side in zip(*examples, strict=True)]
+    onward = tokenizer.sep_token is None
     options: dict[str, Any] = {"truncation": True, "max_length": length}
     if task == "ner":
         # One place is enough for a word that the tokenizer makes nothing of, and keeps words and tags in step.
-        found = tokenizer([[word or "?" for word in words] for words in given], is_split_into_words=True, **options)
+        before = " " if onward else ""
+        split = [[before + (word or "?") for word in words] for words in given]
+        found = tokenizer(split, is_split_into_words=True, **options)
+    elif isinstance(given[0], tuple) and onward:
+        found = tokenizer([f"{one}\n{other}" for one, other in given], **options)
     elif isinstance(given[0], tuple):
         found = tokenizer([one for one, _ in given], [other for _, other in given], **options)
     else:
@@ -41,19 +53,21 @@ def encode(tokenizer: Any, task: str, examples: Sequence[Example], length: int) 
     rows = []
     for place, target in enumerate(targets):
         row = {key: values[place] for key, values in found.items()}
-        row["labels"] = _first_tokens(found.word_ids(place), target) if task == "ner" else target
+        row["labels"] = _tagged(found.word_ids(place), target, onward) if task == "ner" else target
         rows.append(row)
     return rows
 
 
-def _first_tokens(words: Sequence[int | None], tags: Sequence[int]) -> list[int]:
-    """The tag of each word at its first token; other tokens are not asked.
+def _tagged(words: Sequence[int | None], tags: Sequence[int], last: bool) -> list[int]:
+    """The tag of each word at its first token, or its last; other tokens are not asked.
 
-    >>> _first_tokens([None, 0, 0, 1, None], [3, 0])
+    >>> _tagged([None, 0, 0, 1, None], [3, 0], last=False)
     [-100, 3, -100, 0, -100]
+    >>> _tagged([0, 0, 1], [3, 0], last=True)
+    [-100, 3, 0]
     """
-    before = [None, *words[:-1]]
-    return [IGNORED if w is None or w == b else tags[w] for w, b in zip(words, before, strict=True)]
+    beside = [*words[1:], None] if last else [None, *words[:-1]]
+    return [IGNORED if w is None or w == b else tags[w] for w, b in zip(words, beside, strict=True)]
 
 
 def batch_of(rows: Sequence[Mapping[str, Any]], padding: int) -> dict[str, Tensor]:

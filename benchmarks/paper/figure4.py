@@ -19,12 +19,12 @@ from corpora import CORPORA, prepare
 from crew import cells, known, side_by_side
 from encoding import Inputs
 from language import (
-    BASES,
     Job,
     Judge,
     Plan,
     State,
     base_path,
+    bases_of,
     fine_tune,
     origin,
     plan_for,
@@ -37,8 +37,8 @@ from runner import Mean, Plot, Result, Run, Table, main
 SETS = {"reduced": ("CoLA", "STS-B"), "small": ("CoLA", "STS-B"), "original": ("glue-cola", "glue-stsb")}
 WAYS = {"single": "one layer", "first": "the first n", "last": "the last n"}
 ACROSS, WITHIN = "a model of each task", "two seeds of a task"
-STRIDES = {"reduced": 4}
-LAYER = re.compile(r"\.layer\.(\d+)\.")
+STRIDES = {"reduced": 2}
+LAYER = re.compile(r"\.layers?\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,18 @@ class Pair:
 
 
 def script(run: Run) -> Result:
-    plan, sets = plan_for(run.scale, BASES[run.scale][-1]), SETS[run.scale]
+    name, sets = bases_of(run)[-1], SETS[run.scale]
+    plan = plan_for(run.scale, name)
     run.settings["plan"] = repr(plan)
     prepare(run, sets)
-    base = base_path(BASES[run.scale][-1], run.models)
+    base = base_path(name, run.models)
     stride = STRIDES.get(run.scale, 1)
     jobs = {
-        (name, seed): Job(base, name, seed, plan, run.data, run.work, run.device)
-        for name in sets
+        (corpus, seed): Job(base, corpus, seed, plan, run.data, run.work, run.device)
+        for corpus in sets
         for seed in range(run.seeds)
     }
-    notes(run, plan, stride)
+    notes(run, plan, stride, title(name))
     if told := origin(base):
         run.note(told)
     if run.dry:
@@ -70,28 +71,30 @@ def script(run: Run) -> Result:
     one, other = sets
     pairs = {f"{ACROSS}, seed {seed}": Pair(jobs[one, seed], jobs[other, seed], stride) for seed in range(run.seeds)}
     if run.seeds > 1:
-        for name in sets:
+        for corpus in sets:
             for seed in range(run.seeds if run.seeds > 2 else 1):
                 after = (seed + 1) % run.seeds
-                pair = Pair(jobs[name, seed], jobs[name, after], stride)
-                pairs[f"{WITHIN}, {name}, seeds {seed} and {after}"] = pair
+                pair = Pair(jobs[corpus, seed], jobs[corpus, after], stride)
+                pairs[f"{WITHIN}, {corpus}, seeds {seed} and {after}"] = pair
     if not run.dry:
         wanted = [pair for key, pair in pairs.items() if not known(run, key)]
         missing = dict.fromkeys(job for pair in wanted for job in (pair.moved, pair.anchor) if not job.done)
         side_by_side(run, fine_tune, list(missing))
     found = cells(run, measure, pairs)
-    return Result([]) if run.dry else report(title(BASES[run.scale][-1]), sets, found)
+    return Result([]) if run.dry else report(title(name), sets, found)
 
 
-def notes(run: Run, plan: Plan, stride: int) -> None:
+def notes(run: Run, plan: Plan, stride: int, base: str) -> None:
     if run.scale != "original":
         run.note(
-            f"DeBERTa-v3-xsmall instead of DeBERTa; at most {plan.examples:,} training and {plan.tested:,} test "
+            f"{base} instead of DeBERTa; at most {plan.examples:,} training and {plan.tested:,} test "
             f"examples, {plan.epochs} epochs and at least {plan.least_steps} steps, batches of {plan.batch}, rate "
             f"{plan.rate:g}."
         )
+    if plan.layers:
+        run.note(f"Only the first {plan.layers} layers of {base}.")
     if stride > 1:
-        run.note(f"Left out: all but every {stride}th layer and number of layers.")
+        run.note(f"Left out: layers and numbers of layers between steps of {stride}.")
     if run.seeds < 2:
         run.note(f"Left out: {WITHIN}, which takes two seeds.")
     run.note("The test sets are the public validation sets of GLUE.")
@@ -102,7 +105,8 @@ def measure(pair: Pair) -> dict[str, Any]:
     """By task: the loss without matching, and by way the losses over the numbers of layers (or the layer's own)."""
     judges = {job.corpus: judge_of(job) for job in (pair.anchor, pair.moved)}
     head = judges[pair.anchor.corpus].head
-    plain, matched = merged_bodies(pair, head)
+    device = pair.moved.device  # on it once, not for each of the many mixtures
+    plain, matched = ({name: value.to(device) for name, value in state.items()} for state in merged_bodies(pair, head))
     depth = 1 + max(layer_of(name) for name in plain)
     found: dict[str, Any] = {}
     for job in {job.corpus: job for job in (pair.moved, pair.anchor)}.values():

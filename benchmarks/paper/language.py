@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 from corpora import CORPORA, LABELS
-from encoding import IGNORED, Inputs
+from encoding import IGNORED, Inputs, load_tokenizer
+from runner import Run
 from torch import Tensor
 
 State = dict[str, Tensor]
 BASES = {
-    "reduced": ("sentence-transformers/all-MiniLM-L6-v2", "microsoft/deberta-v3-xsmall"),
-    "small": ("sentence-transformers/all-MiniLM-L6-v2", "microsoft/deberta-v3-xsmall"),
+    "reduced": ("sentence-transformers/all-MiniLM-L6-v2", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+    "small": ("sentence-transformers/all-MiniLM-L6-v2", "HuggingFaceTB/SmolLM2-135M-Instruct"),
     "original": ("FacebookAI/roberta-base", "microsoft/deberta-v3-large"),
 }
 
@@ -49,6 +50,10 @@ class Plan:
     """Training examples that Fisher sees of each model's set."""
     warm_up: float = 0.06
     length: int = 128
+    layers: int | None = None
+    """The first layers of the base that are kept, if not all."""
+    bfloat16: bool = False
+    """Forward and backward passes of training, on a GPU."""
 
 
 PLANS = {
@@ -58,17 +63,23 @@ PLANS = {
 }
 
 
-LONGER: dict[tuple[str, str], dict[str, Any]] = {
-    ("small", "microsoft/deberta-v3-xsmall"): {"rate": 2e-4, "least_steps": 1000},
+OWN: dict[tuple[str, str], dict[str, Any]] = {
+    ("reduced", "HuggingFaceTB/SmolLM2-135M-Instruct"): {"rate": 1e-4, "layers": 6},
+    ("small", "HuggingFaceTB/SmolLM2-135M-Instruct"): {"bfloat16": True, "rate": 1e-4},
 }
-"""Bases that learn nothing in as few steps as others need."""
+"""What is different for one base."""
 
 
 def plan_for(scale: str, base: str) -> Plan:
-    return replace(PLANS[scale], **LONGER.get((scale, base), {}))
+    return replace(PLANS[scale], **OWN.get((scale, base), {}))
 
 
 # --- base models ------------------------------------------------------------------------------------------------------
+def bases_of(run: Run) -> tuple[str, ...]:
+    """The names that --bases gives, or the scale's; the larger last."""
+    return run.bases or BASES[run.scale]
+
+
 def title(base: str) -> str:
     return base.rpartition("/")[2]
 
@@ -117,8 +128,8 @@ class Job:
         return (self.folder / "training.json").is_file()
 
 
-def new_model(base: str, task: str, seed: int) -> Any:
-    """The base with a new head: a linear layer's weights are drawn by the seed, its biases are zero."""
+def new_model(base: str, task: str, seed: int, layers: int | None = None) -> Any:
+    """The base (or its first layers) with a new head: weights are drawn by the seed, biases are zero."""
     import transformers
 
     from isomerge.checkpoint.module import quiet_transformers
@@ -128,10 +139,13 @@ def new_model(base: str, task: str, seed: int) -> Any:
     names: dict[str, Any] = {"num_labels": len(labels) or 1}
     if labels:
         names = {"id2label": dict(enumerate(labels)), "label2id": {name: n for n, name in enumerate(labels)}}
+    if layers:
+        names["num_hidden_layers"] = layers
     with quiet_transformers():
         model = getattr(transformers, kind).from_pretrained(
             base, dtype=torch.float32, ignore_mismatched_sizes=True, **names
         )
+    model.config.pad_token_id = load_tokenizer(base).pad_token_id  # by it, the last token of a text is found
     generator = torch.Generator().manual_seed(seed)
     parameters = model.state_dict()
     for name in head_names(model):
@@ -148,9 +162,9 @@ def head_names(model: Any) -> list[str]:
 
 
 def fine_tune(job: Job) -> Path:
-    """AdamW, linear warm-up and decay; on a GPU matrix products in TF32. A model that is there is kept.
+    """AdamW, linear warm-up and decay; on a GPU in TF32 or, by the plan, bfloat16. A model that is there is kept.
 
-    Models this small wait for launches, not for arithmetic: bfloat16 would only add casts, and asking for the loss
+    Small models wait for launches, not for arithmetic: bfloat16 would only add casts to them, and asking for the loss
     after every step would let the GPU wait for the host.
     """
     if job.done:
@@ -162,7 +176,7 @@ def fine_tune(job: Job) -> Path:
         Inputs(job.base, job.data, job.plan.examples, job.plan.tested, job.plan.length),
         CORPORA[job.corpus].task,
     )
-    model = new_model(job.base, task, job.seed).to(job.device).train()
+    model = new_model(job.base, task, job.seed, job.plan.layers).to(job.device).train()
     torch.manual_seed(job.seed)  # dropout
     generator = torch.Generator().manual_seed(job.seed + 100)
     count, plan = len(inputs.rows(job.corpus, "train")), job.plan
@@ -174,13 +188,15 @@ def fine_tune(job: Job) -> Path:
     )
     order: list[int] = []
     total = torch.zeros((), device=job.device)
+    kind = torch.device(job.device).type
     with _fast_products():
         for _ in range(steps):
             if not order:
                 order = torch.randperm(count, generator=generator).tolist()
             chosen, order = order[: plan.batch], order[plan.batch :]
             batch = _moved(next(inputs.batches(job.corpus, "train", len(chosen), order=chosen)), job.device)
-            outputs = model(**{key: value for key, value in batch.items() if key != "labels"})
+            with torch.autocast(kind, torch.bfloat16, enabled=plan.bfloat16 and kind == "cuda"):
+                outputs = model(**{key: value for key, value in batch.items() if key != "labels"})
             loss = loss_of(outputs.logits.float(), batch["labels"])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()

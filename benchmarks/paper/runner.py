@@ -71,6 +71,8 @@ class Run:
     models: Path | None
     out: Path
     dry: bool = False
+    bases: tuple[str, ...] = ()
+    """Language models to start from, instead of the scale's."""
     commit: str = "unknown"
     settings: dict[str, Any] = field(default_factory=dict)
     """Whatever changes the numbers: set before the first cell, it is part of every key."""
@@ -159,6 +161,10 @@ def arguments(name: str, title: str) -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, help="reduced: 1; else 3")
     parser.add_argument("--data", type=Path, help="the folder with the data sets; README.md here says what is in it")
     parser.add_argument("--models", type=Path, help="the folder with models to start from, instead of the hub")
+    parser.add_argument(
+        "--bases", type=lambda text: tuple(text.split(",")), default=(), metavar="NAME,NAME",
+        help="language models to start from, as the hub names them, the larger last; figure4 takes the last",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="docs/results; original: docs/results/original; reduced: WORK/results")
     parser.add_argument("--dry-run", action="store_true", help="say what would be downloaded, trained and merged")
     parser.add_argument("--record-only", action="store_true", help="write the JSON and neither Markdown nor plot")
@@ -187,7 +193,7 @@ def prepare(name: str, given: argparse.Namespace) -> Run:
     if not given.dry_run:
         given.work.mkdir(parents=True, exist_ok=True)
     commit = given.commit or _commit()
-    run = Run(name, scale, given.work, device, seeds, given.data, given.models, out, given.dry_run, commit)
+    run = Run(name, scale, given.work, device, seeds, given.data, given.models, out, given.dry_run, given.bases, commit)
     run.say(f"scale {scale}, {device}, seeds {seeds}, work in {given.work}, results in {out}")
     if scale == "reduced":
         run.note(
@@ -212,6 +218,7 @@ def command(run: Run) -> str:
     words += ["--device", run.device]
     words += ["--data", "DATA"] if run.data else []
     words += ["--models", "MODELS"] if run.models else []
+    words += ["--bases", ",".join(run.bases)] if run.bases else []
     return " ".join(words)
 
 

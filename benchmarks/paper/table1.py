@@ -23,12 +23,12 @@ from corpora import prepare
 from crew import cells, known, side_by_side
 from encoding import Inputs
 from language import (
-    BASES,
     Job,
     Judge,
     Plan,
     State,
     base_path,
+    bases_of,
     fine_tune,
     origin,
     plan_for,
@@ -113,10 +113,10 @@ class Group:
 
 def script(run: Run) -> Result:
     suites = SUITES[run.scale]
-    plans = {title(base): plan_for(run.scale, base) for base in BASES[run.scale]}
+    plans = {title(base): plan_for(run.scale, base) for base in bases_of(run)}
     run.settings["plan"] = repr(plans)
     prepare(run, [name for suite in suites for name in (*suite.inside, *suite.outside)])
-    bases = {title(base): base_path(base, run.models) for base in BASES[run.scale]}
+    bases = {title(base): base_path(base, run.models) for base in bases_of(run)}
     alone: dict[str, Group] = {}
     together: dict[str, Group] = {}
     # The larger base first: side by side, the longest jobs should not be the last.

@@ -32,9 +32,7 @@ def notes(run: Run, plans: Mapping[str, Plan]) -> None:
         run.note("The bases are smaller than the paper's RoBERTa-base and DeBERTa-v3-large.")
         run.note(
             f"At most {plan.examples:,} training and {plan.tested:,} test examples a set, {plan.epochs} epochs, "
-            f"batches of {plan.batch}; "
-            + "; ".join(f"{base}: rate {own.rate:g}, at least {own.least_steps} steps" for base, own in plans.items())
-            + "."
+            f"batches of {plan.batch}; " + "; ".join(f"{base}: {_told(own)}" for base, own in plans.items()) + "."
         )
         run.note(
             "Not all of the paper's sets can be had. Texts count by one of four shared emotions (those with several "
@@ -51,6 +49,13 @@ def notes(run: Run, plans: Mapping[str, Plan]) -> None:
         f"RegMean sees {plan.grams:,} training examples of each model, Fisher {plan.informed:,} with their labels "
         "(empirical). Models of a seed begin with one head; out-of-domain it is merged like the rest."
     )
+
+
+def _told(plan: Plan) -> str:
+    """What may differ between bases."""
+    layers = f"the first {plan.layers} layers, " if plan.layers else ""
+    precision = ", bfloat16" if plan.bfloat16 else ""
+    return f"{layers}rate {plan.rate:g}{precision}, at least {plan.least_steps} steps"
 
 
 def report(run: Run, bases: Sequence[str], suites: Sequence[Any], cells: Cells) -> Result:
@@ -181,7 +186,9 @@ def claims(bases: Sequence[str], suites: Sequence[Any], cells: Cells) -> list[st
                              for base, task, kind, method in worse)  # fmt: skip
             sentences.append(f"Worse by more than noise with {MARKS[mark]}: {told}.")
         sentences.append(distances(cells, bases, mark))
-    small, large = bases
+    if len(bases) < 2:
+        return sentences
+    small, *_, large = bases
     more = gains[large].mean - gains[small].mean
     bound = max(noise(gains[large]), noise(gains[small]))
     held = "held" if more > bound else "did not hold" if more < -bound else "not to be told from noise"

@@ -82,13 +82,13 @@ class LanguagePair:
 def language_pairs(run: Run) -> dict[str, LanguagePair]:
     """By base. Those whose models Table 1 has not trained yet are left out, and that is said."""
     try:
-        from language import BASES, Job, base_path, plan_for, title
+        from language import Job, base_path, bases_of, plan_for, title
         from table1 import SUITES
     except ImportError as error:
         run.note(f"Language models are left out: {error}.")
         return {}
     found, missing = {}, []
-    for base in BASES[run.scale]:
+    for base in bases_of(run):
         try:
             where = base_path(base, run.models)
         except SystemExit:

@@ -22,8 +22,9 @@ import parsers
 import runner
 import table1
 import table1_report
-from encoding import Inputs
+from encoding import Inputs, batch_of, encode, load_tokenizer
 
+OLD = "microsoft/deberta-v3-xsmall"
 WORDS = ["joy", "anger", "fear", "sadness", "paris", "anna", "acme", "in", "the", "sees", "a", "b", "c", "good", "bad"]
 TINY = language.Plan(1, 4, 1e-3, 8, 3, 8, 8, 4, length=24)
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -32,7 +33,7 @@ SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 # --- tiny bases and data ----------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Untrained bases of both architectures, under the names that the scripts look for."""
+    """Untrained bases of all architectures, under the names that the scripts look for; OLD is no default any more."""
     from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
     from tokenizers.models import WordPiece
 
@@ -47,18 +48,32 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     relative: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True,
                 "position_biased_input": False, "norm_rel_ebd": "layer_norm", "type_vocab_size": 0}  # fmt: skip
     torch.manual_seed(0)
-    for base, model in zip(
-        language.BASES["reduced"],
-        (
-            transformers.BertModel(transformers.BertConfig(**size)),
-            transformers.DebertaV2Model(transformers.DebertaV2Config(**size, **relative)),
-        ),
-        strict=True,
+    onward = onward_tokenizer()
+    small, large = language.BASES["reduced"]
+    rotary: dict[str, Any] = {**size, "num_hidden_layers": 3, "num_key_value_heads": 2, "vocab_size": len(onward)}
+    for base, model, reader in (
+        (small, transformers.BertModel(transformers.BertConfig(**size)), tokenizer),
+        (OLD, transformers.DebertaV2Model(transformers.DebertaV2Config(**size, **relative)), tokenizer),
+        (large, transformers.LlamaForCausalLM(transformers.LlamaConfig(**rotary)), onward),
     ):
         folder = home / language.title(base)
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        reader.save_pretrained(folder)
     return home
+
+
+def onward_tokenizer() -> Any:
+    """As models that read from left to right have it: no separator, no class token, spaces belong to words."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+    from tokenizers.models import BPE
+
+    backend = Tokenizer(BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=["<end>"], initial_alphabet=alphabet)
+    backend.train_from_iterator([f" {word}" for word in WORDS] * 9, trainer)
+    names = ["input_ids", "attention_mask"]
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", model_input_names=names)
 
 
 @pytest.fixture(scope="module")
@@ -193,13 +208,58 @@ def test_a_note_beside_a_base_says_where_it_is_from(tmp_path: Path) -> None:
 
 
 def test_heads_of_a_seed_begin_alike_and_those_of_another_do_not(models: Path) -> None:
-    base = str(models / "deberta-v3-xsmall")
+    base = str(models / language.title(OLD))
     one, same, other = (language.new_model(base, "emotion", seed).state_dict() for seed in (0, 0, 1))
     head = language.head_names(language.new_model(base, "emotion", 0))
     assert head == ["pooler.dense.weight", "pooler.dense.bias", "classifier.weight", "classifier.bias"]
     assert torch.equal(one["classifier.weight"], same["classifier.weight"])
     assert not torch.equal(one["classifier.weight"], other["classifier.weight"])
     assert not one["classifier.bias"].any()
+
+
+@pytest.mark.parametrize(("task", "expected"), [("CoLA", [(2, 32)]), ("STS-B", [(1, 32)]), ("ner", [(7, 32), (7,)])])
+def test_the_head_of_a_model_that_reads_onward(task: str, expected: list[tuple[int, ...]], models: Path) -> None:
+    model = language.new_model(str(models / language.title(language.BASES["reduced"][1])), task, 0)
+    names = language.head_names(model)
+    assert names == ["score.weight", "score.bias"][: len(names)]
+    assert [tuple(model.state_dict()[name].shape) for name in names] == expected
+
+
+def test_only_the_first_layers_are_kept_if_the_plan_says_so(models: Path, data: Path, tmp_path: Path) -> None:
+    whole = job(models, data, tmp_path, "CoLA", base=1)
+    folder = language.fine_tune(replace(whole, plan=replace(TINY, layers=2, rate=0.0)))
+    kept, base = language.state_of(folder), language.state_of(Path(whole.base))
+    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 2
+    assert {figure4.layer_of(name) for name in base} == {-1, 0, 1, 2}
+    assert {figure4.layer_of(name) for name in kept} == {-1, 0, 1}
+    assert all(torch.equal(kept[name], base[name]) for name in kept if name != "score.weight")
+    assert language.fine_tune(whole) != folder
+
+
+def test_padding_does_not_change_what_is_read_onward(models: Path, data: Path, tmp_path: Path) -> None:
+    folder = language.fine_tune(job(models, data, tmp_path, "STS-B", base=1))
+    tokenizer = load_tokenizer(str(models / language.title(language.BASES["reduced"][1])))
+    rows = encode(tokenizer, "STS-B", [(("the a", "b"), 2.5), (("anna sees paris", "the good anna"), 1.0)], 24)
+    model = language.load_model(folder).eval()
+    batches = [batch_of(few, tokenizer.pad_token_id) for few in (rows, rows[:1], rows[1:])]
+    assert not batches[0]["attention_mask"].all()  # one is padded
+    both, one, other = (
+        model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits for batch in batches
+    )
+    assert torch.allclose(both, torch.cat([one, other]), atol=1e-5)
+    assert not torch.allclose(one, other, atol=1e-3)
+
+
+def test_words_are_tagged_where_they_end_by_a_model_that_reads_onward(models: Path, data: Path) -> None:
+    base = str(models / language.title(language.BASES["reduced"][1]))
+    tokenizer = load_tokenizer(base)
+    (row,) = encode(tokenizer, "ner", [(["anna", "xy", "paris"], [1, 2, 3])], 24)
+    pieces = tokenizer.convert_ids_to_tokens(row["input_ids"])
+    assert pieces == ["\u0120anna", "\u0120", "x", "y", "\u0120paris"]
+    assert row["labels"] == [1, -100, -100, 2, 3]
+    (row,) = encode(tokenizer, "STS-B", [(("the a", "b"), 2.5)], 24)
+    assert tokenizer.decode(row["input_ids"]) == "the a\nb" and row["labels"] == 2.5
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
 
 
 def test_the_pooler_that_only_classifiers_read_belongs_to_the_head(models: Path) -> None:
@@ -252,7 +312,7 @@ def test_mixing_layers_is_matching_only_those(models: Path, data: Path, tmp_path
     first, second = (job(models, data, tmp_path, "CoLA", base=1, seed=seed) for seed in (0, 1))
     for each in (first, second):
         language.fine_tune(each)
-    head = ["classifier.weight", "classifier.bias", "pooler.dense.weight", "pooler.dense.bias"]
+    head = ["score.weight"]
     plain, matched = figure4.merged_bodies(figure4.Pair(first, second, 1), head)
     found = isomerge.align(first.folder, second.folder, level="rotation", only="attention", layers="1")
     assert isinstance(found, isomerge.Alignment)
@@ -262,13 +322,14 @@ def test_mixing_layers_is_matching_only_those(models: Path, data: Path, tmp_path
     body = [name for name in mixed if name not in head]
     assert all(torch.allclose(mixed[name], expected[name], atol=1e-6) for name in body)
     moved = [name for name in body if not torch.equal(mixed[name], plain[name])]
-    assert moved and all(".layer.1.attention." in name for name in moved)
+    assert moved and all(".layers.1.self_attn." in name for name in moved)
 
 
 # --- the scripts ------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, models: Path, data: Path, tmp_path: Path) -> list[str]:
     monkeypatch.setitem(language.PLANS, "reduced", TINY)
+    monkeypatch.setattr(language, "OWN", {})
     places = {"--data": data, "--models": models, "--work": tmp_path / "work", "--out": tmp_path / "out"}
     return ["--scale", "reduced", "--device", "cpu", *(str(word) for pair in places.items() for word in pair)]
 
@@ -301,8 +362,8 @@ def test_figure4_from_end_to_end(tiny: list[str], tmp_path: Path, monkeypatch: p
         f"{name}, {reading}" for reading in (figure4.ACROSS, figure4.WITHIN) for name in ("CoLA", "STS-B")
     ]
     losses = record["cells"][f"{figure4.ACROSS}, seed 0"]["values"]["losses"]["STS-B"]
-    assert losses["first"]["2"] == losses["last"]["2"]  # all layers
-    assert losses["first"]["1"] == losses["single"]["0"] and losses["last"]["1"] == losses["single"]["1"]
+    assert losses["first"]["3"] == losses["last"]["3"]  # all layers
+    assert losses["first"]["1"] == losses["single"]["0"] and losses["last"]["1"] == losses["single"]["2"]
     assert sum("First layers matter most" in claim for claim in record["claims"]) == 4
 
 
@@ -321,6 +382,13 @@ def test_a_dry_run_of_the_original_says_what_it_would_do(
     told = capsys.readouterr().out
     assert all(words in told for words in expected)
     assert "would compute" in told and not list(tmp_path.iterdir())
+
+
+def test_other_bases_can_be_named(tiny: list[str], models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runner.main("dry", "title", "paper", figure4.script, [*tiny, "--dry-run", "--bases", OLD])
+    assert f"would fine-tune {models / language.title(OLD)} on CoLA" in capsys.readouterr().out
+    runner.main("dry", "title", "paper", figure4.script, [*tiny, "--dry-run"])
+    assert f"would fine-tune {models / language.title(language.BASES['reduced'][1])} on" in capsys.readouterr().out
 
 
 def test_claims_count_what_rose_and_what_fell() -> None:
