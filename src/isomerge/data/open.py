@@ -92,7 +92,8 @@ def _text_files(path: Path, split: str | None, prefer: str) -> tuple[list[Path],
         near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = did_you_mean(path.name, near) if near and len(near) < 200 else ""
         hint = hint if hint.startswith("Did you mean") else ""
-        raise RequestError(f"While opening data {path}: there is no such file or folder. {hint}".rstrip())
+        hint = hint or "Name a file or folder of yours there."
+        raise RequestError(f"While opening data {path}: there is no such file or folder. {hint}")
     found = sorted(p for p in path.iterdir() if p.is_file() and p.suffix.lower() in TEXT_FILES)
     found = [p for p in found if not p.name.lower().startswith(DESCRIPTIONS) and not parallel_labels(p)]
     if not found:
