@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -15,7 +16,7 @@ import torch
 
 from isomerge.checkpoint import TensorInfo, open_checkpoint, write_checkpoint
 from isomerge.checkpoint.staging import STAGING, Staging
-from isomerge.errors import CheckpointError
+from isomerge.errors import CheckpointError, RequestError
 
 PLAN = {name: TensorInfo((8,), torch.float32) for name in "abcd"}
 
@@ -184,3 +185,20 @@ def test_two_writers_do_not_mix_their_files(tmp_path):
     write(out, tensors_while_another_tries())
     assert open_checkpoint(out).read("d")[0] == ord("d")
     assert STAGING not in files_in(out)
+
+
+def test_finished_work_of_another_run_is_not_thrown_away_unasked(tmp_path):
+    out = tmp_path / "out"
+    with contextlib.suppress(KeyboardInterrupt), Staging(out, force=False, key="first") as staging:
+        staging.create("model.safetensors").write(b"half")
+        staging.note(tensor="a")
+        raise KeyboardInterrupt
+    for key in ("second", None):
+        with pytest.raises(RequestError, match="interrupted run has left finished work.*--force"):
+            Staging(out, force=False, key=key).__enter__()
+    with contextlib.suppress(KeyboardInterrupt), Staging(out, force=False, key="first") as staging:
+        assert staging.journal() == [{"tensor": "a"}] and staging.reopen("model.safetensors", 4) is not None
+        raise KeyboardInterrupt
+    with contextlib.suppress(KeyboardInterrupt), Staging(out, force=True, key="second") as staging:
+        assert staging.journal() == [] and staging.reopen("model.safetensors", 4) is None
+        raise KeyboardInterrupt

@@ -58,6 +58,8 @@ def run(words: list[str], into: str | None = None, *, anew: bool = False) -> Non
             shutil.rmtree(value) if Path(value).is_dir() else Path(value).unlink()
     done = CliRunner().invoke(app, words[1:])
     assert done.exit_code == 0, f"{shlex.join(words)} ended with {done.exit_code}:\n{done.output}"
+    for flag, value in itertools.pairwise(words):
+        assert flag not in ("-o", "--out", "--recipe") or Path(value).exists(), f"{shlex.join(words)}: no {value}"
     if into:
         Path(into).write_text(done.stdout)
 

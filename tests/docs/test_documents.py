@@ -150,7 +150,7 @@ def test_every_block_of_a_page_runs(page: Path, hub: Path, registries: None, scr
         if block.page in READS_MERGED:
             shutil.copytree(stage.image_model(0), scratch / "merged")
         with told_where(block):
-            run_block(block, names, kind, anew=not story)
+            assert run_block(block, names, kind, anew=not story) > 0, "there is nothing in it to run or to look at"
 
 
 def recipe_of(blocks: list[Block], kind: str) -> str:
@@ -177,11 +177,14 @@ def told_where(block: Block) -> Iterator[None]:
         pytest.fail(f"{block}: {type(error).__name__}: {error}\n{trace}\n{block.code}", pytrace=False)
 
 
-def run_block(block: Block, names: dict[str, Any], kind: str, *, anew: bool) -> None:
+def run_block(block: Block, names: dict[str, Any], kind: str, *, anew: bool) -> int:
+    """How many commands, recipes or texts were run or looked at."""
     if block.language in COMMANDS:
-        for words, into in shell.commands(block.code):
+        commands = list(shell.commands(block.code))
+        for words, into in commands:
             run_command(words, into, form=block.page in FORMS, anew=anew)
-    elif block.language == "python":
+        return len(commands)
+    if block.language == "python":
         exec(compile(block.code, str(block), "exec"), names)
     elif block.language == "yaml":
         run_recipe(block, kind)
@@ -190,6 +193,7 @@ def run_block(block: Block, names: dict[str, Any], kind: str, *, anew: bool) -> 
     else:
         assert block.language == "text", f"no test knows what to do with a block of {block.language}"
         require_forms(block.code)
+    return 1
 
 
 def run_command(words: list[str], into: str | None, *, form: bool, anew: bool) -> None:
@@ -237,7 +241,9 @@ def test_the_example_of_every_verb_runs(verb: str, scratch: Path) -> None:
         shell.run(["isomerge", "merge", "model-a", "model-b", "-o", "merged"])
     if "curve.json" in example:
         shell.run(["isomerge", "barrier", "model-a", "model-b", "--data", "images", "--json"], "curve.json")
-    for words, into in shell.commands(example):
+    commands = list(shell.commands(example))
+    assert commands and all(words[:2] == ["isomerge", verb] for words, _ in commands), "an example of another verb"
+    for words, into in commands:
         run_command(words, into, form=False, anew=True)
 
 
@@ -249,12 +255,17 @@ def test_the_tables_of_exceptions_hold_only_what_exists() -> None:
 
 @pytest.mark.parametrize("page", documents(), ids=name_of)
 def test_commands_in_sentences_exist(page: Path) -> None:
+    wrong = []
     for span in spans_of(page):
         words = span.split()
-        if words[0] == "isomerge" and len(words) > 1:
-            shell.require_form(words[1:])
-        elif words[0] in ("make", "pip", "python") and len(words) > 1:
-            shell.look(shlex.split(span))
+        try:
+            if words[0] == "isomerge" and len(words) > 1:
+                shell.require_form(words[1:])
+            elif words[0] in ("make", "pip", "python") and len(words) > 1:
+                shell.look(shlex.split(span))
+        except AssertionError as error:
+            wrong.append(f"`{span}`: {error}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("page", documents(), ids=name_of)

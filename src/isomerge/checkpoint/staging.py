@@ -48,9 +48,16 @@ class Staging:
         self._placed: list[Path] = []
         self._created: list[Path] = []
         self._lock: int | None = None
+        self._force = force
         _refuse_occupied(out, force)
 
     def __enter__(self) -> Staging:
+        if not self._force and self._journal_key() not in (None, self._key) and self._journal_notes():
+            raise RequestError(
+                f"While preparing to write {self.out}: an interrupted run has left finished work of another kind there "
+                f"({self._folder}). Run that command again to go on with it, name another folder, or pass --force "
+                "(force=True) to throw it away."
+            )
         try:
             self._make_folders()
             self._lock = _lock_folder(self._folder)
@@ -81,8 +88,9 @@ class Staging:
 
     def journal(self) -> list[dict[str, Any]]:
         """What an interrupted run noted, without a last line that was cut off."""
-        if self._key is None:
-            return []
+        return self._journal_notes() if self._key is not None else []
+
+    def _journal_notes(self) -> list[dict[str, Any]]:
         notes = []
         for line in (self._folder / JOURNAL).read_text(encoding="utf-8").splitlines()[1:]:
             with contextlib.suppress(ValueError):

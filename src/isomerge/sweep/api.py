@@ -65,9 +65,8 @@ def sweep(
     so many evaluations look for the best values between bounds ("0:1"). Names are options of the method,
     `models[1].weight`, `model-b.weight`, or keys of the recipe such as `align.level`. By a task over `data` as in
     `isomerge.evaluate` (of data in parts the validation part, unless `split` names another), or by `loss`, a function
-    of the module. `test` is other data, on which the recipe as it is and
-    the best point are measured once. `out` keeps every point as soon as it is measured, the record, a picture and
-    best.yml; the same call goes on from there.
+    of the module. `test` is other data, on which the recipe as it is and the best point are measured once. `out` keeps
+    every point as soon as it is measured, the record, a picture and best.yml; the same call goes on from there.
 
     >>> isomerge.sweep("recipe.yml", {"t": "0:1:0.1"}, data="cifar10.tar.xz").best.parameters        # doctest: +SKIP
     {'t': 0.4}
@@ -104,30 +103,35 @@ def sweep(
 
     first = None if search is None else bench.measure(Point({}, written))
     points = bench.all(planned) if search is None else searched(bench, written, axes, search - 1, seed)
-    measured = [*([first] if first else []), *points]
-    best = _best(bench, measured)
-    record: dict[str, Any] = {
+    best = _best(bench, [*([first] if first else []), *points])
+    record = {
         "models": [str(model) for model in written.referenced_models()],
         "method": written.merge_method,
         "mode": mode if search is None else "search",
         "parameters": [axis.record() for axis in axes],
         "task": measure.task,
         "data": describe(opened) if opened is not None else None,
-        **bench.facts,
-        "by": bench.judge.used([best]),
-        "points": [point.record() for point in points],
-        "best": best.record(),
-        **({"start": first.record()} if first else {}),
-        **({"test": _tested(bench, tester, written, best)} if tester else {}),
-        "kept": sum(point.kept for point in measured),
+        **_numbers(bench, points, first, best, _tested(bench, tester, written, best) if tester else None),
         "notes": list(dict.fromkeys([*outline.notes, *ruler.notes, *bench.notes, *remarks(points)])),
     }
-    if tester is None:
-        record["notes"].append(OPTIMISED)
+    record["notes"] += [] if tester else [OPTIMISED]
     record["seconds"] = time.perf_counter() - start
     result = Sweep(points, best, record)
     _leave(result, folder, picture)
     return result
+
+
+def _numbers(
+    bench: Bench, points: list[Measured], first: Measured | None, best: Measured, tested: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What was measured, as the record tells it; a search begins with the recipe as it is, the `start`."""
+    found: dict[str, Any] = {**bench.facts, "by": bench.judge.used([best])}
+    found |= {"points": [point.record() for point in points], "best": best.record()}
+    if first is not None:
+        found["start"] = first.record()
+    if tested is not None:
+        found["test"] = tested
+    return {**found, "kept": sum(point.kept for point in [*([first] if first else []), *points])}
 
 
 def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any) -> None:

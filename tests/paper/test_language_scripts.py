@@ -1,0 +1,193 @@
+"""The language experiments: which models are merged, layers, and both scripts from end to end on tiny models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "paper"))
+import corpora
+import figure4
+import language
+import runner
+import table1
+import table1_report
+
+from paper.tiny import OLD, TINY, job
+
+
+# --- merging ----------------------------------------------------------------------------------------------------------
+def test_every_set_has_two_partners_in_a_ring_and_seeds_have_others() -> None:
+    rings = [table1.pairs(8, seed, every=False) for seed in range(3)]
+    for ring in rings:
+        assert all(sum(member in pair for pair in ring) == 2 for member in range(8))
+    assert len({pair for ring in rings for pair in ring}) == 24
+    assert table1.pairs(2, 0, every=False) == [(0, 1)]
+    assert len(table1.pairs(6, 1, every=True)) == 15
+
+
+def test_mixing_layers_is_matching_only_those(models: Path, data: Path, tmp_path: Path) -> None:
+    import isomerge
+
+    first, second = (job(models, data, tmp_path, "CoLA", base=1, seed=seed) for seed in (0, 1))
+    for each in (first, second):
+        language.fine_tune(each)
+    head = ["score.weight"]
+    plain, matched = figure4.merged_bodies(figure4.Pair(first, second, 1), head)
+    found = isomerge.align(first.folder, second.folder, level="rotation", only="attention", layers="1")
+    assert isinstance(found, isomerge.Alignment)
+    alone = found.state_dict()
+    expected = isomerge.merge_state_dicts([alone, language.state_of(second.folder)])
+    mixed = figure4.mixed(plain, matched, [1])
+    body = [name for name in mixed if name not in head]
+    assert all(torch.allclose(mixed[name], expected[name], atol=1e-6) for name in body)
+    moved = [name for name in body if not torch.equal(mixed[name], plain[name])]
+    assert moved and all(".layers.1.self_attn." in name for name in moved)
+
+
+# --- the scripts ------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, models: Path, data: Path, tmp_path: Path) -> list[str]:
+    monkeypatch.setitem(language.PLANS, "reduced", TINY)
+    monkeypatch.setattr(language, "OWN", {})
+    places = {"--data": data, "--models": models, "--work": tmp_path / "work", "--out": tmp_path / "out"}
+    return ["--scale", "reduced", "--device", "cpu", *(str(word) for pair in places.items() for word in pair)]
+
+
+@pytest.mark.filterwarnings("ignore::isomerge.merge.statistics.StatisticsWarning")
+def test_table1_from_end_to_end_and_again_from_its_cells(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ("table1", "title", "paper", table1.script)
+    runner.main(*told, tiny)
+    record = json.loads((tmp_path / "out" / "table1.json").read_text())
+    rows = {row[0]: row[1:] for row in record["tables"][0]["rows"]}
+    assert len(rows) == 1 + len(table1.METHODS) * len(table1.MATCHINGS)
+    assert all(len(cell["values"]) == 1 and 0 <= cell["values"][0] <= 100 for row in rows.values() for cell in row)
+    assert any("Larger models gain more" in claim for claim in record["claims"])
+    markdown = (tmp_path / "out" / "table1.md").read_text()
+    assert "RegMean +full" in markdown and "Left out" in markdown
+    monkeypatch.setattr(table1, "merged", None)  # would fail if anything were merged again
+    shutil.rmtree(tmp_path / "work" / "language")  # finished cells need no models
+    runner.main(*told, tiny)
+    assert not (tmp_path / "work" / "language").exists()
+    assert json.loads((tmp_path / "out" / "table1.json").read_text())["tables"] == record["tables"]
+
+
+def test_figure4_from_end_to_end(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure4, "STRIDES", {"reduced": 1})
+    runner.main("figure4", "title", "paper", figure4.script, [*tiny, "--seeds", "2"])
+    record = json.loads((tmp_path / "out" / "figure4.json").read_text())
+    assert [row[0] for row in record["tables"][0]["rows"]] == [
+        f"{name}, {reading}" for reading in (figure4.ACROSS, figure4.WITHIN) for name in ("CoLA", "STS-B")
+    ]
+    losses = record["cells"][f"{figure4.ACROSS}, seed 0"]["values"]["losses"]["STS-B"]
+    assert losses["first"]["3"] == losses["last"]["3"]  # all layers
+    assert losses["first"]["1"] == losses["single"]["0"] and losses["last"]["1"] == losses["single"]["2"]
+    assert sum("First layers matter most" in claim for claim in record["claims"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (table1, ["FacebookAI/roberta-base", "ontonotes/conll2012_ontonotesv5", "eriktks/conll2003", corpora.UNIFIED]),
+        (figure4, ["microsoft/deberta-v3-large on glue-cola", "nyu-mll/glue stsb", "20 epochs, rate 1e-05"]),
+    ],
+)
+def test_a_dry_run_of_the_original_says_what_it_would_do(
+    script: Any, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--scale", "original", "--dry-run", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    runner.main("dry", "title", "paper", script.script, argv)
+    told = capsys.readouterr().out
+    assert all(words in told for words in expected)
+    assert "would compute" in told and not list(tmp_path.iterdir())
+
+
+def test_other_bases_can_be_named(tiny: list[str], models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runner.main("dry", "title", "paper", figure4.script, [*tiny, "--dry-run", "--bases", OLD])
+    assert f"would fine-tune {models / language.title(OLD)} on CoLA" in capsys.readouterr().out
+    runner.main("dry", "title", "paper", figure4.script, [*tiny, "--dry-run"])
+    assert f"would fine-tune {models / language.title(language.BASES['reduced'][1])} on" in capsys.readouterr().out
+
+
+def test_claims_count_what_rose_and_what_fell() -> None:
+    suite = table1.Suite("emotion", ("one", "two"), ("three",))
+    changes = {"Simple": 2.0, "Fisher": 0.0, "RegMean": -1.0}
+    scores = {
+        method + mark: {name: 50 + (change if mark else 0) for name in ("one", "two", "three")}
+        for method, change in changes.items()
+        for mark in table1_report.MARKS
+    }
+    cell = {"scores": scores, "distances": {"+match": [0.02, 0.01], "+full": [0.02, 0.02]}}
+    cells = {f"{base}, emotion, seed {seed}, one+two": cell for base in ("small", "large") for seed in range(3)}
+    found = table1_report.claims(["small", "large"], [suite], cells)
+    assert "Of 12 comparisons 4 rose and 4 fell" in found[0] and "from -1.00 to +2.00" in found[0]
+    assert found[1].count("RegMean on emotion") == 4
+    assert "2.000 % to 1.000 % (small)" in found[2]
+    assert "Matching helps (+match (rotation, attention)): held in part." in found[0]
+    assert "Larger models gain more: not to be told from noise" in found[-1]
+    few = {key: cell for key, cell in cells.items() if "seed 0" in key}
+    assert "Of 12 comparisons 0 rose and 0 fell" in table1_report.claims(["small", "large"], [suite], few)[0]
+
+
+def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import crew
+
+    class Now:
+        """A pool that runs each job when it is handed in, so that no process has to start."""
+
+        def __enter__(self) -> Now:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def submit(self, function: Any, *given: Any) -> Any:
+            from concurrent.futures import Future
+
+            future: Future[Any] = Future()
+            try:
+                future.set_result(function(*given))
+            except ValueError as error:
+                future.set_exception(error)
+            return future
+
+    asked: list[int] = []
+
+    def double(number: int) -> dict[str, Any]:
+        asked.append(number)
+        if number < 0:
+            raise ValueError("negative")
+        return {"twice": 2 * number}
+
+    run = runner.Run("x", "small", tmp_path, "cuda", 1, None, None, tmp_path)
+    monkeypatch.setattr(crew, "_pool", lambda workers: Now())
+    monkeypatch.setattr(crew, "shared", lambda: True)
+    run.cell("b", lambda: {"twice": 4})
+    assert crew.cells(run, double, {"a": 1, "b": 2, "c": 3}) == {
+        "a": {"twice": 2},
+        "b": {"twice": 4},
+        "c": {"twice": 6},
+    }
+    assert asked == [1, 3]
+    assert crew.cells(run, double, {"a": 1, "c": 3}) == {"a": {"twice": 2}, "c": {"twice": 6}} and asked == [1, 3]
+    with pytest.raises(ValueError, match="negative"):
+        crew.cells(run, double, {"d": -1, "e": 5})
+    assert crew.known(run, "e") and not crew.known(run, "d")
+
+
+def test_merges_share_a_gpu_only_under_the_server_that_lets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import crew
+
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert not crew.shared()
+    (tmp_path / "control").touch()
+    assert crew.shared()
