@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
@@ -24,8 +26,9 @@ class Missing(Exception):
     """A cell that was not computed yet."""
 
 
-WORKERS = {"small": 6}
-"""Models of the original size fill a GPU by themselves, and one job uses all cores of a CPU."""
+WORKERS = {"small": 10}
+"""At most, and about two for three cores. Models of the original size fill a GPU by themselves, and one job uses
+all cores of a CPU."""
 
 
 def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
@@ -43,14 +46,15 @@ def cells(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, 
     if workers < 2:
         return {key: run.cell(key, partial(function, job)) for key, job in jobs.items()}
     with _pool(workers) as pool:
-        waiting = {pool.submit(function, jobs[key]): key for key in missing}
+        waiting = {pool.submit(_timed, function, jobs[key]): key for key in missing}
         failed = []
         for done in as_completed(waiting):  # written at once, whichever is first; one that fails takes none with it
             if error := done.exception():
                 run.say(f"{waiting[done]}: failed, {error}")
                 failed.append(error)
             else:
-                run.cell(waiting[done], done.result)
+                values, seconds = done.result()
+                run.cell(waiting[done], partial(dict, values), seconds=seconds)
     if failed:
         raise failed[0]
     return {key: run.cell(key, _absent) for key in jobs}
@@ -75,7 +79,9 @@ def shared() -> bool:
 
 
 def _workers(run: Run, jobs: int) -> int:
-    return 1 if run.device == "cpu" else min(jobs, WORKERS.get(run.scale, 1))
+    if run.device == "cpu":
+        return 1
+    return min(jobs, WORKERS.get(run.scale, 1), max(2, 2 * (os.cpu_count() or 1) // 3))
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
@@ -85,7 +91,21 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(threads,))
 
 
+def _timed(function: Callable[[J], dict[str, Any]], job: J) -> tuple[dict[str, Any], float]:
+    start = time.perf_counter()
+    found = function(job)
+    return found, time.perf_counter() - start
+
+
 def _begin(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """A worker does not outlive its script: one that was killed would leave it working, beside what is timed next."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)

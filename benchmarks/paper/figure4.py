@@ -37,7 +37,7 @@ from runner import Mean, Plot, Result, Run, Table, main
 SETS = {"reduced": ("CoLA", "STS-B"), "small": ("CoLA", "STS-B"), "original": ("glue-cola", "glue-stsb")}
 WAYS = {"single": "one layer", "first": "the first n", "last": "the last n"}
 ACROSS, WITHIN = "a model of each task", "two seeds of a task"
-STRIDES = {"reduced": 2}
+STRIDES = {"reduced": 2, "small": 2}
 LAYER = re.compile(r"\.layers?\.(\d+)\.")
 
 

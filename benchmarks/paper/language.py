@@ -68,10 +68,16 @@ OWN: dict[tuple[str, str], dict[str, Any]] = {
     ("small", "HuggingFaceTB/SmolLM2-135M-Instruct"): {"bfloat16": True, "rate": 1e-4},
 }
 """What is different for one base."""
+SEEDS = {("small", "HuggingFaceTB/SmolLM2-135M-Instruct"): 2}
+"""Of models that take long, Table 1 has no more."""
 
 
 def plan_for(scale: str, base: str) -> Plan:
     return replace(PLANS[scale], **OWN.get((scale, base), {}))
+
+
+def seeds_for(run: Run, base: str) -> int:
+    return min(run.seeds, SEEDS.get((run.scale, base), run.seeds))
 
 
 # --- base models ------------------------------------------------------------------------------------------------------

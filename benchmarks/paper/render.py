@@ -16,7 +16,7 @@ from typing import Any
 
 from results import Map, Plot, Table, from_json
 
-COLOURS = ("#8a8f98", "#1f6feb", "#2da44e", "#d4713c", "#8250df", "#bf3989", "#6e7781", "#0a3069")
+COLOURS = ("#8a8f98", "#1f6feb", "#2da44e", "#d4713c", "#8250df", "#bf3989", "#bf8700", "#0a3069")
 Record = Mapping[str, Any]
 CLAIMS = ("Matching helps", "Larger models gain more", "Overhead under 5 %", "First layers matter most")
 """Of the founding paper: a sentence that tests one begins with its words."""

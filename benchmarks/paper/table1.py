@@ -32,6 +32,7 @@ from language import (
     fine_tune,
     origin,
     plan_for,
+    seeds_for,
     state_of,
     title,
     with_head,
@@ -119,8 +120,11 @@ def script(run: Run) -> Result:
     bases = {title(base): base_path(base, run.models) for base in bases_of(run)}
     alone: dict[str, Group] = {}
     together: dict[str, Group] = {}
+    wanted = {title(base): seeds_for(run, base) for base in bases_of(run)}
     # The larger base first: side by side, the longest jobs should not be the last.
     for (name, base), suite, seed in itertools.product(reversed(bases.items()), suites, range(run.seeds)):
+        if seed >= wanted[name]:
+            continue
         every = tuple(range(len(suite.inside)))
         here = (plans[name], run.data, run.work, run.device)
         start = f"{name}, {suite.task}, seed {seed}"
@@ -133,6 +137,9 @@ def script(run: Run) -> Result:
             )
     train(run, alone | together)
     table1_report.notes(run, plans)
+    for name, seeds in wanted.items():
+        if seeds < run.seeds:
+            run.note(f"{name}: {seeds} of {run.seeds} seeds, since its models take long.")
     for base in bases.values():
         if told := origin(base):
             run.note(told)

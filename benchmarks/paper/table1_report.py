@@ -110,7 +110,9 @@ def by_seed(run: Run, cells: Cells, suite: Any, base: str, kind: str, row: str) 
 def alone(run: Run, cells: Cells, suite: Any, base: str, kind: str) -> Mean:
     means = []
     for seed in range(run.seeds):
-        found = cells[f"{base}, {suite.task}, seed {seed}, alone"]
+        found = cells.get(f"{base}, {suite.task}, seed {seed}, alone")
+        if found is None:  # of this base there are fewer seeds
+            continue
         keys = [f"{own} on {own}" for own in suite.inside]
         if kind == "outside":
             keys = [f"{own} on {other}" for own in suite.inside for other in suite.outside]

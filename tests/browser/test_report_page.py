@@ -176,13 +176,49 @@ def test_layers_can_be_chosen_by_keyboard(view: Any, folder: Path) -> None:
     everything = driver.execute_script(shown)
     box.send_keys("1")
     assert driver.execute_script(shown) == [1]
-    assert "rows" in driver.execute_script("return document.getElementById('shown').textContent")
-    box.send_keys("-x")
-    assert box.get_attribute("aria-invalid") == "true"
+    told = "return document.getElementById('shown').textContent"
+    count = driver.execute_script(told)
+    assert "rows" in count
+    box.send_keys("-")
+    assert driver.execute_script(shown) == [1] and driver.execute_script(told) == count, "half-typed, it waits"
+    assert box.get_attribute("aria-invalid") == "false"
+    box.send_keys("x", Keys.ENTER)
+    assert box.get_attribute("aria-invalid") == "true" and "as in 0-3,7" in driver.execute_script(told)
+    box.send_keys(Keys.BACKSPACE)
+    assert box.get_attribute("aria-invalid") == "false" and driver.execute_script(told) == count
     box.send_keys(Keys.ESCAPE)
     assert driver.execute_script(shown) == everything == [-1, 0, 1] and box.get_attribute("aria-invalid") == "false"
     box.send_keys("0-1", Keys.ENTER)
     assert driver.execute_script(shown) == [0, 1] and "aligned-merge.html" in driver.current_url
+
+
+@pytest.mark.parametrize("kind", ["demo", "adapters", "align"])
+def test_every_page_with_layers_has_the_filter(view: Any, folder: Path, kind: str) -> None:
+    driver, _, _ = view
+    opened(driver, folder / f"{kind}.html")
+    (box,) = some(driver, "#layers")
+    box.send_keys("1")
+    left = driver.execute_script(
+        "return [...document.querySelectorAll('tr[data-layer]')].map(row => [+row.dataset.layer, row.hidden])"
+    )
+    assert {layer for layer, hidden in left if not hidden} == {1} and any(hidden for _, hidden in left)
+
+
+def test_units_that_moved_unfold_by_keyboard_and_keep_to_the_layers(view: Any, folder: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    driver, _, _ = view
+    opened(driver, folder / "align.html")
+    (fold,) = [e for e in some(driver, ".fold summary") if e.text.startswith("Which units")]
+    fold.send_keys(Keys.ENTER)
+    (box,) = some(driver, "#layers")
+    box.send_keys("1")
+    names = driver.execute_script(
+        "return [...document.querySelectorAll('table[aria-label^=\"Which units\"] tbody tr')]"
+        ".filter(row => row.offsetHeight).map(row => row.cells[0].innerText)"
+    )
+    spaces = record_of(made("align"))["alignment"]["models"][0]["spaces"]
+    assert names == sorted(row["name"] for row in spaces if row["units"] and row["name"].endswith(".1"))
 
 
 def test_a_value_shows_under_the_pointer(view: Any, folder: Path) -> None:

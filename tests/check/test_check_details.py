@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,41 @@ def test_a_model_with_its_units_in_another_order_is_found_out(inner: int) -> Non
         assert chances and max(chances) < 0.6
 
 
+def rotation_gain(a: np.ndarray, b: np.ndarray) -> float:
+    """The share of ‖A − B‖² that the best rotation takes away, by the singular values of AᵀB."""
+    here, best = (a * b).sum(), np.linalg.svd(a.T @ b, compute_uv=False).sum()
+    return float(2 * (best - here) / ((a - b) ** 2).sum())
+
+
+def test_the_noise_of_a_fine_tuning_is_no_gain() -> None:
+    """A rotation fits noise too: beside the gain stands what it is where the difference is nothing but noise."""
+    base = llama()
+    tuned = noisy(base, 0.05)
+    found = isomerge.check(base, tuned)
+    stream = next(s for s in found["spaces"] if s["name"] == "residual")
+    names = ["model.embed_tokens.weight", "lm_head.weight"]
+    a, b = (np.concatenate([arrays(folder)[n] for n in names]) for folder in (base, tuned))
+    assert found["verdict"] == "siblings" and stream["gain"] == pytest.approx(rotation_gain(a, b), rel=1e-3)
+    random = np.random.default_rng(0)
+    noises = [b + random.normal(size=b.shape) * (a - b).std() for _ in range(20)]
+    chance = np.mean([rotation_gain(one, b) for one in noises])
+    assert stream["gain"] > 0.1 and stream["by_chance"] == pytest.approx(chance, rel=0.1)
+    shown = verb("check", base, tuned, "--explain").stdout
+    row = next(line for line in shown.splitlines() if line.startswith("residual"))
+    assert float(row.split()[-1]) == pytest.approx(stream["by_chance"], rel=1e-3)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "vit"])
+def test_a_gain_in_attention_has_its_chance_beside_it(family: str) -> None:
+    """Between unrelated weights, in every space: there is nothing to find, and the two are much the same."""
+    found = isomerge.check(model(family, 0, torch.float32), model(family, 1, torch.float32))
+    gains = {s["name"]: (s["gain"], s["by_chance"]) for s in found["spaces"]}
+    assert len(gains) == 3 and all(0.5 * chance < gain < 2 * chance for gain, chance in gains.values())
+    alignment = found["alignment"]
+    assert alignment["gain"]["full"] < 1.5 * alignment["by_chance"]
+    assert any("by chance, so that data should decide" in reason for reason in found["reasons"])
+
+
 def test_an_adapter_merged_into_a_model_is_recognised_by_the_rank_of_its_difference() -> None:
     base = model("llama", 0, torch.bfloat16, **WIDE, intermediate_size=64)
     random = torch.Generator().manual_seed(3)
@@ -92,6 +128,19 @@ def test_the_base_among_the_models_is_pointed_at() -> None:
     base = llama()
     found = isomerge.check(noisy(base, 0.05, seed=1), base, noisy(base, 0.05, seed=2))
     assert any(reason.startswith(f"{base} lies where the base") for reason in found["reasons"])
+
+
+def test_the_base_given_as_a_model_too_counts_once() -> None:
+    base = llama()
+    first, second = noisy(base, 0.05, seed=1), noisy(base, 0.05, seed=2)
+    for spelled in (base, f"{base}/"):
+        found = isomerge.check(base, first, second, base=spelled)
+        assert sum(f"{base} is the base itself" in reason for reason in found["reasons"]) == 1
+        recipe = yaml.safe_load(found["recipe"])
+        assert recipe["base_model"] == str(base)
+        assert [entry["model"] for entry in recipe["models"]] == [str(first), str(second)]
+    alone = yaml.safe_load(isomerge.check(base, first, base=base)["recipe"])
+    assert alone["merge_method"] == "linear" and "base_model" not in alone and len(alone["models"]) == 2
 
 
 def test_the_base_that_all_cards_name_is_pointed_at(tmp_path: Path) -> None:
@@ -159,6 +208,15 @@ def chat_models(tmp: Path, strange: bool = False) -> list[Path]:
     return [first.folder, second.folder]
 
 
+def word_models(tmp: Path) -> list[Path]:
+    """Half of the tokens are shared, at other ids."""
+    words = [f"w{i}" for i in range(20)]
+    first = save_model(tmp / "c", word_tokenizer(["<unk>", "<s>", "</s>", *words]), seed=1)
+    second = save_model(tmp / "d", word_tokenizer(["<unk>", "<s>", "</s>", *words[10:], "x"]), seed=2)
+    assert first.folder and second.folder
+    return [first.folder, second.folder]
+
+
 def test_tokens_only_one_model_has_are_named_and_the_recipe_joins_them(tmp_path: Path) -> None:
     models = chat_models(tmp_path)
     found = isomerge.check(*models)
@@ -194,31 +252,40 @@ def case(kind: str, tmp: Path) -> tuple[list[Any], str]:
         "agreeing": ([alike, variant(base, {n: t * 1.03 for n, t in tensors(base).items()}, "more"), "--base", base],
                      "task_arithmetic"),
         "words": (chat_models(tmp), "linear"),
+        "other words": (word_models(tmp), "linear"),
         "words of strangers": (chat_models(tmp, strange=True), "linear"),
-        "strangers": ([*(model("vit", seed, torch.float32) for seed in (0, 1)), "--data", digits()], "reconstruct"),
+        "strangers": ([llama(0), llama(1)], "linear"),
+        "on data": ([*(model("vit", seed, torch.float32) for seed in (0, 1)), "--data", digits()], "reconstruct"),
     }[kind]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "kind", ["near", "far", "three", "base", "agreeing", "words", "words of strangers", "strangers"]
+    "kind",
+    ["near", "far", "three", "base", "agreeing", "words", "other words", "words of strangers", "strangers", "on data"],
 )
-def test_the_suggested_recipe_is_planned_without_a_change(kind: str, tmp_path: Path) -> None:
+def test_the_suggestion_runs_as_it_is(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe, and the command where flags can say the same: both write the same model."""
+    monkeypatch.chdir(tmp_path)
     arguments, method = case(kind, tmp_path)
-    file = tmp_path / "recipe.yml"
-    found = said("check", *arguments, "--recipe", file)
-    assert found["recipe_file"] == str(file)
-    planned = said("plan", file)
-    assert planned["method"] == method and planned["tensors"] > 10
-    if "recipe.yml" not in found["suggestion"]:
-        flags = found["suggestion"].split("isomerge merge ")[1].replace(" -o merged", "").split()
-        assert said("plan", *flags)["method"] == method
+    found = said("check", *arguments, "--recipe", "recipe.yml")
+    assert found["recipe_file"] == "recipe.yml"
+    by_recipe = said("merge", "recipe.yml", "-o", "by-recipe")
+    assert by_recipe["method"] == method and by_recipe["verified"] is True
+    program, *command = shlex.split(found["suggestion"])
+    assert program == "isomerge"
+    if command[0] == "merge":
+        assert said(*command)["sha256"] == by_recipe["sha256"]
+    else:
+        assert kind.startswith("words") and "recipe.yml" in command  # no flag sets a chat template
 
 
-def test_without_data_the_recipe_of_strangers_says_where_to_put_it() -> None:
+def test_without_data_strangers_are_told_what_it_would_add() -> None:
     found = isomerge.check(llama(0), llama(1))
     recipe = yaml.safe_load(found["recipe"])
-    assert recipe["data"]["path"] == "PATH/TO/DATA" and recipe["align"] is True
-    assert "PATH/TO/DATA" in found["suggestion"] and "labels are not needed" in found["recipe"]
+    assert recipe["merge_method"] == "linear" and recipe["align"] is True and "data" not in recipe
+    assert all("--data PATH" in found[key] and "reconstruct" in found[key] for key in ("why", "recipe"))
+    with_data = isomerge.check(llama(0), llama(1), data=digits())
+    assert "--data PATH" not in with_data["why"] and "reconstruct" in with_data["suggestion"]
 
 
 def test_a_recipe_that_merge_would_refuse_is_not_suggested() -> None:
@@ -226,7 +293,11 @@ def test_a_recipe_that_merge_would_refuse_is_not_suggested() -> None:
     short = variant(base, {}, "short", drop=("model.layers.1.mlp.up_proj.weight",))
     found = isomerge.check(base, short)
     assert found["recipe"] is None and "cannot be merged as they are" in found["summary"]
-    assert any("up_proj" in reason for reason in found["reasons"])
+    assert any(
+        reason.startswith(f"in the way of a merge: {short} lacks") and "up_proj" in reason
+        for reason in found["reasons"]
+    )
+    assert not any("While" in reason for reason in found["reasons"])
 
 
 # --- the verb ---------------------------------------------------------------------------------------------------------

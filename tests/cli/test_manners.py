@@ -96,6 +96,36 @@ def test_a_shell_completes_verbs_and_flags() -> None:
     assert completed("isomerge check --expl") == ["--explain"]
 
 
+def test_a_shell_completes_words_that_are_known() -> None:
+    assert completed("isomerge merge --method ti") == ["ties"]
+    assert completed("isomerge sweep --method greedy") == ["greedy_soup"]
+    assert completed("isomerge sweep --mode t") == ["together"]
+    assert completed("isomerge eval --task ca") == ["causal-lm"]
+    assert completed("isomerge eval --kind do") == ["documents"]
+    assert completed("isomerge align --level p") == ["permutation"]
+
+
+def test_words_for_a_shell_are_those_the_library_knows() -> None:
+    from isomerge.cli import eval as evaluation
+    from isomerge.cli.completion import method_names
+    from isomerge.data.heads import TASKS
+    from isomerge.data.open import KINDS
+    from isomerge.merge.whole import EVERY
+
+    assert evaluation.TASKS == TASKS and evaluation.KINDS == KINDS
+    assert method_names() == {name: method.summary for name, method in sorted(EVERY.items())}
+
+
+def test_methods_are_completed_without_anything_heavy() -> None:
+    code = (
+        "import sys\nfrom isomerge.cli.completion import complete_method\n"
+        "print(*(name for name, summary in complete_method('dare') if summary))\n"
+        "print(*sorted({'torch', 'numpy', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["dare_linear dare_ties", ""]
+
+
 def test_the_script_for_a_shell_is_printed() -> None:
     done = isomerge(_ISOMERGE_COMPLETE="source_bash")
     assert done.returncode == 0 and "complete -o default -F _isomerge_completion isomerge" in done.stdout
@@ -127,6 +157,19 @@ def test_the_bar_shows_what_is_done_bytes_and_the_time_left() -> None:
     shown = on_a_terminal(BAR)
     assert "merging" in shown and re.search(r"\d\.\d/6\.0 GB", shown)
     assert re.search(r"0:00:0\d", shown)
+
+
+def test_what_a_sweep_says_while_the_bar_is_shown_has_a_line_of_its_own() -> None:
+    shown = on_a_terminal(
+        "import time\nfrom isomerge.cli.progress import bar\nfrom isomerge.cli.sweep import _announced\n"
+        "with bar('both') as progress:\n"
+        "    report = _announced('3 points of t', progress)\n"
+        "    time.sleep(0.3)\n"
+        "    report(0, 3, 'measuring')\n"
+        "    time.sleep(0.3)\n"
+    )
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown))
+    assert "3 points of t" in lines
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

@@ -105,6 +105,52 @@ def recipe(text: str) -> Callable[[Path], None]:
     return write
 
 
+def written(name: str, content: bytes) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        Path(name).write_bytes(content)
+
+    return write
+
+
+def image_model(folder: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(model("vit", 0, torch.float32), folder)
+    Path("rows.csv").write_text("text,label\nthe cat sat,good\n")
+
+
+def pictures(folder: Path) -> None:
+    from PIL import Image
+
+    Path("images/cat").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save("images/cat/1.png")
+
+
+def link_to(target: str) -> Callable[[Path], None]:
+    def link(folder: Path) -> None:
+        shutil.rmtree(folder)
+        folder.symlink_to(target)
+
+    return link
+
+
+def with_tensor(name: str, tensor: torch.Tensor | None) -> Callable[[Path], None]:
+    """One more, or with None one less."""
+
+    def change(folder: Path) -> None:
+        state = load_file(folder / "model.safetensors")
+        state.pop(name, None)
+        save_file(state | ({} if tensor is None else {name: tensor}), folder / "model.safetensors", {"format": "pt"})
+        Path("x.txt").write_text("some words")
+
+    return change
+
+
+def weights_gone(folder: Path) -> None:
+    """As a hub's cache whose files were cleaned away."""
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("../blobs/1234")
+
+
 def occupied(folder: Path) -> None:
     Path("out").mkdir()
     Path("out/notes.txt").write_text("mine")
@@ -241,6 +287,141 @@ MISTAKES = {
     ),
     "a device that is not there": Mistake(f"{MERGE} --device cuda:99", ("cuda:99", "Use cpu")),
     "data that is not there": Mistake("eval a --data images.zip", ("images.zip", "no such file or folder")),
+    "an image model on a table": Mistake(
+        "eval b --data rows.csv", ("b on rows.csv", "reads images", "data is texts", "Name a folder or archive of ima"),
+        image_model,
+    ),
+    "an address as data": Mistake(
+        "eval a --data https://example.org/x.csv", ("no such file", "not downloaded: name a file or folder on this")
+    ),
+    "a data set of the hub": Mistake(
+        "eval a --data glue/sst2", ("glue/sst2", "no such file", "load_dataset(NAME).save_to_disk")
+    ),
+    "text as images": Mistake(
+        "eval a --data x.txt --kind images", ("x.txt", "no images in it", "leave --kind out"),
+        written("x.txt", b"some words"),
+    ),
+    "a part of running text": Mistake(
+        "eval a --data x.txt --split test", ("x.txt", "no part 'test'", "Leave --split out"),
+        written("x.txt", b"some words"),
+    ),
+    "a folder without data": Mistake(
+        "eval a --data there", ("data there", "neither images nor .txt", "Name the folder that does"),
+        lambda folder: Path("there").mkdir(),
+    ),
+    "a column that is not there": Mistake(
+        "eval b --data x.csv --label lable",
+        ("x.csv", "--label 'lable' is not a column", "It has 'text', 'label'", "Did you mean 'label'?"),
+        written("x.csv", b"text,label\ngood,1\nbad,0\n"),
+    ),
+    "a recipe as a model": Mistake(
+        "check a recipe.yml", ("recipe.yml", "a recipe, and not a model", "isomerge merge recipe.yml -o OUT"),
+        recipe(f"merge_method: linear\n{MODELS}"), 1,
+    ),
+    "a task that is in no module": Mistake(
+        "eval a --task measures:mine", ("measures:mine", "No module named", "the folder that holds measures.py")
+    ),
+    "a task that fails": Mistake(
+        "eval a --task math:sqrt", ("math:sqrt", "called as f(model)", "TypeError", "Correct it; --debug")
+    ),
+    "a model as data": Mistake("eval a --data b", ("data b", "a model, and not data", "Name the images or texts")),
+    "weights as data": Mistake(
+        "barrier a b --data a/model.safetensors", ("a/model.safetensors", "a model, and not data", "Name the images")
+    ),
+    "another task": Mistake(
+        "eval a --data x.txt --task token", ("a as 'token'", "for 'causal-lm'", "Leave --task out"),
+        written("x.txt", b"some words"),
+    ),
+    "two models to evaluate": Mistake(
+        "eval a b --data x.txt", ("eval takes one MODEL", "'b'", "each for itself", "isomerge ensemble a b --data PATH")
+    ),
+    "two folders to verify": Mistake("verify a b", ("verify takes one OUT", "'b'", "Run it once for each")),
+    "a recipe that is no text": Mistake(
+        "merge recipe.yml -o out", ("recipe.yml", "no text in UTF-8", "byte 3 is 0xff", "Save it as UTF-8"),
+        written("recipe.yml", b"a: \xff"[1:]),
+    ),
+    "a recipe in UTF-16 that does not say so": Mistake(
+        "merge recipe.yml -o out", ("recipe.yml", "no text in UTF-8", "byte 2 is 0x00", "Save it as UTF-8"),
+        written("recipe.yml", "name: x".encode("utf-16-le")),
+    ),
+    "a recipe that is a folder": Mistake(
+        "merge recipe.yml -o out", ("recipe.yml", "it is a folder", "Name the YAML file in it"),
+        lambda folder: Path("recipe.yml").mkdir(),
+    ),
+    "a recipe that is a link to nothing": Mistake(
+        "merge recipe.yml -o out", ("recipe.yml", "link to gone.yml", "Repair the link"),
+        lambda folder: Path("recipe.yml").symlink_to("gone.yml"),
+    ),
+    "a model that is a link to nothing": Mistake(
+        MERGE, ("checkpoint b", "a link to gone, which is not there", "Repair the link"), link_to("gone"), 1
+    ),
+    "a model that is a link to itself": Mistake(
+        MERGE, ("checkpoint b", "leads back to itself", "Repair the link, or name the model's own folder"),
+        link_to("b"), 1,
+    ),
+    "weights that are a link to nothing": Mistake(
+        MERGE, ("checkpoint b: model.safetensors", "a link to ../blobs/1234", "download or copy the model again"),
+        weights_gone, 1,
+    ),
+    "a missing tensor": Mistake(
+        MERGE, ("b lacks a tensor that others have: 'model.norm.weight'", "if it is incomplete, get it again"),
+        with_tensor("model.norm.weight", None),
+    ),
+    "a tensor too many": Mistake(
+        MERGE, ("a lacks a tensor that others have: 'value_head.weight'", "save them without"),
+        with_tensor("value_head.weight", torch.zeros(3)),
+    ),
+    "a missing tensor, to align": Mistake(
+        "align b a -o out", ("b", "missing: model.norm.weight", "get weights and config.json again"),
+        with_tensor("model.norm.weight", None), 1,
+    ),
+    "a tensor of another shape, to run": Mistake(
+        "calibrate b --data x.txt -o s.safetensors",
+        ("of another shape: 'model.norm.weight'", "config.json of one and the same model"),
+        with_tensor("model.norm.weight", torch.zeros(3)), 1,
+    ),
+    "a line to another architecture": Mistake(
+        "barrier a b --data x.txt", ("from a to b", "'llama'", "'bert'", "Name models of one architecture"),
+        another_family,
+    ),
+    "a level of no alignment": Mistake(
+        "barrier a b --data x.txt --level rotation", ("--level rotation", "not given", "Add --align"),
+    ),
+    "statistics under another ending": Mistake(
+        "calibrate a --data x.txt -o s.npz", ("s.npz", ".safetensors file", "Name it so"),
+    ),
+    "images for a model of texts, to calibrate": Mistake(
+        "calibrate a --data images -o s.safetensors", ("a on images", "reads texts", "Name data of texts"), pictures,
+    ),
+    "a pattern of no weight": Mistake(
+        "calibrate a --data x.txt -o s.safetensors --only qproj", ("'qproj'", "names are like 'lm_head.weight'"),
+        written("x.txt", b"some words"),
+    ),
+    "a file to reproduce": Mistake(
+        "reproduce a/config.json", ("a/config.json", "a file and not a folder", "Name a folder"), code=1
+    ),
+    "a value for a switch": Mistake(
+        f"{MERGE} --report=false", ("--report", "does not take a value", "--no-report to turn it off", "merge --help")
+    ),
+    "a value for a switch without an opposite": Mistake(
+        f"{MERGE} --align=yes", ("--align", "does not take a value", "write --align alone", "merge --help")
+    ),
+    "an option without its value": Mistake("eval a --data", ("'--data' requires an argument", "Write --data PATH")),
+    "no output": Mistake("merge a b", ("Missing option '-o' / '--out'", "Example: isomerge merge model-a model-b")),
+    "a place that cannot be swept": Mistake(
+        "sweep a b --over wieght=0:1:0.5 --data x.txt",
+        ("'wieght'", "linear has no such option", "Did you mean 'weight'?", "models.1.weight (b)", "t (the share of"),
+        written("x.txt", b"some words"),
+    ),
+    "one weight for all": Mistake(
+        "sweep a b --over weight=0:1:0.5 --data x.txt",
+        ("weight=0", "add up to zero", "models.1.weight (b), or t for the share of the second"),
+        written("x.txt", b"some words"),
+    ),
+    "a pattern that is none": Mistake(
+        "merge recipe.yml -o out", ("recipe.yml", "line 5", "'*up*' is no regular expression", "A part of the name"),
+        recipe(f"merge_method: regmean\n{MODELS}calibrate: {{only: '*up*'}}\ndata: x.txt\n"),
+    ),
     "no lock to reproduce from": Mistake(
         "reproduce a", ("lock of a", "no isomerge.lock.json", "Name a folder that isomerge merge has written"), code=1
     ),
@@ -263,12 +444,38 @@ def test_a_mistake_is_met_with_a_message_to_act_on(name: str, here: Path) -> Non
     assert code == mistake.code, message
     assert message.startswith("isomerge: ") and len(message.strip().splitlines()) == 1
     for part in mistake.says:
-        assert part in message, part
+        assert part in message, message
     assert sorted(p.relative_to(here) for p in here.rglob("*")) == before  # nothing was left behind
 
 
 def test_there_are_at_least_twenty() -> None:
     assert len(MISTAKES) >= 20
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_a_recipe_as_editors_and_shells_write_it_is_read(here: Path, encoding: str) -> None:
+    """With a mark of its encoding in front, and lines that end as on another system."""
+    text = f"merge_method: linear\n{MODELS}".replace("\n", "\r\n")
+    Path("recipe.yml").write_bytes(text.encode(encoding))
+    code, message = told("merge recipe.yml -o out")
+    assert code == 0, message
+    half = [load_file(here / name / "model.safetensors")["lm_head.weight"] for name in "ab"]
+    assert torch.allclose(load_file(here / "out" / "model.safetensors")["lm_head.weight"], (half[0] + half[1]) / 2)
+
+
+def test_a_recipe_that_may_not_be_read_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by taking rights away: who runs as root has them all the same."""
+    Path("recipe.yml").write_text(f"merge_method: linear\n{MODELS}")
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.name == "recipe.yml":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    code, message = told("merge recipe.yml -o out")
+    assert code == 2 and "recipe.yml: it may not be read. Give yourself the right to (chmod u+r)" in message
 
 
 def test_a_disk_too_small_is_told_before_anything_is_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,11 @@ def test_wrong_requests_are_told(pair: dict[str, Any], tmp_path: Path) -> None:
         (b, {}, "either loss=function or data="),
         (b, {"data": data, "task": "lm-eval:x"}, "lm-eval"),
         (b, {"data": data, "task": "token"}, "which is for 'image'"),
-        (tmp_path / "bert", {"data": data}, "only one of them has"),
+        (
+            tmp_path / "bert",
+            {"data": data},
+            "a 'vit' model and the other a 'bert' model.*Name models of one architecture",
+        ),
         (tmp_path / "more", {"data": data}, "different shapes.*classifier"),
         (tmp_path / "turned", {"data": data}, "same labels in another order"),
         (b, {"data": data, "plot": tmp_path / "no" / "x.svg"}, "there is no folder"),

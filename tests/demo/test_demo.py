@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shlex
+import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
 import isomerge
 from demo.made import Made, short_demo
+from isomerge.cli.app import app
 from report.made import page_of
 
 pytest.importorskip("sklearn")
@@ -175,6 +181,50 @@ def test_the_numbers_of_the_page_are_those_of_the_record(record: dict[str, Any],
     assert losses == pytest.approx([value for row in stored["plane"]["loss"] for value in row], rel=6e-4)
     assert f"{curve['barrier']['none']:.2f} → {curve['barrier']['full']:.2f}" in page.words
     assert not any(str(out) in words for words in page.words), "models have short names"
+
+
+def test_the_commands_of_the_record_make_the_same_models_again(
+    record: dict[str, Any], out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As somebody would who has the folder: the shell's commands, then the Python."""
+    shutil.copytree(out / "models", tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    for command in record["how"]["commands"]:
+        program, *words = shlex.split(command)
+        done = CliRunner().invoke(app, words)
+        assert program == "isomerge" and done.exit_code == 0, done.output
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        exec(record["how"]["python"], {})
+    finally:
+        torch.set_num_threads(before)
+    again = {path.parent.relative_to("again").as_posix(): path for path in Path("again").rglob("model.safetensors")}
+    assert again.keys() == {name for name in MODELS if not name.startswith("models/")}
+    for name, path in again.items():
+        assert path.read_bytes() == (out / name / "model.safetensors").read_bytes(), name
+
+
+def test_the_page_tells_which_seed_and_which_models_everything_came_from(record: dict[str, Any], out: Path) -> None:
+    page, how = page_of(out), record["how"]
+    trained = page.tables["The trained models; the sha256 is of all tensors together"][1:]
+    assert [row[:3] for row in trained] == [[f"model {n}", str(n), f"models/seed-{n}"] for n in range(3)]
+    merged = {row[0]: row for row in page.tables["The merged models; the sha256 is of all tensors together"][1:]}
+    assert merged.keys() == {f"{group}/{way}" for group in ("pair-0", "three") for way in WAYS}
+    assert merged["three/full"][2] == "0, 1, 2"
+    for name, row in {**{row[2]: row for row in trained}, **merged}.items():
+        assert row[3] == digest(out / name), name
+    assert "\n".join(how["commands"]) in page.words and how["python"] in page.words
+    assert record["run"]["peak_memory_bytes"] > 1e6
+    order = [known.get("id") for tag, known in page.elements if tag in ("section", "input")]
+    assert order.index("layers") == order.index("method") - 1, "the filter stands where the first layers are"
+
+
+def digest(folder: Path) -> str:
+    """Of the lines "name  sha256 of its bytes", sorted."""
+    state = load_file(folder / "model.safetensors")
+    lines = [f"{name}  {hashlib.sha256(array.tobytes()).hexdigest()}\n" for name, array in sorted(state.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def test_the_page_can_be_made_again(out: Path, tmp_path: Path) -> None:

@@ -93,7 +93,9 @@ def test_settings_that_give_weights_another_meaning_are_refused_or_told(tmp_path
 def test_tokens_with_other_ids_are_told(tmp_path: Path) -> None:
     save_model(tmp_path / "a", word_tokenizer(["<unk>", "<s>", "</s>", "sun", "moon"]))
     save_model(tmp_path / "b", word_tokenizer(["<unk>", "<s>", "</s>", "moon", "sun"]), seed=1)
-    notes = isomerge.merge([tmp_path / "a", tmp_path / "b"]).report()["notes"]
+    recipe = {"merge_method": "linear", "models": [{"model": str(tmp_path / name)} for name in "ab"]}
+    recipe["parameters"] = {"weight": 1}
+    notes = isomerge.merge_recipe(recipe).report()["notes"]
     assert any("2 tokens have other ids" in note and "source: union" in note for note in notes)
 
 

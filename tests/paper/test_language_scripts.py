@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,25 @@ def test_table1_from_end_to_end_and_again_from_its_cells(
     runner.main(*told, tiny)
     assert not (tmp_path / "work" / "language").exists()
     assert json.loads((tmp_path / "out" / "table1.json").read_text())["tables"] == record["tables"]
+
+
+@pytest.mark.filterwarnings("ignore::isomerge.merge.statistics.StatisticsWarning")
+def test_a_base_that_takes_long_has_fewer_seeds(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = language.BASES["reduced"]
+    monkeypatch.setattr(language, "SEEDS", {("reduced", large): 1})
+    monkeypatch.setitem(table1.SUITES, "reduced", table1.SUITES["reduced"][:1])
+    runner.main("table1", "title", "paper", table1.script, [*tiny, "--seeds", "2"])
+    record = json.loads((tmp_path / "out" / "table1.json").read_text())
+    names = record["tables"][0]["columns"][1:]
+    counts = {len([v for v in cell["values"] if v is not None]) if language.title(large) in name else 0
+              for row in record["tables"][0]["rows"] for name, cell in zip(names, row[1:], strict=True)}  # fmt: skip
+    assert counts == {0, 1}
+    cells = record["cells"]
+    assert any(f"{language.title(small)}, emotion, seed 1" in key for key in cells)
+    assert not any(f"{language.title(large)}, emotion, seed 1" in key for key in cells)
+    assert any(f"{language.title(large)}: 1 of 2 seeds" in note for note in record["notes"])
 
 
 def test_figure4_from_end_to_end(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,10 +198,42 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
         "c": {"twice": 6},
     }
     assert asked == [1, 3]
+    assert 0 < run.cells["a"]["seconds"] < 1  # the job's own, not those of handing over its result
     assert crew.cells(run, double, {"a": 1, "c": 3}) == {"a": {"twice": 2}, "c": {"twice": 6}} and asked == [1, 3]
     with pytest.raises(ValueError, match="negative"):
         crew.cells(run, double, {"d": -1, "e": 5})
     assert crew.known(run, "e") and not crew.known(run, "d")
+
+
+def test_workers_end_with_a_script_that_was_killed(tmp_path: Path) -> None:
+    """Else they would go on beside what is timed next."""
+    program = tmp_path / "killed.py"
+    program.write_text(
+        f"import os, sys, time\nsys.path[:0] = {sys.path!r}\nimport crew\n"
+        "def work(path):\n    open(path, 'w').write(str(os.getpid()))\n    time.sleep(600)\n"
+        "if __name__ == '__main__':\n    crew._pool(1).submit(work, sys.argv[1]).result()\n"
+    )
+    told = tmp_path / "pid"
+    script = subprocess.Popen([sys.executable, str(program), str(told)])
+    until(lambda: told.exists() and told.read_text() != "")
+    worker = int(told.read_text())
+    assert running(worker)
+    script.kill()
+    script.wait()
+    until(lambda: not running(worker))
+
+
+def until(happened: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
+
+
+def running(process: int) -> bool:
+    """Whether it is there and no mere entry of a process that ended."""
+    status = Path(f"/proc/{process}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
 
 
 def test_merges_share_a_gpu_only_under_the_server_that_lets_them(

@@ -20,7 +20,7 @@ KINDS = ["ties", "aligned-merge", "align", "reconstruct", "adapters"]
 SECTIONS = {
     "ties": {"relations", "recipe", "lineage", "lock", "verification", "run"},
     "aligned-merge": {"alignment", "relations", "recipe", "lineage", "lock", "verification", "run"},
-    "align": {"alignment", "relations", "lineage", "run"},
+    "align": {"alignment", "relations", "request", "lineage", "lock", "verification", "run"},
     "reconstruct": {"alignment", "relations", "method", "recipe", "lineage", "lock", "verification", "run", "notes"},
     "adapters": {"adapters", "lineage", "run"},
 }

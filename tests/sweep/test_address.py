@@ -31,6 +31,7 @@ def with_models(first: dict[str, Any], second: dict[str, Any], shared: dict[str,
         ("density", 0.2, with_models({"weight": 0.3}, {}, {"density": 0.2})),
         ("weight", 2.0, with_models({"weight": 2.0}, {"weight": 2.0}, {"density": 0.5})),
         ("models[1].weight", 2.0, with_models({"weight": 0.3}, {"weight": 2.0}, {"density": 0.5})),
+        ("models.1.weight", 2.0, with_models({"weight": 0.3}, {"weight": 2.0}, {"density": 0.5})),
         ("models[1].parameters.weight", 2.0, with_models({"weight": 0.3}, {"weight": 2.0}, {"density": 0.5})),
         ("model-1.5.density", 0.1, with_models({"weight": 0.3, "density": 0.1}, {}, {"density": 0.5})),
         ("runs/model-1.5.weight", 1, with_models({"weight": 1}, {}, {"density": 0.5})),
@@ -74,9 +75,12 @@ def test_the_method_is_changed_first() -> None:
     ("values", "words"),
     [
         ({"densty": 1}, "Did you mean 'density'"),
-        ({"nothing_like_it": 1}, "The options of ties: density, int8_mask, lambda"),
-        ({"model-c.weight": 1}, "Its models are runs/model-1.5, other"),
-        ({"models[2].weight": 1}, "'models' has 2 entries"),
+        ({"nothing_like_it": 1}, "What can be varied here: "),
+        ({"nothing_like_it": 1}, "t (the share of the second model), models.0."),
+        ({"nothing_like_it": 1}, "models.1.weight (other)"),
+        ({"model-c.weight": 1}, "Did you mean 'model-1.5'"),
+        ({"models.weight": 1}, "'models' is a list. Say which entry, counted from 0: models.0.weight"),
+        ({"models[2].weight": 1}, "'models' has 2 entries, counted from 0: the last is models.1"),
         ({"models[1].t": 1}, "this method has no 't'. Its options: density, int8_mask, lambda"),
         ({"merge_method[0]": 1}, "'merge_method' is no list"),
         ({"merge_method.x": 1}, "has no 'x'"),
@@ -93,6 +97,14 @@ def test_what_cannot_be_swept_is_told(values: dict[str, Any], words: str) -> Non
     with pytest.raises(RequestError, match="Sweeping") as caught:
         points_of(recipe, [values])
     assert words in str(caught.value)
+
+
+def test_every_option_of_the_method_is_named_where_a_name_is_wrong() -> None:
+    (recipe,) = load_recipe(TIES)
+    with pytest.raises(RequestError) as caught:
+        points_of(recipe, [{"nothing_like_it": 1}])
+    named = str(caught.value).partition("What can be varied here: ")[2].split(", ")
+    assert {"density", "int8_mask", "lambda", "normalize", "weight"} <= set(named)
 
 
 def test_all_wrong_values_are_told_at_once() -> None:

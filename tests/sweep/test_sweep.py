@@ -277,6 +277,18 @@ def test_the_best_recipe_is_ready_for_merge(images: Path, tmp_path: Path) -> Non
     assert (tmp_path / "out" / "sweep.svg").read_text().startswith("<?xml")
 
 
+def test_a_picture_that_is_asked_for_is_drawn_beside_the_one_of_the_folder(images: Path, tmp_path: Path) -> None:
+    got = isomerge.sweep(
+        recipe_in(images),
+        {"density": [0.2, 0.6]},
+        data=images / "digits",
+        out=tmp_path / "out",
+        plot=tmp_path / "x.svg",
+    )
+    assert (tmp_path / "x.svg").read_text() == (tmp_path / "out" / "sweep.svg").read_text()
+    assert got.record["plot"] == str(tmp_path / "x.svg")
+
+
 @pytest.mark.parametrize("over", ["density=0.2,0.6", "density=0.2,0.6 b.weight=1,2", "a=1"])
 def test_pictures(images: Path, tmp_path: Path, over: str) -> None:
     axes = over.split() if over != "a=1" else ["density=0.2,0.6", "b.weight=1", "merge_method=ties,dare_ties"]

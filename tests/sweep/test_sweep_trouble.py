@@ -134,6 +134,51 @@ def test_every_point_is_planned_before_the_first_is_measured(texts: Path, monkey
         isomerge.sweep(linear(texts), {"models[0].weight": [1, 2]}, data=texts / "book.txt", device="cuda:99")
 
 
+def test_the_same_weight_for_all_is_told_with_the_address_of_one(texts: Path) -> None:
+    recipe = {**linear(texts), "parameters": {}}
+    with pytest.raises(RequestError, match=r"to weight=0: .*add up to zero.*models\.1\.weight.*or t for the share"):
+        isomerge.sweep(recipe, {"weight": "0:1:0.5"}, data=texts / "book.txt")
+    got = isomerge.sweep(recipe, {"weight": "1,2,3"}, data=texts / "book.txt")
+    assert any("all points are equal" in note and "models.0.weight" in note for note in got.record["notes"])
+
+
+def test_data_is_used_by_the_points_that_need_it(texts: Path) -> None:
+    """Each point is measured as the recipe that is written for it alone, where data that nothing uses is refused."""
+    book = str(texts / "book.txt")
+    found = {}
+    for evidence, align in (("weights", {}), ("mix", {"data": book, "measure": "l2"})):
+        alone = {**linear(texts), "parameters": {}, "align": {"evidence": evidence, **align}}
+        found[evidence] = isomerge.sweep(alone, {"models.0.weight": [1]}, data=book).points[0].loss
+    recipe = {**linear(texts), "parameters": {}, "align": {"evidence": "mix", "data": book, "measure": "l2"}}
+    got = isomerge.sweep(recipe, {"align.evidence": "weights,mix"}, data=book)
+    assert [point.loss for point in got.points] == pytest.approx([found["weights"], found["mix"]])
+    assert got.points[0].recipe.align.data is None and got.points[1].recipe.align.data is not None
+    assert found["weights"] != found["mix"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "over"),
+    [
+        ({"merge_method": "regmean", "calibrate": {"only": "q_proj"}}, {"merge_method": "linear,regmean"}),
+        ({"align": True}, {"align": [True, False]}),
+        ({"repair": True}, {"repair": [True, False]}),
+    ],
+)
+def test_data_of_a_step_that_is_swept_away_is_no_mistake(
+    texts: Path, recipe: dict[str, Any], over: dict[str, Any]
+) -> None:
+    book = str(texts / "book.txt")
+    got = isomerge.sweep({**linear(texts), "parameters": {}, "data": book, **recipe}, over, data=book)
+    assert sorted(point.recipe.data is None for point in got.points) == [False, True]
+
+
+def test_data_that_no_point_uses_is_a_mistake(texts: Path) -> None:
+    book = str(texts / "book.txt")
+    recipe = {**linear(texts), "parameters": {}, "align": {"evidence": "mix", "data": book}}
+    with pytest.raises(RequestError, match="nothing uses it: the evidence is the weights; leave 'data' out"):
+        isomerge.sweep(recipe, {"align.evidence": ["weights"], "seed": [0, 1]}, data=book)
+
+
 def test_the_bound_on_memory_is_kept(texts: Path) -> None:
     with pytest.raises(RequestError, match="--max-memory 1MB"):
         isomerge.sweep(linear(texts), {"models[0].weight": [1]}, data=texts / "book.txt", max_memory="1MB")

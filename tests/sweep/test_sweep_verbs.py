@@ -124,6 +124,21 @@ def test_many_points_are_shown_as_the_best(run: Any) -> None:
         ("sweep recipe.yml --over t=0,1 --data rows.jsonl --method linear", "belongs in the recipe"),
         ("sweep nowhere.yml --over t=0,1 --data rows.jsonl", "no such file"),
         ("sweep a b --over t=0,1 --densty 1 --data rows.jsonl", "Did you mean '--density'"),
+        (
+            "sweep a b --method regmean --over weight=1 --data rows.jsonl",
+            "name the data that merging looks at in a recipe",
+        ),
+        (
+            "sweep a b --align --over align.evidence=mix --data rows.jsonl",
+            "name the data that merging looks at in a rec",
+        ),
+        ("sweep recipe.yml t=0:1:0.5 --data rows.jsonl", "write --over t=0:1:0.5; --over is given once for each name"),
+        ("sweep a b --over t=0:1:0.5 seed=1,2 --data rows.jsonl", "'seed=1,2' is no model. To vary it write --over"),
+        ("sweep a b --over t=0..1 --data rows.jsonl", "share of the second model, a number. Write t=0:1:0.1 or"),
+        (
+            "sweep a b --over t=0,1 --data rows.jsonl -o rows.jsonl/x",
+            "rows.jsonl is a file. Name another folder with -o",
+        ),
         ("ensemble a --data rows.jsonl", "at least two models"),
         ("ensemble a b", "--data PATH"),
         ("ensemble a b --data bare.jsonl", "no labels"),
@@ -134,6 +149,8 @@ def test_mistakes_are_told_in_a_paragraph(run: Any, line: str, words: str) -> No
     done = run(line)
     assert done.exit_code == 2 and words in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and done.stdout == ""
+    # The number of points is said when all is in order, and a mistake is all that is said.
+    assert done.stderr.startswith("isomerge: ") and len(done.stderr.strip().splitlines()) == 1
 
 
 def test_an_interruption_says_what_is_kept(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

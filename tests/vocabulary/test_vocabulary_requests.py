@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+import isomerge
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
 from isomerge.merge.vocabulary import TokenRule, TokenSource, is_tokenizer_file, merge_vocabularies, vocabulary_problems
-from vocabulary.small_models import animals, edit_json
+from vocabulary.small_models import EMBEDDING, animals, edit_json, word_tokenizer
 
 WRONG = {
     "cat": TokenRule(TokenSource("model", "Z")),
@@ -126,3 +127,43 @@ def test_a_config_that_leaves_its_vocabulary_size_out_means_the_default_of_its_c
 )
 def test_the_files_of_a_tokenizer_are_known(name: str, belongs: bool) -> None:
     assert is_tokenizer_file(name) is belongs
+
+
+# --- a base whose tables nobody reads ---------------------------------------------------------------------------------
+def linear(tmp: Path, names: str, **more: Any) -> dict[str, Any]:
+    entries = [{"model": str(tmp / name), "parameters": {"weight": 1.0}} for name in names]
+    return {"merge_method": "linear", "models": entries, **more}
+
+
+def test_a_rule_that_names_the_base_of_a_method_without_one_is_told_so(tmp_path: Path) -> None:
+    """The base has the table; the method does not read it."""
+    base = str(tmp_path / "A")
+    animals(tmp_path)
+    rules = {"moon": {"source": {"kind": "model_token", "model": base, "token": "sun"}, "force": True}}
+    recipe = linear(tmp_path, "BC", base_model=base, tokenizer={"source": "union", "tokens": rules})
+    with pytest.raises(RequestError) as caught:
+        isomerge.merge_recipe(recipe)
+    told = str(caught.value)
+    assert f"token 'moon' is to take its row from {base}" in told and "linear has no base" in told
+    assert "only the config and side files are used" in told and "no such tensor" not in told
+    # what the message says to do
+    recipe["models"].append({"model": base, "parameters": {"weight": 0.0}})
+    merged = isomerge.merge_recipe(recipe)
+    row = merged.state_dict()[EMBEDDING][merged.vocabulary.tokens["moon"]]
+    assert row.tolist() == [105.0] * 8  # the row of 'sun' in A
+
+
+def test_a_tokenizer_may_lie_in_a_folder_without_weights(tmp_path: Path) -> None:
+    animals(tmp_path)
+    alone = tmp_path / "alone"
+    word_tokenizer(["<unk>", "<s>", "</s>", "dog", "cat"]).save_pretrained(alone)
+    merged = isomerge.merge([tmp_path / "A", tmp_path / "B"], tokenizer=alone)
+    table = merged.state_dict()[EMBEDDING][:, 0].tolist()
+    assert merged.vocabulary.tokens == {"<unk>": 0, "<s>": 1, "</s>": 2, "dog": 3, "cat": 4}
+    # A counts from 100, B from 200: the means of each token's own rows
+    assert table == [(100 + 203) / 2, (101 + 201) / 2, (102 + 200) / 2, (104 + 202) / 2, (103 + 205) / 2]
+    (alone / "tokenizer.json").unlink()
+    (alone / "tokenizer_config.json").unlink()
+    (alone / "config.json").write_text("{}")
+    with pytest.raises(RequestError, match="alone has no tokenizer files"):
+        isomerge.merge([tmp_path / "A", tmp_path / "B"], tokenizer=alone)

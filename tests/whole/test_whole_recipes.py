@@ -149,7 +149,10 @@ def test_greedy_soup_keeps_what_helps_on_labelled_data() -> None:
     assert same(result.state_dict(), expected.state)
     record = result.report()
     assert record["chosen"] == [models[k] for k in expected.chosen] and record["score"] == expected.score
-    assert record["scores"] == expected.own and record["metric"] == "accuracy"
+    assert record["scores"] == [{"model": m, "score": s} for m, s in zip(models, expected.own, strict=True)]
+    assert record["metric"] == "accuracy"
+    told = " ".join(note for note in record["notes"] if "soup" in note)
+    assert all(f"{model} {score:.4f}" in told for model, score in zip(models, expected.own, strict=True))
 
 
 @pytest.mark.parametrize("align", [False, True])

@@ -48,7 +48,8 @@ def test_text_models_are_merged_by_features_with_their_tokenizer(tmp_path: Path)
     soup = said(
         "merge", *names, "--method", "greedy_soup", "--data", table, "--label", "label", "-o", tmp_path / "soup"
     )
-    assert soup["metric"] == "accuracy" and len(soup["scores"]) == 2 and soup["chosen"]
+    assert soup["metric"] == "accuracy" and soup["chosen"]
+    assert [row["model"] for row in soup["scores"]] == names and all(0 <= row["score"] <= 1 for row in soup["scores"])
     unlabelled = tmp_path / "plain.csv"
     unlabelled.write_text("\n".join(["text", *SENTENCES]))
     for flags in (["--method", "greedy_soup"], ["--method", "fisher", "--fisher", "empirical"]):

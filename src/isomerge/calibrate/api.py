@@ -18,7 +18,10 @@ from isomerge.calibrate.sites import sites_of
 from isomerge.calibrate.statistics import Statistics, zeros
 from isomerge.calibrate.watch import Watch
 from isomerge.checkpoint import Checkpoint, open_checkpoint
+from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
+from isomerge.data.base import Data
+from isomerge.data.heads import task_of
 from isomerge.errors import RequestError, did_you_mean
 
 WHAT = ("gram", "activations", "units", "fisher")
@@ -54,6 +57,7 @@ def calibrate(
     if not wanted:
         raise RequestError(f"Measuring a model: nothing is asked for. Known values: {', '.join(WHAT)}.")
     checkpoint = open_checkpoint(model)
+    _require_readable(checkpoint, batches)
     stock = Stock.load(checkpoint, device)
     needs_labels = "fisher" in wanted and fisher == "empirical"
     given = as_batches(
@@ -108,17 +112,34 @@ def _activations(
     return reading
 
 
+def _require_readable(checkpoint: Checkpoint, data: Any) -> None:
+    """Refuse images for a model of texts and the other way round, before the model is loaded."""
+    if not isinstance(data, Data) or data.kind == "batches" or (own := task_of(checkpoint.config)) is None:
+        return
+    reads = "images" if own == "image" else "texts"
+    if (data.kind == "images") != (reads == "images"):
+        raise RequestError(
+            f"Measuring {checkpoint.name} on {data.name}: the model reads {reads} and the data does not hold any. Name "
+            f"data of {reads}."
+        )
+
+
 def _weights(stock: Stock, only: str | None) -> set[str] | None:
     if only is None:
         return None
     try:
         pattern = re.compile(only)
     except re.error as error:
-        raise RequestError(f"Choosing weights: '{only}' is not a pattern ({error}).") from error
+        raise RequestError(
+            f"Choosing weights: '{only}' is not a pattern ({error}). Part of a name is enough, as in q_proj."
+        ) from error
     names = {*(m.weight for m in stock.maps()), *stock.checkpoint.tensors}
     found = {name for name in names if pattern.search(name)}
     if not found:
-        raise RequestError(f"Choosing weights of {stock.checkpoint.name}: no name contains '{only}'.")
+        raise RequestError(
+            f"Choosing weights of {stock.checkpoint.name}: no name contains '{only}'. Its names are like "
+            f"{name_some(sorted(m.weight for m in stock.maps()), 3)}."
+        )
     return found
 
 

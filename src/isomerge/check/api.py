@@ -76,12 +76,12 @@ class _Check:
                 "suggestion": "pick checkpoints of one architecture and size; nothing can be aligned or averaged here",
             }
             record = {**NOTHING, **told, **head}
-            return {"summary": sentence({**record, "reasons": problems}, None), **record}
-        record, obstacle = self._weighed(notes)
+            return {"summary": sentence({**record, "reasons": problems}, []), **record}
+        record, obstacles = self._weighed(notes)
         record = {**record, **head}
-        return {"summary": sentence(record, obstacle), **record}
+        return {"summary": sentence(record, obstacles), **record}
 
-    def _weighed(self, notes: list[str]) -> tuple[dict[str, Any], str | None]:
+    def _weighed(self, notes: list[str]) -> tuple[dict[str, Any], list[str]]:
         compared = compare(self.models, self.base)
         pairs = [judge_pair(self.models[i], self.models[j], found) for (i, j), found in compared.pairs.items()]
         from_base: list[dict[str, Any]] = []
@@ -93,12 +93,12 @@ class _Check:
         reasons += self._about_the_base(compared, worst["verdict"], from_base)
         reasons += [*notes, *self.words["differences"], *self.words["notes"], *_broken(compared)]
         advice = self._advice(worst, from_base)
-        recipe, obstacle = self._recipe(advice, compared)
+        recipe, obstacles = self._recipe(advice, compared)
         return {
             "verdict": worst["verdict"],
-            "reasons": list(dict.fromkeys([*reasons, *([obstacle] if obstacle else [])])),
-            "suggestion": self._suggestion(advice, obstacle),
-            "why": advice.why if advice and not obstacle else None,
+            "reasons": list(dict.fromkeys([*reasons, *obstacles])),
+            "suggestion": self._suggestion(advice, obstacles),
+            "why": "; ".join(filter(None, (advice.why, advice.more))) if advice and not obstacles else None,
             "recipe": recipe,
             "weights": {
                 "tensors": compared.tensors,
@@ -113,7 +113,7 @@ class _Check:
             **{key: worst[key] for key in OF_THE_PAIR},
             "pairs": pairs if len(pairs) > 1 else [],
             "from_base": from_base,
-        }, obstacle
+        }, obstacles
 
     @staticmethod
     def _of(pair: dict[str, Any], named: bool) -> list[str]:
@@ -123,9 +123,12 @@ class _Check:
     def _about_the_base(self, compared: Compared, verdict: str, from_base: list[dict[str, Any]]) -> list[str]:
         told = []
         for one in from_base:
+            name, origin = one["models"]
+            if name == origin:
+                told.append(f"{name} is the base itself: as one of the models it would add nothing, and it counts once")
+                continue
             kin = {"strangers": "does not descend from", "identical": "is the same as", "siblings": "descends from"}
-            away = f"relative distance {one['distance']:.3g}"
-            told.append(f"{one['models'][0]} {kin[one['verdict']]} {one['models'][1]} ({away})")
+            told.append(f"{name} {kin[one['verdict']]} {origin} (relative distance {one['distance']:.3g})")
             low = one["low_rank"]
             if low is not None:
                 told.append(f"what it adds fits an adapter of rank {low['rank']}: see isomerge extract")
@@ -146,11 +149,14 @@ class _Check:
         return told
 
     def _advice(self, worst: dict[str, Any], from_base: list[dict[str, Any]]) -> Advice | None:
-        descend = self.base is not None and all(one["verdict"] != "strangers" for one in from_base)
+        base = None if self.base is None else self.base.name
+        learned = [name for name in self.names if name != base]
+        # What one model has learned needs no base to be added to: the two are merged as models.
+        with_base = len(learned) > 1 and all(one["verdict"] != "strangers" for one in from_base)
         return advise(
             worst["verdict"],
-            self.names,
-            base=self.base.name if self.base is not None and descend else None,
+            learned if with_base else self.names,
+            base=base if with_base else None,
             cosine=worst["cosine"],
             conflict=worst["change_conflict"],
             level=worst["alignment"]["level"] or "full",
@@ -158,22 +164,21 @@ class _Check:
             one_vocabulary=self.words["vocabulary"] is not False,
         )
 
-    def _recipe(self, advice: Advice | None, compared: Compared) -> tuple[str | None, str | None]:
+    def _recipe(self, advice: Advice | None, compared: Compared) -> tuple[str | None, list[str]]:
         if advice is None or any(c.folder is None for c in self.everyone):
-            return None, None
+            return None, []
         if compared.bad:
-            return None, "a model with NaN or infinite values spoils every merge"
+            return None, ["a model with NaN or infinite values spoils every merge"]
         return make_recipe(
             advice, self.models, self.base, words=self.words, dtypes=[dtype_of(c) for c in self.models]
         )  # fmt: skip
 
-    def _suggestion(self, advice: Advice | None, obstacle: str | None) -> str:
-        if obstacle:
+    def _suggestion(self, advice: Advice | None, obstacles: list[str]) -> str:
+        if obstacles:
             return "repair what the reasons name, then check again"
         if advice is None:
             return "nothing to merge: the models are the same"
-        beyond_flags = self.words["vocabulary"] is False or self.words["chat_template"] is False
-        return command(advice, self.names, beyond_flags)
+        return command(advice, self.names, self.words)
 
 
 def _broken(compared: Compared) -> list[str]:

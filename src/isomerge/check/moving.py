@@ -1,8 +1,7 @@
 """Would alignment help, how much, and at which level? A few layers tell.
 
 The units of a few layers are assigned as an alignment would do it, on the weights as they are stored. A wide
-feed-forward is judged by some of its units against all of the other model's, and beside the same against a shuffled
-model: what choosing the best of many gains by chance alone.
+feed-forward is judged by some of its units against all of the other model's. Beside each gain stands the one by chance.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from isomerge.align.evidence import LARGE, Block, Pair, of_one_root, unit_blocks
 from isomerge.align.levels import LEVELS, Scope
 from isomerge.align.nested import Unit
 from isomerge.architectures import FAMILIES, describe
+from isomerge.check.chance import shuffled_rest
 from isomerge.check.stream import judge_stream
 from isomerge.check.sums import product, squared
 from isomerge.checkpoint import Checkpoint
@@ -67,7 +67,7 @@ def judge_moving(first: Checkpoint, second: Checkpoint, layers: Collection[int])
         source, anchor = (describe(c) for c in (first, second))
         return _Judge(source, anchor, layers).all()
     except IsomergeError as error:
-        return Moving(notes=[str(error)])
+        return Moving(notes=[f"units were not compared. {error}"])
 
 
 class _Judge:
@@ -83,6 +83,7 @@ class _Judge:
         self.work = 0
         self.earned = dict.fromkeys(LEVELS, 0.0)
         self.apart = 0.0
+        self.random = torch.Generator().manual_seed(0)
 
     def all(self) -> Moving:
         roots = sorted(s for s, g in self.architecture.spaces.items() if not g.per)
@@ -91,13 +92,15 @@ class _Judge:
             row, around = judge_stream(self.source, self.anchor, self.layouts, self.scopes)
             if row is not None:
                 self.found.spaces.append({"name": RESIDUAL, "group": self._group(RESIDUAL), **row})
-        chances = []
+        lucky = known = 0.0
         for root in [r for r in roots if r != RESIDUAL and layer_of(r) in self.wanted]:
+            before = self.apart
             row = self._judge(root, around)
             self.found.spaces.append({"name": root, "group": self._group(root), **row})
             if row.get("by_chance") is not None:
-                chances.append(row["by_chance"])
-        self.found.by_chance = sum(chances) / len(chances) if chances else None
+                known += self.apart - before
+                lucky += (self.apart - before) * row["by_chance"]
+        self.found.by_chance = lucky / known if known else None
         if self.apart:
             self.found.gain = {level: max(0.0, self.earned[level] / self.apart) for level in LEVELS}
         return self.found
@@ -125,7 +128,11 @@ class _Judge:
             self.found.notes.append(f"{root} is too large to be assigned here: judged by its distance alone")
             return row
         self.work += cost
-        return row | self._whole(unit, pair, around, apart)
+        row |= self._whole(unit, pair, around, apart)
+        if row["gain"] > 0 and self.work + cost <= WORK:
+            self.work += cost
+            row["by_chance"] = self._by_chance(unit, pair, around)
+        return row
 
     def _whole(self, unit: Unit, pair: Pair, around: Transform, apart: float) -> dict[str, Any]:
         """All units of the space, at every level."""
@@ -147,11 +154,22 @@ class _Judge:
         row["gain"] = max(row["levels"].values())
         return row
 
+    def _by_chance(self, unit: Unit, pair: Pair, around: Transform) -> float:
+        """What the same units gain when nothing is left to find."""
+        shuffled = {n: shuffled_rest(*pair.tensors(n), self.random) for n in pair.layouts}
+        null = Pair(shuffled.__getitem__, pair.anchor, pair.layouts, pair.architecture)
+        compared = [null.tensors(n) for n in pair.layouts]
+        here = sum(product(a, b) for a, b in compared)
+        blocks = unit_blocks(null, unit.members, around, diagonal=False)
+        start = sum(_trace(block) for block in blocks)
+        free = Unit(unit.root, self.scopes["full"])
+        _, earned = free.solve([_for(free, b) for b in blocks])
+        return 2 * (max(float(earned), start, here) - here) / sum(squared(a - b) for a, b in compared)
+
     def _wide(self, root: str, pair: Pair, around: Transform, apart: float) -> dict[str, Any]:
         """Some units of a wide feed-forward against all of the anchor's."""
         units = self.architecture.spaces[root].size
         rows = torch.linspace(0, units - 1, min(UNITS, units)).long()
-        random = torch.Generator().manual_seed(0)
         scores, shuffled = torch.zeros(2, len(rows), units, dtype=torch.float64)
         near = 0.0
         for name, layout in pair.layouts.items():
@@ -162,11 +180,10 @@ class _Judge:
                     left = segment.take(a, axis).reshape(units, -1)[rows]
                     right = segment.take(b, axis).reshape(units, -1)
                     scores += left @ right.mT
-                    shuffled += left[:, torch.randperm(left.shape[1], generator=random)] @ right.mT
+                    shuffled += shuffled_rest(left, right[rows], self.random) @ right.mT
                     near += squared(left - right[rows])
         chosen, gained = _assign(scores, rows)
-        gain = 2 * gained / near if near > 0 else 0.0
-        lucky = 2 * _assign(shuffled, rows)[1] / near if gained else None
+        gain, lucky = (2 * found / near if near > 0 else 0.0 for found in (gained, _assign(shuffled, rows)[1]))
         for level in LEVELS:
             self.earned[level] += gain * apart
         self.apart += apart

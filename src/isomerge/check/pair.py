@@ -97,7 +97,7 @@ def _gain(moving: Moving) -> list[str]:
         f"({100 * moving.gain['permutation']:.0f} % by permutations alone)"
     )
     if moving.by_chance is not None:
-        told += f"; choosing among unrelated feed-forward units gains {100 * moving.by_chance:.0f} % by chance"
+        told += f"; between unrelated weights it takes away {100 * moving.by_chance:.0f} % by chance"
         if moving.gain["full"] < 1.5 * moving.by_chance:
             told += ", so that data should decide and not the weights alone"
     stream = next((s["similarity"] for s in moving.spaces if s.get("similarity") is not None), None)

@@ -8,7 +8,7 @@ from typing import Any
 SAME = 0.9  # of the squared distance that alignment takes away: these were one model, or siblings
 
 
-def sentence(record: dict[str, Any], obstacle: str | None) -> str:
+def sentence(record: dict[str, Any], obstacles: list[str]) -> str:
     """Who they are to each other, and what that means for a merge."""
     who = _names(record["models"])
     verdict, cosine = record["verdict"], record["cosine"]
@@ -19,7 +19,7 @@ def sentence(record: dict[str, Any], obstacle: str | None) -> str:
         return f"{who} cannot be merged: {first}{f', and {more} more' if more else ''}."
     if verdict == "identical":
         return f"{who} hold the same weights: there is nothing to merge."
-    if obstacle:
+    if obstacles:
         return f"{who} are {verdict}{near}, but cannot be merged as they are: see the reasons."
     words = ", matching tokens by their text" if record["tokenizer"]["vocabulary"] is False else ""
     if verdict == "siblings":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from isomerge.align import leaf
 from isomerge.align.evidence import common_part, cross
+from isomerge.check.chance import shuffled_rest
 from isomerge.check.sums import product, squared
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.groups import Group, Trivial
-from isomerge.symmetry.patterns import Layout, bind
+from isomerge.symmetry.patterns import Layout, Segment, bind
 from isomerge.symmetry.transform import Transform
 
 ROWS = 1024  # of a table
@@ -27,39 +29,36 @@ CLEAR = 0.25  # of the squared distance of the tables: from there on the stream 
 def judge_stream(
     source: BoundModel, anchor: BoundModel, layouts: Mapping[str, Layout], scopes: Mapping[str, Mapping[str, Group]]
 ) -> tuple[dict[str, Any] | None, Transform]:
-    """Distance, moved units, gain per level, similarity up to a rotation; and the stream's move, where it is clear."""
+    """Distance, moved units, gain per level and by chance, similarity up to a rotation; and a move that is clear."""
     spaces = source.architecture.spaces
     tables = [n for n, lay in layouts.items() if lay.spaces() == {RESIDUAL} and len(lay.shape) > 1]
     stays = Transform(spaces)
     if not tables:
         return None, stays
-    C: Tensor | None = None
-    apart = size = here = 0.0
+    seen, by_chance = _Seen(), _Seen()
+    random = torch.Generator().manual_seed(0)
     similarity = None
     for name in tables:
         a, b, layout = _rows(source, anchor, name, layouts[name])
-        apart += squared(a - b)
-        size += squared(a) + squared(b)
-        here += product(a, b)
         axis, segment = next((k, s) for k, ax in enumerate(layout.axes) for s in ax if s.atoms[0].space == RESIDUAL)
-        value = cross(segment, a, b, axis)[0]
-        C = value if C is None else C + value
+        seen.add(a, b, segment, axis)
+        by_chance.add(shuffled_rest(a, b, random), b, segment, axis)
         if similarity is None:
+            width = segment.sizes[0]
             similarity = _similarity(
-                segment.take(a, axis).reshape(len(value), -1).T, segment.take(b, axis).reshape(len(value), -1).T
+                segment.take(a, axis).reshape(width, -1).T, segment.take(b, axis).reshape(width, -1).T
             )
-    assert C is not None
-    row: dict[str, Any] = {"distance": math.sqrt(2 * apart / size) if size else 0.0, "moved": 0.0, "gain": 0.0,
-                           "similarity": similarity, "levels": {}}  # fmt: skip
-    if not apart:
+    row: dict[str, Any] = {"distance": seen.distance, "moved": 0.0, "gain": 0.0, "similarity": similarity,
+                           "levels": {}}  # fmt: skip
+    if not seen.apart:
         return row, stays
+    C = seen.products
     best = stays
     for level in ("permutation", "full"):
         group = scopes[level][RESIDUAL]
-        element, earned = _solved(group, C)
+        element, gain = _solved(group, seen)
         if element is None:
             continue
-        gain = 2 * (earned - here) / apart
         row["levels"][level] = gain
         order = group.order(element)
         if level == "permutation":
@@ -67,17 +66,39 @@ def judge_stream(
         if gain > max(CLEAR, row["gain"]):
             best = Transform({**spaces, RESIDUAL: group}, {RESIDUAL: element})
         row["gain"] = max(row["gain"], gain)
+        row["by_chance"] = max(row.get("by_chance", 0.0), _solved(group, by_chance)[1])
     if not row["levels"]:
         row["moved"] = float((C.argmax(0) != torch.arange(len(C))).double().mean())
     return row, best
 
 
-def _solved(group: Group, C: Tensor) -> tuple[Tensor | None, float]:
+@dataclass
+class _Seen:
+    """Sums over the tables of two models."""
+
+    products: Tensor = field(default_factory=lambda: torch.zeros(()))  # (width, width), once there is a table
+    apart: float = 0.0
+    size: float = 0.0
+    here: float = 0.0
+
+    def add(self, a: Tensor, b: Tensor, segment: Segment, axis: int) -> None:
+        self.products = self.products + cross(segment, a, b, axis)[0]
+        self.apart += squared(a - b)
+        self.size += squared(a) + squared(b)
+        self.here += product(a, b)
+
+    @property
+    def distance(self) -> float:
+        return math.sqrt(2 * self.apart / self.size) if self.size else 0.0
+
+
+def _solved(group: Group, seen: _Seen) -> tuple[Tensor | None, float]:
+    """The best move, and the share of the squared distance that it takes away; None where it is not looked for."""
     widest = WIDEST_ORDER if group.name.endswith("ermutation") else WIDEST_ROTATION
-    if isinstance(group, Trivial) or len(C) > widest:
+    if isinstance(group, Trivial) or len(seen.products) > widest or not seen.apart:
         return None, 0.0
-    element, earned = leaf.solve(group, C[None])
-    return element[0], float(earned[0])
+    element, earned = leaf.solve(group, seen.products[None])
+    return element[0], 2 * (float(earned[0]) - seen.here) / seen.apart
 
 
 def _rows(source: BoundModel, anchor: BoundModel, name: str, layout: Layout) -> tuple[Tensor, Tensor, Layout]:

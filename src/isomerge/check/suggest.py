@@ -13,13 +13,17 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.errors import IsomergeError
 from isomerge.merge.recipe import ModelReference, Recipe, recipe_of
 from isomerge.merge.recipe.plan import plan_tensors
+from isomerge.merge.recipe.problems import RecipeError
 from isomerge.merge.recipe.write import to_yaml
 
-DATA = "PATH/TO/DATA"
 EXAMPLES = 2000
 DENSITY = 0.5
 CONFLICT = 0.3  # of the weights that both changed: from there on signs are elected (TIES) instead of added up
 NEARLY_PARALLEL = 0.99  # above this cosine the arc between two models is the line
+MORE = (
+    "with data (--data PATH: images or texts like those they were trained on, without labels) the suggestion is "
+    "reconstruct, which brings together what their layers compute and not the weights alone"
+)
 RELATED = 0.9  # of all tokens shared: these vocabularies are of one kind, and their union is worth having
 
 
@@ -29,6 +33,8 @@ class Advice:
 
     method: str
     why: str
+    more: str | None = None
+    """What else would help."""
     base: str | None = None
     options: dict[str, Any] | None = None
     align: bool | dict[str, Any] = False
@@ -51,52 +57,65 @@ def advise(
     if verdict == "strangers" and not one_vocabulary:
         why = "strangers with different tokens: each is moved next to the first, then rows are matched by their token"
         return Advice("linear", why, align=aligned)
+    if verdict == "strangers" and data is None:
+        why = "strangers share no basis: each is moved next to the first by its weights, then averaged"
+        return Advice("linear", why, MORE, align=aligned)
     if verdict == "strangers":
-        path = {"path": data or DATA, "limit": EXAMPLES}
         why = "strangers share no basis: each is moved next to the first, then their features are averaged on data"
-        return Advice("reconstruct", why, align=aligned, data=path)
+        return Advice("reconstruct", why, align=aligned, data={"path": data, "limit": EXAMPLES})
     if verdict != "siblings":
         return None
     if base is not None and len(models) > 1:
         if len(models) > 2 or (conflict or 0.0) >= CONFLICT:
             why = "their changes pull some weights in opposite directions: TIES keeps the largest and elects a sign"
-            return Advice("ties", why, base, {"weight": 1.0, "density": DENSITY})
+            return Advice("ties", why, base=base, options={"weight": 1.0, "density": DENSITY})
         weight = round(1 / math.sqrt(len(models)), 1)
         why = "their changes hardly contradict each other: add them to the base, each a little shortened"
-        return Advice("task_arithmetic", why, base, {"weight": weight})
+        return Advice("task_arithmetic", why, base=base, options={"weight": weight})
     if len(models) == 2 and cosine is not None and cosine < NEARLY_PARALLEL:
-        return Advice(
-            "slerp", "two siblings some way apart: the arc between them keeps their size", models[0], {"t": 0.5}
-        )
-    return Advice("linear", "siblings close to each other: their mean is between them", None, {"weight": 1.0})
+        why = "two siblings some way apart: the arc between them keeps their size"
+        return Advice("slerp", why, base=models[0], options={"t": 0.5})
+    return Advice("linear", "siblings close to each other: their mean is between them", options={"weight": 1.0})
+
+
+def tokenizer_of(advice: Advice, models: Sequence[str], words: dict[str, Any]) -> str | None:
+    """Whose tokens the result is to have, where they are not the same."""
+    if words["vocabulary"] is not False:
+        return None
+    if (words["shared"] or 0.0) >= RELATED:
+        return "union"
+    return "base" if advice.base else models[0]
 
 
 def make_recipe(
     advice: Advice, checkpoints: Sequence[Checkpoint], base: Checkpoint | None, *, words: dict[str, Any],
     dtypes: Sequence[str],
-) -> tuple[str | None, str | None]:  # fmt: skip
+) -> tuple[str | None, list[str]]:  # fmt: skip
     """The recipe as YAML, or None and what stands in its way. It is planned against the headers before it is shown."""
     everyone = [*checkpoints, *([base] if base is not None else [])]
-    settings: dict[str, Any] = {}
-    if words["vocabulary"] is False:
-        settings["tokenizer"] = "union" if (words["shared"] or 0.0) >= RELATED else "base"
+    names = [c.name for c in checkpoints]
+    settings: dict[str, Any] = {"tokenizer": tokenizer_of(advice, names, words)}
     if words["chat_template"] is False:
         settings["chat_template"] = "auto"
     if len(set(dtypes)) > 1:
         settings["dtype"] = Counter(dtypes).most_common(1)[0][0]
-    names = [c.name for c in checkpoints]
-    merged = [n for n in names if n != advice.base] if advice.method == "slerp" else names
     try:
         recipe = recipe_of(
-            merged, advice.method, advice.base, advice.options, advice.align, data=advice.data, **settings
-        )
+            _besides(names, advice.base), advice.method, advice.base, advice.options, advice.align, data=advice.data,
+            **settings,
+        )  # fmt: skip
         _plan(recipe, everyone)
+    except RecipeError as error:
+        return None, [f"in the way of a merge: {text.rstrip('.')}" for _, text in error.problems]
     except IsomergeError as error:
-        return None, str(error)
-    head = f"# {advice.why}\n"
-    if advice.data and advice.data["path"] == DATA:
-        head += f"# {DATA}: images or texts like those the models were trained on; labels are not needed\n"
-    return head + to_yaml(recipe), None
+        return None, [f"in the way of a merge: {error}"]
+    head = "".join(f"# {text}\n" for text in (advice.why, advice.more) if text)
+    return head + to_yaml(recipe), []
+
+
+def _besides(models: Sequence[str], base: str | None) -> list[str]:
+    """The base counts once, as the base."""
+    return [m for m in models if m != base]
 
 
 def _plan(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> None:
@@ -104,19 +123,21 @@ def _plan(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> None:
     plan_tensors(recipe, {model: known[model] for model in recipe.referenced_models()})
 
 
-def command(advice: Advice, models: Sequence[str], settings_needed: bool) -> str:
+def command(advice: Advice, models: Sequence[str], words: dict[str, Any]) -> str:
     """The command line that does the same, where flags can say it."""
-    if settings_needed:
+    if words["chat_template"] is False:
         return "isomerge check … --recipe recipe.yml, then isomerge merge recipe.yml -o merged"
-    named = [m for m in models if m != advice.base] if advice.method == "slerp" else list(models)
-    words = ["isomerge", "merge", *named, "--method", advice.method]
-    words += ["--base", advice.base] if advice.base else []
+    named = _besides(models, advice.base)
+    parts = ["isomerge", "merge", *named, "--method", advice.method]
+    parts += ["--base", advice.base] if advice.base else []
     for key, value in (advice.options or {}).items():
         if (key, value) != ("weight", 1.0):
-            words += ["--weights", ",".join([str(value)] * len(named))] if key == "weight" else [f"--{key}", str(value)]
+            parts += ["--weights", ",".join([str(value)] * len(named))] if key == "weight" else [f"--{key}", str(value)]
     if advice.align:
-        words += ["--align"]
-        words += ["--level", advice.align["level"]] if isinstance(advice.align, dict) else []
+        parts += ["--align"]
+        parts += ["--level", advice.align["level"]] if isinstance(advice.align, dict) else []
     if advice.data:
-        words += ["--data", advice.data["path"], "--limit", str(advice.data["limit"])]
-    return shlex.join([*words, "-o", "merged"])
+        parts += ["--data", advice.data["path"], "--limit", str(advice.data["limit"])]
+    source = tokenizer_of(advice, models, words)
+    parts += ["--tokenizer", source] if source else []
+    return shlex.join([*parts, "-o", "merged"])

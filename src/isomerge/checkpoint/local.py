@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -136,13 +138,27 @@ def find_shards(folder: Path, act: str, problems: list[str]) -> tuple[list[str],
         weight_map = read_index((folder / name), problems)
         shards = sorted(set(weight_map.values()))
         missing = [shard for shard in shards if not (folder / shard).is_file()]
-        problems.extend(f"{shard}: named by {name} but not in the folder" for shard in missing)
+        for shard in missing:
+            link = folder / shard
+            why = broken_link(link) if link.is_symlink() else f"named by {name} but not in the folder"
+            problems.append(f"{shard}: {why}")
         return [shard for shard in shards if shard not in missing], weight_map
     # One other safetensors file (an adapter, a diffusion part) is unambiguous; several are not.
     others = [name for name in present if name.endswith(".safetensors")]
     if len(others) == 1:
         return others, None
     raise CheckpointError(f"While {act}: {_nothing_to_open(folder, present, others)}")
+
+
+def broken_link(link: Path) -> str:
+    """What a link is that leads to no file; the hub's cache is made of links, and its files can be gone."""
+    target = os.readlink(link)
+    try:
+        link.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return f"it is a link that leads back to itself (by {target})"
+    return f"it is a link to {target}, which is not there"
 
 
 def read_index(path: Path, problems: list[str]) -> dict[str, str]:
@@ -220,6 +236,9 @@ def read_config(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _nothing_to_open(folder: Path, present: list[str], others: list[str]) -> str:
+    broken = sorted(p for p in folder.iterdir() if p.is_symlink() and not p.exists() and is_weight(p.name))
+    if broken:
+        return f"{broken[0].name}: {broken_link(broken[0])}. Repair the link, or download or copy the model again."
     if others:
         return (
             f"there is no model.safetensors and no model.safetensors.index.json, but several other files "

@@ -186,8 +186,9 @@ def read_lock(folder: str | os.PathLike[str]) -> Lock:
     path = Path(folder) / LOCK
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         why = f"there is no {LOCK} in it" if path.parent.is_dir() else "there is no such folder"
+        why = "it is a file and not a folder" if path.parent.is_file() else why
         raise CheckpointError(
             f"While reading the lock of {folder}: {why}, so nothing says what it was made from. "
             "Name a folder that isomerge merge has written without --no-lock."

@@ -13,7 +13,7 @@ from torch import nn
 
 from isomerge.checkpoint.base import Checkpoint, near_miss
 from isomerge.checkpoint.hub import looks_like_hub_id, open_hub
-from isomerge.checkpoint.local import open_file, open_folder, unreadable
+from isomerge.checkpoint.local import broken_link, open_file, open_folder, unreadable
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.checkpoint.module import open_module
 from isomerge.checkpoint.side_files import is_weight
@@ -64,6 +64,10 @@ def _open(source: Source, revision: str | None) -> Checkpoint:
         return open_folder(path)
     if path.is_file():
         return _open_file(path)
+    if path.is_symlink():
+        raise CheckpointError(
+            f"While opening checkpoint {text}: {broken_link(path)}. Repair the link, or name the model's own folder."
+        )
     if isinstance(source, str) and looks_like_hub_id(text) and not text.endswith(FILE_SUFFIXES):
         return open_hub(text, revision, hint=_sibling_hint(path))
     raise CheckpointError(
@@ -79,6 +83,11 @@ def _open_file(path: Path) -> Checkpoint:
         return open_folder(path.parent)
     if is_weight(path.name):
         raise CheckpointError(f"While opening checkpoint {path}: it is a {path.suffix} file{unreadable(path.name)}")
+    if path.suffix in (".yml", ".yaml"):
+        raise CheckpointError(
+            f"While opening checkpoint {path}: it is a recipe, and not a model. Merge it first (isomerge merge {path} "
+            "-o OUT), and name what was written."
+        )
     raise CheckpointError(
         f"While opening checkpoint {path}: isomerge reads .safetensors and .bin files, and this is "
         f"'{path.suffix or path.name}'. Name a safetensors file or the folder that holds the model."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +34,10 @@ from isomerge.errors import RequestError
 PARTS = ("attention", "ffn", "residual")
 MANY = ("anchor", "universe")
 EVIDENCE = ("weights", "activations", "mix")
+# Flags that change how the run speaks, or allow it to replace something, and nothing of what it makes.
+MANNERS = ("json", "quiet", "debug", "force", "report")
+# What a stored transform brings with it, so that these say nothing beside one.
+SOLVING = ("level", "sweeps", "many", "nearest")
 
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The model to move: a folder, a file or a hub id.")]
@@ -79,6 +85,7 @@ AnchorOut = Annotated[
 
 
 def align(
+    context: typer.Context,
     source: Source,
     out: Out,
     anchor: Anchor = None,
@@ -123,6 +130,7 @@ def align(
     from isomerge.report.terminal import align_table
 
     voice = Voice(json, quiet)
+    start = time.perf_counter()
     with voice.work() as progress:
         alignment = isomerge.align(
             source,
@@ -149,10 +157,46 @@ def align(
             alignment.save_transform(save_transform)
         record = {**alignment.report(), **written_record(written)}
         if report:
-            from isomerge.report.aligned import write_align_reports
+            from isomerge.report.aligned import AlignRun, write_align_reports
 
-            add_report(record, *write_align_reports(alignment, written))
+            done = AlignRun(alignment, _request(context), _took(start, threads, device))
+            add_report(record, *write_align_reports(done, written))
+            if done.problems:
+                record["notes"] = [*record.get("notes", ()), *(f"NOT as it should be: {p}" for p in done.problems)]
     voice.show(record, align_table)
+
+
+def _request(context: typer.Context) -> dict[str, Any]:
+    """The call without its manners: as a command, and every option in force with its value."""
+    words, flags, options = ["isomerge", "align"], [], {}
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        value = context.params.get(name)
+        if name in MANNERS or value in (None, (), []):
+            continue
+        shown = Path(value).name if name == "data" else value  # where data lies is nobody's concern
+        if not any(flag.startswith("-") for flag in parameter.opts):
+            words += map(str, shown) if isinstance(shown, (list, tuple)) else [str(shown)]
+            continue
+        given = context.get_parameter_source(name)
+        if given is not None and given.name == "COMMANDLINE":
+            flag = parameter.opts[0] if value is not False else parameter.secondary_opts[0]
+            flags += [flag] if isinstance(value, bool) else [flag, str(shown)]
+        if name != "out" and not (name in SOLVING and context.params["transform"]):
+            options[name] = shown
+    return {"command": shlex.join([*words, *flags]), "options": options}
+
+
+def _took(start: float, threads: int | None, device: str) -> dict[str, Any]:
+    from isomerge.align.parallel import thread_count
+    from isomerge.merge.merged import peak_memory
+
+    return {
+        "seconds": time.perf_counter() - start,
+        "peak_memory_bytes": peak_memory(),
+        "threads": thread_count(threads),
+        "device": device,
+    }
 
 
 def _check_request(models: list[str], transform: Path | None, many: str, nearest: bool) -> None:

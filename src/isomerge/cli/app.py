@@ -49,7 +49,8 @@ class Verbs(TyperGroup):
             result = super().main(given, prog_name or "isomerge", complete_var, False, windows_expand_args, **extra)
         except Exception as error:
             # The flags are looked up in the raw arguments: a wrong option is found before any flag is parsed.
-            result = errors.tell(error, as_json="--json" in given, debug="--debug" in given)
+            verb = self.commands.get(given[0])
+            result = errors.tell(error, as_json="--json" in given, debug="--debug" in given, verb=verb)
         code = result if isinstance(result, int) else 0
         if code == errors.INTERRUPTED:
             errors.tell_interruption(shlex.join(["isomerge", *given]), as_json="--json" in given)

@@ -52,6 +52,8 @@ def barrier(
         raise RequestError("barrier measures on data: name it with --data PATH.")
     if plot is not None and not plot.parent.is_dir():
         raise RequestError(f"--plot {plot}: there is no folder {plot.parent}. Make it first.")
+    if level != "full" and not align:
+        raise RequestError(f"--level {level} says how --align moves the models, and it is not given. Add --align.")
     from isomerge import connect
 
     options: dict[str, Any] = {

@@ -60,6 +60,10 @@ def calibrate(
     wanted = [one_of("--what", part.strip(), WHAT) for part in what.split(",")]
     if out.is_dir() or (out.exists() and not force):
         raise RequestError(f"Writing the statistics: {out} is already there. Name another file, or add --force.")
+    if out.suffix != ".safetensors":
+        raise RequestError(
+            f"Writing the statistics {out}: they are a .safetensors file. Name it so, as in stats.safetensors."
+        )
     place = next(folder for folder in out.absolute().parents if folder.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise RequestError(f"Writing the statistics {out}: nothing may be written into {place}. Name another folder.")

@@ -23,7 +23,8 @@ def check(
         Path | None, typer.Option(metavar="FILE", help="Write the suggested recipe there; isomerge merge FILE runs it.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Data to name in the recipe, where strangers need some.")
+        Path | None,
+        typer.Option(metavar="PATH", help="For strangers: images or texts like those they saw; the recipe uses them."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE.")] = False,
     json: Json = False,

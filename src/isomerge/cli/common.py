@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isomerge.cli.completion import offer
 from isomerge.cli.errors import announce_output
 from isomerge.errors import RequestError, did_you_mean
 
@@ -68,6 +69,7 @@ Level = Annotated[
     str,
     typer.Option(
         metavar="|".join(LEVELS),
+        autocompletion=offer(LEVELS),
         callback=choice("--level", LEVELS),
         help="What may move: units and heads; FFN units and head rotations, as in the paper; every exact symmetry.",
     ),
@@ -84,8 +86,10 @@ OutDtype = Annotated[
         help="The dtype to write; the source's if not named.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="Where to solve: cpu, cuda, cuda:1, …")]
-Threads = Annotated[int | None, typer.Option(min=1, help="How many units are solved at once; all cores if not named.")]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="How many units or tensors are worked on at once; all cores if not named.")
+]
 MaxMemory = Annotated[
     str | None,
     typer.Option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isomerge.cli.common import Debug, Device, Json, Quiet, Seed, Voice
-from isomerge.cli.eval import BatchSize, Data, Kind, Label, Length, Limit, Split, Task, Text, said
+from isomerge.cli.eval import BatchSize, Data, Kind, Label, Length, Limit, Split, Task, Text, said, used
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,6 +54,5 @@ def ensemble_table(record: dict[str, Any]) -> RenderableType:
         table.add_column(column, justify="left" if column == "model" else "right")
     for row in [*record["models"], {"model": "ensemble", **record["ensemble"]}]:
         table.add_row(Words(row["model"]), said(row["loss"]), *(said(row["metrics"][name]) for name in metrics))
-    data = f"{record['data']['name']}, {record['examples']} of {record['data']['size']} examples used"
     notes = [f"note: {note}" for note in record["notes"]]
-    return Group(table, *(Words(line) for line in (data, *notes, f"{record['seconds']:.1f} s")))
+    return Group(table, *(Words(line) for line in (used(record), *notes, f"{record['seconds']:.1f} s")))

@@ -7,8 +7,10 @@ import json
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
-from isomerge.errors import IsomergeError, did_you_mean
+from isomerge.cli.usage import wrong_usage
+from isomerge.errors import IsomergeError
 
 FAILED, WRONG_REQUEST, INTERRUPTED = 1, 2, 130
 
@@ -41,9 +43,9 @@ def forget_outputs() -> None:
     _outputs.clear()
 
 
-def tell(error: Exception, *, as_json: bool, debug: bool) -> int:
-    """Say what went wrong on stderr (and on stdout as JSON), and return the exit code."""
-    message, code = _describe(error)
+def tell(error: Exception, *, as_json: bool, debug: bool, verb: Any = None) -> int:
+    """Say what went wrong on stderr (and on stdout as JSON), and return the exit code. `verb` is the command."""
+    message, code = _describe(error, verb)
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     print(f"isomerge: {message}", file=sys.stderr)
@@ -60,7 +62,10 @@ def tell_interruption(command: str, *, as_json: bool) -> None:
         rest = f"What is finished waits in {', '.join(waiting)}; the same command goes on from there: {command}"
     elif left:
         there = ", ".join(map(str, left))
-        rest = f"What was there or already written stays: {there}. The same command starts again: {command}"
+        rest = (
+            f"What was there or already written stays: {there}. The same command starts again, with --force where "
+            f"that folder is in its way: {command}"
+        )
     else:
         rest = f"Nothing was left behind; the same command starts again: {command}"
     message = f"Interrupted; the inputs were not changed. {rest}"
@@ -69,13 +74,13 @@ def tell_interruption(command: str, *, as_json: bool) -> None:
         print(json.dumps({"error": message, "kind": "KeyboardInterrupt", "exit_code": INTERRUPTED}))
 
 
-def _describe(error: Exception) -> tuple[str, int]:
+def _describe(error: Exception, verb: Any) -> tuple[str, int]:
     if isinstance(error, IsomergeError):
         return " ".join(str(error).split()), error.exit_code
     # Typer carries its own copy of click in new versions and imports click in old ones, so a wrong option is
     # recognised by what such an error can do and not by its class.
     if hasattr(error, "format_message"):
-        return _usage(error), int(getattr(error, "exit_code", WRONG_REQUEST))
+        return wrong_usage(error, verb), int(getattr(error, "exit_code", WRONG_REQUEST))
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         place = f" while writing {error.filename}" if error.filename else ""
         return (
@@ -99,15 +104,3 @@ def _describe(error: Exception) -> tuple[str, int]:
         "run again with --debug and report the traceback.",
         FAILED,
     )
-
-
-def _usage(error: Exception) -> str:
-    """Typer's own words, suggestion included, and where to read on."""
-    message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
-    if getattr(error, "possibilities", None):
-        option = getattr(error, "option_name", "")
-        message = f"No such option: {option}. {did_you_mean(option, error.possibilities)}"  # type: ignore[attr-defined]
-    if message and message[-1] not in ".?!)":
-        message += "."
-    context = getattr(error, "ctx", None)
-    return f"{message} See: {context.command_path if context else 'isomerge'} --help."

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isomerge.cli.common import Debug, Device, Json, Quiet, Seed, Voice
+from isomerge.cli.completion import offer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+# As data.heads.TASKS and data.open.KINDS have them; importing those would import torch.
+TASKS = ("image", "sequence", "token", "regression", "causal-lm", "masked-lm", "seq2seq")
+KINDS = ("images", "texts", "lines", "documents", "table", "tokens", "corpus")
 
 Data = Annotated[
     Path | None,
@@ -23,18 +28,30 @@ Task = Annotated[
     str | None,
     typer.Option(
         metavar="TASK",
-        help="image, sequence, token, regression, causal-lm, masked-lm, seq2seq; module:function for one of your own; "
-        "lm-eval:NAME. Told from the model's class if not named.",
+        autocompletion=offer(TASKS),
+        help=f"{', '.join(TASKS)}; module:function for one of your own; lm-eval:NAME. "
+        "Told from the model's class if not named.",
     ),
 ]
-Split = Annotated[str | None, typer.Option(metavar="PART", help="train, validation or test, where data has parts.")]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PART",
+        autocompletion=offer(("train", "validation", "test")),
+        help="train, validation or test, where data has parts.",
+    ),
+]
 Text = Annotated[
     str | None, typer.Option(metavar="COL", help="The column of the texts: a name, or a position from 0; two as 'a,b'.")
 ]
 Label = Annotated[str | None, typer.Option(metavar="COL", help="The column of the labels; several as 'a,b,c'.")]
 Kind = Annotated[
     str | None,
-    typer.Option(metavar="KIND", help="What the data is: images, texts, lines, documents, table, tokens, corpus."),
+    typer.Option(
+        metavar="KIND",
+        autocompletion=offer(KINDS),
+        help=f"What the data is: {', '.join(KINDS)}.",
+    ),
 ]
 Length = Annotated[int | None, typer.Option(min=2, help="Cut texts to this many tokens; the model's own if not named.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use this many examples, drawn evenly over the data.")]
@@ -90,13 +107,21 @@ def eval_table(record: dict[str, Any]) -> RenderableType:
     table = Table(box=None, pad_edge=False, show_header=False)
     rows = {"model": record["model"], "task": record["task"]}
     if record["data"]:
-        rows["data"] = f"{record['data']['name']}, {record['examples']} of {record['data']['size']} examples used"
+        rows["data"] = used(record)
     rows["loss"] = said(record["loss"])
     rows |= {name: said(value) for name, value in record["metrics"].items()}
     for name, value in rows.items():
         table.add_row(Words(name), Words(str(value)))
     notes = [Words(f"note: {note}") for note in record["notes"]]
     return Group(table, *notes, Words(f"{record['seconds']:.1f} s"))
+
+
+def used(record: dict[str, Any]) -> str:
+    """The data, and how much of it was looked at; running text is cut into examples of its own."""
+    data = record["data"]
+    if data["kind"] == "corpus":
+        return f"{data['name']}, {record['examples']} examples cut from {data['size']} lines"
+    return f"{data['name']}, {record['examples']} of {data['size']} examples used"
 
 
 def said(value: float | None) -> str:

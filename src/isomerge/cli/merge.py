@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -24,11 +25,12 @@ from isomerge.cli.common import (
     reserve_output,
     written_record,
 )
+from isomerge.cli.completion import complete_method
 from isomerge.cli.eval import Kind, Label, Limit, Split, Text
 from isomerge.cli.heap import keep_freed_memory
 from isomerge.cli.report import add_report
 from isomerge.cli.request import DataFlags, Request, numbers, read_request, typed_options
-from isomerge.errors import RequestError
+from isomerge.errors import RequestError, did_you_mean
 
 Threads = Annotated[int | None, typer.Option(min=1, help="How many tensors at once; all cores if not named.")]
 MaxMemory = Annotated[
@@ -43,11 +45,33 @@ Models = Annotated[
     list[str],
     typer.Argument(metavar="RECIPE.yml | A B …", help="A recipe, or models; then the method's options as flags."),
 ]
-Method = Annotated[str | None, typer.Option(help="How to merge; see isomerge list methods. linear if not named.")]
+Method = Annotated[
+    str | None,
+    typer.Option(autocompletion=complete_method, help="How to merge; see isomerge list methods. linear if not named."),
+]
 Weights = Annotated[
     str | None, typer.Option("--weights", "--weight", help="One number per model, as in 0.5,0.5; equal if not named.")
 ]
 Base = Annotated[str | None, typer.Option(help="The common ancestor; its config and side files are kept.")]
+TOKENIZERS = ("union", "base", "rows")
+
+
+def _known_tokenizer(given: str | None) -> str | None:
+    """Refuse, before any work, a word that is neither known nor a folder nor a hub id."""
+    if given is None or given in TOKENIZERS or "/" in given or Path(re.split("[@+]", given)[0]).expanduser().exists():
+        return given
+    raise RequestError(f"--tokenizer cannot be '{given}': there is no such model. {did_you_mean(given, TOKENIZERS)}")
+
+
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="union|base|MODEL|rows",
+        callback=_known_tokenizer,
+        help="Match tokens by their text: the result has all (union), the base's, or this model's. With rows, merge "
+        "row by row although ids differ.",
+    ),
+]
 Align = Annotated[bool, typer.Option("--align", help="Align the models before merging.")]
 Level = Annotated[
     str | None,
@@ -113,6 +137,7 @@ def merge(
     evidence: Evidence = None,
     fisher: Fisher = None,
     repair: Repair = False,
+    tokenizer: Tokenizer = None,
     rank: Annotated[int | None, typer.Option(min=1, help="When adapters are merged: the rank of the result.")] = None,
     push: Annotated[str | None, typer.Option(metavar="ORG/NAME", help="Upload the result to the hub.")] = None,
     force: Force = False,
@@ -123,7 +148,7 @@ def merge(
     """Merge models of one architecture into one, as a recipe or flags say.
 
     A method's options are flags too: --density 0.5, --t 0.3, --lambda 0.8, --no-normalize; with commas, one value for
-    each model.
+    each model. Models with different tokenizers: isomerge merge A B --tokenizer union -o OUT.
     """
     request = read_request([*models, *context.args], flags_of(context))
     with_data = DataFlags(data or (), split, limit, text, label, kind, evidence, fisher, repair)
@@ -131,7 +156,7 @@ def merge(
         _refuse(
             {"--align": align, "--level": level, "--out-dtype": out_dtype, "--max-memory": max_memory,
              "--shard-size": shard_size != "5GB", "--device": device != "cpu", "--threads": threads, "--push": push,
-             **with_data.flags()},
+             "--tokenizer": tokenizer, **with_data.flags()},
             "when adapters are merged into one",
         )  # fmt: skip
         reserve_output(out, request.models, force=force)
@@ -144,20 +169,23 @@ def merge(
 
         require_access(push)
     documents = request.documents(
-        method=method, base=base, weights=weights, align=align, level=level, seed=seed, data=with_data
-    )
+        method=method, base=base, weights=weights, align=align, level=level, seed=seed, data=with_data,
+        tokenizer=tokenizer,
+    )  # fmt: skip
     references = list(dict.fromkeys(str(r) for d in documents for r in d.referenced_models()))
     reserve_output(out, [*references, *map(str, with_data.paths)], force=force)
 
     import isomerge
+    from isomerge.merge.tokens import ROWS
     from isomerge.report.terminal import merge_table
 
     keep_freed_memory()
     voice = Voice(json, quiet)
     with voice.work("both") as progress:
         merged = isomerge.merge_recipe(
-            documents, threads=threads, device=device, max_memory=max_memory, seed=seed, progress=progress
-        )
+            documents, threads=threads, device=device, max_memory=max_memory, seed=seed,
+            same_ids=request.recipe is None and tokenizer != ROWS, progress=progress,
+        )  # fmt: skip
         written = merged.save(out, shard_size=shard_size, out_dtype=out_dtype, force=force, lock=lock, report=report)
         record = {**merged.report(), **written_record(written)}
         if verify:

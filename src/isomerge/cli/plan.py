@@ -20,6 +20,7 @@ from isomerge.cli.merge import (
     Models,
     Repair,
     Threads,
+    Tokenizer,
     Weights,
     flags_of,
 )
@@ -43,6 +44,7 @@ def plan(
     evidence: Evidence = None,
     fisher: Fisher = None,
     repair: Repair = False,
+    tokenizer: Tokenizer = None,
     explain: Annotated[
         str | None, typer.Option(metavar="TENSOR", help="Show the inputs and options of one tensor and their origin.")
     ] = None,
@@ -57,16 +59,18 @@ def plan(
     with_data = DataFlags(data or (), split, limit, text, label, kind, evidence, fisher, repair)
     documents = request.documents(
         method=method, base=base, weights=weights, align=align, level=level, seed=0, data=with_data,
-        example="isomerge plan {}",
+        tokenizer=tokenizer, example="isomerge plan {}",
     )  # fmt: skip
 
     from isomerge.merge.estimate import explain_tensor, plan_merge
+    from isomerge.merge.tokens import ROWS
     from isomerge.report.terminal import explain_table, plan_table
 
     voice = Voice(json, quiet)
+    same_ids = request.recipe is None and tokenizer != ROWS
     with voice.work():
         if explain is not None:
-            record = explain_tensor(documents, explain)
+            record = explain_tensor(documents, explain, same_ids=same_ids)
         else:
-            record = plan_merge(documents, threads=threads, max_memory=max_memory)
+            record = plan_merge(documents, threads=threads, max_memory=max_memory, same_ids=same_ids)
     voice.show(record, explain_table if explain is not None else plan_table)

@@ -84,14 +84,16 @@ class Request:
         level: str | None,
         seed: int | None,
         data: DataFlags,
+        tokenizer: str | None = None,
         example: str = "isomerge merge {} -o OUT",
     ) -> list[Recipe]:
         """The recipes to run: read from the file, or made from the flags. `example` is how the verb is used."""
         from isomerge.merge.recipe import load_recipe, recipe_of
+        from isomerge.merge.tokens import ROWS
 
         if self.recipe is not None:
             flags = {"--method": method, "--base": base, "--weights": weights, "--align": align, "--level": level}
-            flags |= data.flags()
+            flags |= {**data.flags(), "--tokenizer": tokenizer}
             given = [f"--{key}" for key in self.options] + [flag for flag, value in flags.items() if value]
             if given:
                 raise RequestError(
@@ -118,7 +120,7 @@ class Request:
             recipe = recipe_of(
                 self.models, name, base=base, options=options, align=settings, data=data.data(),
                 calibrate={"fisher": data.fisher} if data.fisher is not None else None, repair=data.repair,
-                seed=seed or 0,
+                tokenizer=None if tokenizer == ROWS else tokenizer, seed=seed or 0,
             )  # fmt: skip
         except RequestError as error:
             raise RequestError(f"{error}{_as_flags(str(error), base)}") from error
@@ -185,6 +187,8 @@ def _as_flags(problem: str, base: str | None) -> str:
     """The keys of a recipe that a problem speaks of, as flags."""
     hint = " On the command line base_model is --base, as in isomerge merge B --base A." if not base else ""
     hint = hint if "base" in problem else ""
+    if "is wanted, and there is no 'base_model'" in problem:
+        hint += " Or name the model whose tokenizer you want, or union."
     if "'data'" in problem:
         hint += " On the command line data is --data PATH; given once for each model, it is that model's own."
     return hint

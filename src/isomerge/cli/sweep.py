@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
@@ -11,21 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isomerge.cli.common import Debug, Json, Quiet, Voice, choice
+from isomerge.cli.completion import offer
 from isomerge.cli.errors import announce_output
 from isomerge.cli.eval import BatchSize, Data, Kind, Label, Length, Limit, Split, Task, Text, said
-from isomerge.cli.merge import Align, Base, Level, MaxMemory, Method, Models, Threads, Weights, flags_of
-from isomerge.cli.request import DataFlags, read_request
+from isomerge.cli.merge import Align, Base, Level, MaxMemory, Method, Models, Threads, Tokenizer, Weights, flags_of
+from isomerge.cli.request import DataFlags, Request, read_request
 from isomerge.errors import RequestError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from isomerge.cli.progress import Progress
 
 Over = Annotated[
     list[str] | None,
     typer.Option(
         "--over",
         metavar="NAME=VALUES",
-        help="What to vary: t=0:1:0.1, merge_method=ties,dare_ties, models[1].weight=0:2:0.5, align.level=full. "
+        help="What to vary: t=0:1:0.1, merge_method=ties,dare_ties, models.1.weight=0:2:0.5, align.level=full. "
         "As often as wanted; with --search bounds, as in density=0.1:1.",
     ),
 ]
@@ -33,6 +37,7 @@ Mode = Annotated[
     str,
     typer.Option(
         metavar="grid|together",
+        autocompletion=offer(("grid", "together")),
         callback=choice("--mode", ("grid", "together")),
         help="Of several parameters: every combination, or step by step together.",
     ),
@@ -43,7 +48,10 @@ Search = Annotated[
 By = Annotated[
     str | None,
     typer.Option(
-        metavar="loss|metric", callback=choice("--by", ("loss", "metric")), help="What the best point is best in."
+        metavar="loss|metric",
+        autocompletion=offer(("loss", "metric")),
+        callback=choice("--by", ("loss", "metric")),
+        help="What the best point is best in.",
     ),
 ]
 Test = Annotated[
@@ -79,6 +87,7 @@ def sweep(
     align: Align = False,
     level: Level = None,
     base: Base = None,
+    tokenizer: Tokenizer = None,
     split: Split = None,
     text: Text = None,
     label: Label = None,
@@ -101,23 +110,27 @@ def sweep(
 
     A method's other options are flags, as for merge: --density 0.5, --lambda 0.8.
     """
+    from isomerge.merge.tokens import ROWS
     from isomerge.sweep.points import grid, one_recipe
     from isomerge.sweep.ranges import read_axes
 
     request = read_request([*models, *context.args], flags_of(context))
+    _require_over(request.models)
     axes = read_axes(over or [], search=search is not None, force=force)
-    recipe = one_recipe(
-        request.documents(
-            method=method,
-            base=base,
-            weights=weights,
-            align=align,
-            level=level,
-            seed=seed,
-            data=DataFlags(),
-            example="isomerge sweep {} --over t=0:1:0.1 --data PATH",
+    with _data_of_its_own(request):
+        recipe = one_recipe(
+            request.documents(
+                method=method,
+                base=base,
+                weights=weights,
+                align=align,
+                level=level,
+                seed=seed,
+                data=DataFlags(),
+                tokenizer=tokenizer,
+                example="isomerge sweep {} --over t=0:1:0.1 --data PATH",
+            )
         )
-    )
     count = len(grid(axes, mode, force=force)) if search is None else search
     if data is None:
         raise RequestError("Sweeping needs data to measure on: name it with --data PATH.")
@@ -127,17 +140,53 @@ def sweep(
     import isomerge
 
     voice = Voice(json, quiet)
-    if not (json or quiet):
-        what = "evaluations at most" if search is not None else "point" if count == 1 else "points"
-        typer.echo(f"{count} {what} of {', '.join(axis.name for axis in axes)}", err=True)
-    with voice.work("both") as progress, _interruptible(out):
+    what = "evaluations at most" if search is not None else "point" if count == 1 else "points"
+    told = None if json or quiet else f"{count} {what} of {', '.join(axis.name for axis in axes)}"
+    with voice.work("both") as progress, _interruptible(out), _data_of_its_own(request):
         found = isomerge.sweep(
             recipe, over or [], data=data, task=task, mode=mode, search=search, by=by, test=test, test_split=test_split,
             split=split, text=text, label=label, kind=kind, length=length, batch_size=batch_size, limit=limit,
             seed=seed, device=device, threads=threads, max_memory=max_memory, out=out, plot=plot, force=force,
-            progress=progress,
+            same_ids=request.recipe is None and tokenizer != ROWS,
+            progress=_announced(told, progress) if told else progress,
         )  # fmt: skip
     voice.show(found.record, sweep_table)
+
+
+def _announced(line: str, progress: Progress | None) -> Progress:
+    """Say what will be measured when the first point is: by then every mistake that can be known has been told."""
+    from isomerge.sweep.bench import MEASURING
+
+    waiting = [line]
+
+    def report(done: int, total: int, what: str) -> None:
+        if what == MEASURING and waiting:
+            print(waiting.pop(), file=sys.stderr)  # not typer's echo, which writes past the bar and into its line
+        if progress is not None:
+            progress(done, total, what)
+
+    return report
+
+
+def _require_over(models: list[str]) -> None:
+    """Values that lost their --over would be taken for a model."""
+    if word := next((one for one in models if "=" in one and not Path(one).expanduser().exists()), None):
+        raise RequestError(f"'{word}' is no model. To vary it write --over {word}; --over is given once for each name.")
+
+
+@contextmanager
+def _data_of_its_own(request: Request) -> Iterator[None]:
+    """Where merging itself looks at data, say where to name it: here --data is what points are measured on."""
+    try:
+        yield
+    except RequestError as error:
+        if request.recipe is not None or "'data'" not in str(error):
+            raise
+        problem = str(error).partition(" On the command line data is")[0]
+        raise RequestError(
+            f"{problem} In a sweep --data is what the points are measured on; name the data that merging looks at in a "
+            "recipe, and sweep that: isomerge sweep recipe.yml --over NAME=VALUES --data PATH."
+        ) from error
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isomerge.cli.common import Debug, Json, Quiet, Threads, Voice
+from isomerge.errors import IsomergeError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,12 +27,19 @@ def verify(
     """Check that OUT is whole, loads in its stock class, is finite, and is what its lock file says.
 
     Ends with 1 if anything is wrong. Works on every model folder; without a lock file there is nothing to compare with.
+    Where isomerge has written a report, it shows the new answers.
     """
     from isomerge.evaluate.verify import verify as verify_folder
+    from isomerge.report.verified import record_verification
 
     voice = Voice(json, quiet)
     with voice.work() as progress:
         record = verify_folder(folder, deep=not quick, threads=threads, progress=progress)
+        record |= {"report": None, "notes": []}
+        try:
+            record["report"] = record_verification(folder.expanduser(), record, deep=not quick)
+        except (OSError, IsomergeError) as error:  # a folder that may not be written, a record that is broken
+            record["notes"].append(f"the report was not brought up to date: {error}")
     voice.show(record, verify_table)
     if record["verdict"] != "good":
         raise typer.Exit(1)
@@ -49,4 +57,5 @@ def verify_table(record: dict[str, Any]) -> RenderableType:
     for check in record["checks"]:
         table.add_row(check["name"], ANSWERS[check["passed"]], Text(check["detail"]))
     verdict = f"{record['folder']} is {record['verdict']} ({record['seconds']:.1f} s)"
-    return Group(table, Text(verdict, style="bold"))
+    notes = [Text(f"• {note}") for note in record["notes"]]
+    return Group(table, Text(verdict, style="bold"), *notes)

@@ -112,11 +112,18 @@ def open_models(given: Sequence[Any], device: str) -> list[Checkpoint]:
     for checkpoint in checkpoints:
         require_floating(checkpoint)
     for other in checkpoints[1:]:
+        kinds = [c.config.get("model_type") for c in (checkpoints[0], other)]
+        if all(kinds) and kinds[0] != kinds[1]:
+            raise RequestError(
+                f"Going from {checkpoints[0].name} to {other.name}: one is a '{kinds[0]}' model and the other a "
+                f"'{kinds[1]}' model, so nothing lies between them. Name models of one architecture and size."
+            )
         own, theirs = (label_names(c.config) for c in (checkpoints[0], other))
         if own != theirs and sorted(own) == sorted(theirs):
             raise RequestError(
                 f"Going from {checkpoints[0].name} to {other.name}: they have the same labels in another order "
-                f"({', '.join(own[:5])} … and {', '.join(theirs[:5])} …), so their outputs do not correspond."
+                f"({', '.join(own[:5])} … and {', '.join(theirs[:5])} …), so their outputs do not correspond. Name "
+                "models that were trained with one list of labels."
             )
     return checkpoints
 

@@ -130,9 +130,11 @@ def _positions(option: str, given: str, header: tuple[str, ...] | None, width: i
         elif _is_position(part) and -width <= int(part) < width:
             found.append(int(part) % width)
         else:
-            known = f"It has {name_some(list(header), 20)}. {did_you_mean(part, header)}" if header else (
+            known = f"It has {name_some(list(header), 20)}: name one of these." if header else (
                 f"It has {width} columns without names: give a position from 0 to {width - 1}."
             )  # fmt: skip
+            hint = did_you_mean(part, header or ())
+            known += f" {hint}" if hint.startswith("Did you mean") else ""
             raise RequestError(f"While reading {source}: {option} '{part}' is not a column of it. {known}")
     return tuple(found)
 

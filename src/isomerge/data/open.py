@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from isomerge.checkpoint.side_files import is_weight
 from isomerge.data import archives, conll
 from isomerge.data.base import Batch, Data
 from isomerge.data.corpus import Corpus
@@ -24,6 +25,14 @@ from isomerge.errors import RequestError, did_you_mean
 KINDS = ("images", "texts", "lines", "documents", "table", "tokens", "corpus")
 TEXT_FILES = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".tokens", ".text", ".raw", *conll.SUFFIXES)
 DESCRIPTIONS = ("readme", "license", "sources", "mapping")
+NOT_DATA = (
+    "this is a model, and not data. Name the images or texts to run the model on: a folder or archive of images in "
+    "class folders, .txt, .csv, .tsv, .jsonl or CoNLL."
+)
+ELSEWHERE = (
+    "Data is not downloaded: name a file or folder on this machine. A data set of the hub is saved there in Python, "
+    "with datasets.load_dataset(NAME).save_to_disk(FOLDER)."
+)
 HEADERS = {"text;label_name", "text;label", "sentence;label", "text;emotion"}  # tables by semicolons named .txt
 
 
@@ -68,6 +77,11 @@ def open_data(
     if path.is_dir() and kind in (None, "images") and _holds_images(path):
         return ImageData(path, split=split, prefer=prefer)
     files, notes = _text_files(path, split, prefer)
+    if kind == "images":
+        raise RequestError(
+            f"While opening data {path}: there are no images in it. Name a folder or archive of images in class "
+            "folders, or leave --kind out."
+        )
     data = _open_texts(files, path, kind, split, text, label, length, tokenizer, prefer)
     data.notes[:0] = notes
     return data
@@ -82,6 +96,8 @@ def _text_files(path: Path, split: str | None, prefer: str) -> tuple[list[Path],
     if path.is_file():
         if is_image(path.name):
             raise RequestError(f"While opening {path}: one image is not a data set. Name the folder of class folders.")
+        if is_weight(path.name):
+            raise RequestError(f"While opening data {path}: {NOT_DATA}")
         if path.suffix.lower() not in TEXT_FILES:
             raise RequestError(
                 f"While opening {path}: '{path.suffix or path.name}' is not a kind of data that is known. Known are "
@@ -92,17 +108,27 @@ def _text_files(path: Path, split: str | None, prefer: str) -> tuple[list[Path],
         near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = did_you_mean(path.name, near) if near and len(near) < 200 else ""
         hint = hint if hint.startswith("Did you mean") else ""
-        hint = hint or "Name a file or folder of yours there."
+        hint = hint or (ELSEWHERE if _is_elsewhere(path) else "Name a file or folder of yours there.")
         raise RequestError(f"While opening data {path}: there is no such file or folder. {hint}")
+    if any(is_weight(p.name) for p in path.iterdir()):
+        raise RequestError(f"While opening data {path}: {NOT_DATA}")
     found = sorted(p for p in path.iterdir() if p.is_file() and p.suffix.lower() in TEXT_FILES)
     found = [p for p in found if not p.name.lower().startswith(DESCRIPTIONS) and not parallel_labels(p)]
     if not found:
-        raise RequestError(f"While opening data {path}: the folder holds neither images nor {', '.join(TEXT_FILES)}.")
+        raise RequestError(
+            f"While opening data {path}: the folder holds neither images nor {', '.join(TEXT_FILES)}. Name the folder "
+            "that does."
+        )
     parts = [split_of_file(p.name) for p in found]
     if not any(parts):
         return found, []  # a column of the table may name the parts
     chosen, notes = pick_split(parts, split, prefer, str(path))
     return [p for p, part in zip(found, parts, strict=True) if part == chosen], notes
+
+
+def _is_elsewhere(path: Path) -> bool:
+    """Whether it reads as an address, or as the name of a data set on the hub."""
+    return path.parts[0].endswith(":") or (len(path.parts) == 2 and not path.is_absolute() and not path.parent.exists())
 
 
 def _open_texts(
@@ -136,7 +162,10 @@ def _open_texts(
         )
     if running:
         if in_file is not None:
-            raise RequestError(f"While opening data {path}: running text has no part '{split}' (--split). Name a file.")
+            raise RequestError(
+                f"While opening data {path}: running text has no part '{split}'. Leave --split out, or name the file "
+                "that holds this part."
+            )
         corpus = Corpus(running, name, tokenizer=tokenizer, length=length)
         if kind not in ("texts", "lines", "documents"):
             return corpus

@@ -73,23 +73,24 @@ def merge_group(
     for done, (name, way) in enumerate(WAYS.items()):
         progress(done, len(WAYS), f"merging models {', '.join(map(str, seeds))}: {way.label}")
         target = f"{folder}/{name}"
-        layers = _merge(own, way, out / target, digits)
+        layers, sha256 = _merge(own, way, out / target, digits)
         if layers:
             group.layers[name] = layers
-        rows.append({**_row(name, way.label, target, predict(load(out / target), digits), digits), "data": way.data})
+        row = _row(name, way.label, target, predict(load(out / target), digits), digits)
+        rows.append({**row, "data": way.data, "sha256": sha256})
     return group
 
 
-def _merge(models: Sequence[str], way: Way, out: Path, digits: Digits) -> list[dict[str, Any]]:
+def _merge(models: Sequence[str], way: Way, out: Path, digits: Digits) -> tuple[list[dict[str, Any]], str | None]:
+    """The residuals of a merge by features, and the hash of what was written."""
     from isomerge.merge.api import merge
 
     def images() -> Iterator[dict[str, Tensor]]:
         return ({"pixel_values": batch} for batch in digits.train_images.split(BATCH))
 
     merged = merge(models, data=images if way.data else None, **way.options)
-    merged.save(out, force=True)
-    layers: list[dict[str, Any]] = merged.report().get("layers") or []
-    return layers
+    written = merged.save(out, force=True)
+    return merged.report().get("layers") or [], written.sha256
 
 
 def load(folder: Path | str) -> Any:

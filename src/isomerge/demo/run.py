@@ -34,7 +34,9 @@ def demo(out: str | Path, *, seeds: int = 1, force: bool = False, progress: Prog
     from isomerge.align.parallel import parallel
     from isomerge.demo.digits import load_digits
     from isomerge.demo.folder import claim, require_free
+    from isomerge.demo.how import how
     from isomerge.demo.picture import picture
+    from isomerge.merge.merged import peak_memory
     from isomerge.report.page import write_report
     from isomerge.report.record import PAGE, RECORD, write_text
 
@@ -55,11 +57,16 @@ def demo(out: str | Path, *, seeds: int = 1, force: bool = False, progress: Prog
             "groups": [groups[0].record(), groups[-1].record()],
             "plane": found.plane(),
             **found.relations,
+            "how": how([groups[0], groups[-1]], found.folders, seeds),
             "notes": _notes(curves),
             "out": str(out),
         }
         record["seconds"] = time.perf_counter() - start
-        record["run"] = {"seconds": record["seconds"], "checks": found.checks(curves)}
+        record["run"] = {
+            "seconds": record["seconds"],
+            "peak_memory_bytes": peak_memory(),
+            "checks": found.checks(curves),
+        }
     write_text(out / "curve.svg", picture(curves))
     page = write_report(out, {**record, "kind": "demo"})
     return {**record, "report": None if page is None else str(page)}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isomerge.checkpoint.base import Checkpoint
+from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.module import quiet_transformers
 from isomerge.errors import CheckpointError
 
@@ -36,13 +36,15 @@ def load_stock(config: Mapping[str, Any], state: Mapping[str, Tensor], *, dtype:
     with quiet_transformers():
         model, info = kind.from_pretrained(
             None, config=kind.config_class.from_dict(dict(config)), state_dict=dict(state), dtype=dtype,
-            output_loading_info=True, experts_implementation="eager",
+            output_loading_info=True, experts_implementation="eager", ignore_mismatched_sizes=True,  # told below
         )  # fmt: skip
-    kinds = [why for why in ("missing_keys", "mismatched_keys") if info[why]]
-    if kinds:
-        wrong = [f"{why} {sorted(map(str, info[why]))[:4]}" for why in kinds]
+    wrong = {"missing": sorted(info["missing_keys"])}
+    wrong["of another shape"] = sorted(key if isinstance(key, str) else str(key[0]) for key in info["mismatched_keys"])
+    if any(wrong.values()):
+        told = "; ".join(f"{what}: {name_some(names)}" for what, names in wrong.items() if names)
         raise CheckpointError(
-            f"Loading {kind.__name__}: {'; '.join(wrong)}. The checkpoint does not hold what its config.json promises."
+            f"Loading {kind.__name__}: tensors are {told}. The checkpoint does not hold what its config.json promises: "
+            "get weights and config.json of one and the same model, from where it came."
         )
     return model.eval()
 

@@ -139,4 +139,6 @@ def align_models(models: Sequence[Checkpoint], anchor: Checkpoint, **options: An
         }
         for other, a in zip(others, known, strict=True)
     ]
-    return AlignedModels(anchor, own, moves, notes, {"anchor": anchor.name, "models": records})
+    return AlignedModels(
+        anchor, own, moves, notes, {"anchor": anchor.name, "level": known[0].solution.scope.level, "models": records}
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,9 @@ from isomerge.merge.merged import Merged, Progress, as_checkpoint
 from isomerge.merge.opening import open_model, open_models
 from isomerge.merge.prepare import foresee, prepare
 from isomerge.merge.recipe import ModelReference, Recipe, load_recipe, plan_tensors, recipe_of
+from isomerge.merge.roles import base_among_models
 from isomerge.merge.settings import RunSettings
+from isomerge.merge.tokens import ROWS, require_same_ids
 from isomerge.merge.whole import EVERY
 
 
@@ -36,6 +39,7 @@ def merge(
     data: Any = None,
     calibrate: Mapping[str, Any] | None = None,
     repair: bool | Mapping[str, Any] = False,
+    tokenizer: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     dtype: str | None = None,
     threads: int | None = None,
     device: str = "cpu",
@@ -52,6 +56,9 @@ def merge(
 
     `data` is what models are run on: a path, a mapping as in recipes, batches, opened data, or a list with one of these
     for each model. Methods that need data, alignment and `repair` use it; `calibrate` says how models are measured.
+
+    `tokenizer` matches tokens by their text: "union", "base", a model whose tokenizer the result gets, or a mapping as
+    in recipes. Without it models that give tokens other ids are refused; "rows" merges them row by row all the same.
 
     `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options.
     `dtype` is what is written (by itself: as the inputs), `seed` names the random numbers of methods that draw some.
@@ -78,10 +85,11 @@ def merge(
     settings: bool | dict[str, Any] = {**shared, **own} if align else False
     recipe = recipe_of(
         named, method, base=origin, options=options, align=settings, data=data_sets.named(data), calibrate=calibrate,
-        repair=repair, dtype=dtype, seed=seed,
+        repair=repair, tokenizer=_tokenizer(tokenizer), dtype=dtype, seed=seed,
     )  # fmt: skip
     checkpoints = {reference: open_model(reference, model) for reference, model in given.items()}
-    return _merge([recipe], checkpoints, RunSettings(threads, device, max_memory, progress, data_sets))
+    run = RunSettings(threads, device, max_memory, progress, data_sets)
+    return _merge([recipe], checkpoints, run, same_ids=tokenizer != ROWS)
 
 
 def merge_recipe(
@@ -92,9 +100,13 @@ def merge_recipe(
     device: str = "cpu",
     max_memory: int | str | None = None,
     seed: int | None = None,
+    same_ids: bool = False,
     progress: Progress | None = None,
 ) -> Merged:
     """Merge as a recipe says: a path, YAML text or a dict. `models` replaces references by state_dicts or modules.
+
+    A recipe without `tokenizer` merges vocabulary tables row by row, with a note where models give tokens other ids;
+    with `same_ids` that is an error.
 
     >>> isomerge.merge_recipe("recipe.yml").save("merged")                                              # doctest: +SKIP
     """
@@ -107,12 +119,12 @@ def merge_recipe(
     if unknown:
         hint = did_you_mean(unknown[0], [str(reference) for reference in checkpoints])
         raise RequestError(f"Merging: models has '{unknown[0]}', which the recipe does not name. {hint}")
-    return _merge(documents, checkpoints, RunSettings(threads, device, max_memory, progress))
+    return _merge(documents, checkpoints, RunSettings(threads, device, max_memory, progress), same_ids=same_ids)
 
 
-def planned(documents: Sequence[Recipe]) -> Merged:
+def planned(documents: Sequence[Recipe], *, same_ids: bool = False) -> Merged:
     """The merge as far as headers tell: everything is checked, nothing is aligned or computed."""
-    return _merge(list(documents), open_models(documents), RunSettings(), solve=False)
+    return _merge(list(documents), open_models(documents), RunSettings(), solve=False, same_ids=same_ids)
 
 
 def _merge(
@@ -121,6 +133,7 @@ def _merge(
     settings: RunSettings,
     *,
     solve: bool = True,
+    same_ids: bool = False,
 ) -> Merged:
     start = time.perf_counter()
     known = dict(checkpoints)
@@ -128,6 +141,9 @@ def _merge(
     for checkpoint in known.values():
         require_floating(checkpoint, allowed=lambda name, of=checkpoint: _is_counter(of, name))  # type: ignore[misc]
     notes = differences(list(known.values()), documents)
+    notes += [note for document in documents for note in base_among_models(document)]
+    if same_ids:
+        require_same_ids(documents[-1], list(known.values()))
     merged: Merged | None = None
     files: dict[str, Checkpoint] = {}
     for place, document in enumerate(documents):
@@ -151,6 +167,11 @@ def _merge(
 def _is_counter(checkpoint: Checkpoint, name: str) -> bool:
     """Whole numbers that are no quantised weights: they are copied."""
     return is_harmless_buffer(name) or checkpoint.tensors[name].dtype == torch.int64
+
+
+def _tokenizer(given: str | os.PathLike[str] | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
+    """As a recipe says it."""
+    return None if given == ROWS else os.fspath(given) if isinstance(given, os.PathLike) else given
 
 
 def _named(models: Sequence[Any]) -> tuple[list[ModelReference], dict[ModelReference, Any]]:

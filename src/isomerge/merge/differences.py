@@ -10,7 +10,7 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.errors import RequestError
 from isomerge.merge.recipe import Recipe
-from isomerge.merge.vocabulary.files import tokenizer_files, tokens_in_files
+from isomerge.merge.vocabulary.ids import other_ids
 from isomerge.merge.whole import WHOLE
 
 # Weights of the same shape mean something else when these differ.
@@ -55,30 +55,14 @@ def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe]) -> li
             "fine-tunes of one base, or models trained alike."
         )
     if not any(document.tokenizer for document in documents):
-        notes += _other_tokens(described)
+        notes += [
+            f"{text}: their rows are merged with those of other tokens. Add 'tokenizer: {{source: union}}' "
+            "(--tokenizer union) to match them by text"
+            for text in other_ids(described)
+        ]
     return notes
 
 
 def _unequal(one: Mapping[str, Any], other: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
     pairs = {key: (one.get(key), other.get(key)) for key in keys}
     return [f"{key} is {a} and {b}" for key, (a, b) in pairs.items() if None not in (a, b) and a != b]
-
-
-def _other_tokens(models: Sequence[Checkpoint]) -> list[str]:
-    """Models whose tokens have other ids: their rows would be merged with those of other tokens."""
-    first, notes = models[0], []
-    known: dict[str, int] | None = None
-    for other in models[1:]:
-        files = [tokenizer_files(model).get("tokenizer.json") for model in (first, other)]
-        if None in files or files[0].read_bytes() == files[1].read_bytes():  # type: ignore[union-attr]
-            continue
-        known = known if known is not None else tokens_in_files(first)
-        tokens = tokens_in_files(other)
-        moved = [t for t, id in (tokens or {}).items() if known is not None and known.get(t, id) != id]
-        if moved:
-            notes.append(
-                f"{len(moved)} tokens have other ids in {other.name} than in {first.name} "
-                f"({name_some(sorted(moved), 3)}): their rows are merged with those of other tokens. Add "
-                "'tokenizer: {source: union}' to match them by text"
-            )
-    return notes

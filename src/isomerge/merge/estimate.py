@@ -24,10 +24,16 @@ TRIAL_BYTES = 2**23
 
 
 def plan_merge(
-    documents: Sequence[Recipe], *, threads: int | None = None, max_memory: int | str | None = None
+    documents: Sequence[Recipe],
+    *,
+    threads: int | None = None,
+    max_memory: int | str | None = None,
+    same_ids: bool = False,
 ) -> dict[str, Any]:
-    """The record of `isomerge plan`: all problems are raised at once, nothing but headers is read."""
-    merged = planned(documents)
+    """The record of `isomerge plan`: all problems are raised at once, nothing but headers is read.
+
+    `same_ids` is that of `merge_recipe`."""
+    merged = planned(documents, same_ids=same_ids)
     jobs = merged.jobs
     count = fitting_threads(jobs, threads, max_memory)
     largest = sorted((job_memory(job) for job in jobs), reverse=True)[:count]
@@ -69,9 +75,9 @@ def _left_out(merged: Merged) -> list[str]:
     return notes
 
 
-def explain_tensor(documents: Sequence[Recipe], tensor: str) -> dict[str, Any]:
+def explain_tensor(documents: Sequence[Recipe], tensor: str, *, same_ids: bool = False) -> dict[str, Any]:
     """The inputs and effective options of one tensor of the last document's output."""
-    return explain(planned(documents).tensor_plans, tensor)
+    return explain(planned(documents, same_ids=same_ids).tensor_plans, tensor)
 
 
 def _seconds(merged: Merged, threads: int, moved: int) -> float:

@@ -3,31 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from isomerge.align.alignment import Alignment
 from isomerge.align.family import AlignedFamily
 from isomerge.align.reporting import Distance
+from isomerge.align.selftest import UNCHANGED
 from isomerge.checkpoint import Checkpoint, Written, open_checkpoint
+from isomerge.evaluate.verify import verify
 from isomerge.report.measured import measured
 from isomerge.report.page import write_report
 from isomerge.report.relations import Relation, Rows, Sums, relation
 from isomerge.report.spaces import space_moves
 
+HALF = {"float16", "bfloat16"}
 
-def write_align_reports(alignment: Alignment | AlignedFamily, written: Written) -> list[Path | None]:
-    """One page for each folder that was written; None for each without jinja2."""
-    if isinstance(alignment, Alignment):
-        members = {str(written.out): alignment}
+
+@dataclass
+class AlignRun:
+    """An alignment with how it was asked for and what it took, and what was found wrong with what it wrote."""
+
+    alignment: Alignment | AlignedFamily
+    request: Mapping[str, Any]
+    """`command`, and `options` as they were in the end."""
+    took: Mapping[str, Any]
+    """`seconds`, `peak_memory_bytes`, `threads`, `device`."""
+    problems: list[str] = field(default_factory=list)
+
+
+def write_align_reports(done: AlignRun, written: Written) -> list[Path | None]:
+    """Look at each folder that was written, and write its page; None for each page without jinja2."""
+    if isinstance(done.alignment, Alignment):
+        members = {str(written.out): done.alignment}
     else:
-        members = alignment.folders(written.out)
+        members = done.alignment.folders(written.out)
     pages = []
     for folder, member in members.items():
-        sha256 = written.sha256 if len(members) == 1 else None
-        pages.append(write_report(Path(folder), align_record(member, Path(folder), sha256)))
+        record = align_record(member, Path(folder), written.sha256 if len(members) == 1 else None)
+        checks = align_checks(member, Path(folder))
+        done.problems += [
+            f"{folder}: {check['name']}: {check['detail']}" for check in checks if check["passed"] is False
+        ]
+        infos = open_checkpoint(folder).tensors.values()
+        record["run"] |= {
+            **done.took, "tensors": len(infos), "bytes": sum(info.nbytes for info in infos), "checks": checks,
+        }  # fmt: skip
+        pages.append(write_report(Path(folder), {**record, "request": done.request}))
     return pages
+
+
+def align_checks(alignment: Alignment, out: Path) -> list[dict[str, Any]]:
+    """What a merge asks of a folder it has written, and whether the model still computes the same."""
+    donor = alignment.solution.source.checkpoint
+    checks: list[dict[str, Any]] = verify(out, deep=False, same_structure_as=donor, threads=alignment.threads)["checks"]
+    return [*checks, _same_function(alignment, open_checkpoint(out))]
+
+
+def _same_function(alignment: Alignment, out: Checkpoint) -> dict[str, Any]:
+    told = alignment.report()
+    difference, passed = told["max_output_difference"], None
+    if difference is None:
+        detail = f"not checked: {told['max_output_difference_reason']}"
+    else:
+        detail = f"random inputs: the largest difference is {difference:.1e} of the largest output"
+        rounded = sorted({str(info.dtype).removeprefix("torch.") for info in out.tensors.values()} & HALF)
+        if rounded and difference > UNCHANGED:
+            detail += f"; {', '.join(rounded)} rounds the moved weights, so no limit is held against it"
+        else:
+            passed = difference <= UNCHANGED
+    return {"name": "same function", "passed": passed, "detail": detail}
 
 
 def align_record(alignment: Alignment, out: Path, sha256: str | None) -> dict[str, Any]:
@@ -60,7 +106,7 @@ def align_record(alignment: Alignment, out: Path, sha256: str | None) -> dict[st
         },
         "measured": _measured(alignment, open_checkpoint(out)),
         "sha256": sha256,
-        "run": {"seconds": told["seconds"]},
+        "run": {"seconds": told["seconds"], "solve_seconds": told["seconds"]},
     }
 
 

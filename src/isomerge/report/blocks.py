@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ class Table:
     """The places of columns that hold numbers."""
     wide: bool = False
     """The bars are what the table is there for."""
+    text: frozenset[int] = frozenset()
+    """The places of columns that hold running text, which needs room."""
     shows: str = "table"
 
 
@@ -173,6 +175,19 @@ def heats(captions: Sequence[str], grids: Sequence[Mapping[tuple[str, int, str],
         )
         for caption, grid in zip(captions, grids, strict=True)
     ]
+
+
+def layers_of(blocks: Iterable[Any]) -> Iterator[int]:
+    """The layers of all rows, in folded blocks and below figures too; rows outside the layers have none."""
+    for block in blocks:
+        if isinstance(block, Table):
+            yield from (row.layer for row in block.rows if row.layer is not None and row.layer >= 0)
+        elif isinstance(block, Heat):
+            yield from (layer for _, layer, _ in block.rows if layer >= 0)
+        elif isinstance(block, Figure):
+            yield from layers_of([block.numbers])
+        elif isinstance(block, (Side, Fold)):
+            yield from layers_of(block.blocks)
 
 
 def known(values: Iterable[float | None]) -> list[float]:

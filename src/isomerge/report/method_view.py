@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from isomerge.report import blocks as b
 from isomerge.report.figures import Line, line_chart
 from isomerge.report.measured import place_of
@@ -41,7 +39,7 @@ def residual_blocks(layers: Sequence[Record], of: str = "") -> list[Any]:
         b.Row([
             b.count(place), b.words("\n".join(row["layers"]), code=True), b.words(row["kind"]),
             b.count(row["samples"]), b.number(row["residual_before"]), b.number(row["residual_after"]),
-        ])
+        ], _place(row["layers"])[1])
         for place, row in enumerate(layers, start=1)
     ]  # fmt: skip
     columns = ("number", "map", "kind", "samples", "before", "after")
@@ -104,12 +102,12 @@ def _refined(refined: Sequence[Record]) -> b.Figure:
 
 
 def _scores(record: Record) -> b.Table:
-    chosen = {str(name).partition("@")[0] for name in record.get("chosen") or ()}
-    # The scores are in the order of the recipe's models; the inputs may begin with a base.
-    *_, document = yaml.safe_load_all(record["recipe"])
-    names = [str(entry["model"]) for entry in document["models"]]
+    chosen = set(record.get("chosen") or ())
     rows = [
-        b.Row([b.words(name, code=True), b.number(score), b.words("yes" if name.partition("@")[0] in chosen else "no")])
-        for name, score in zip(names, record["scores"], strict=True)
-    ]
+        b.Row([
+            b.words(row["model"], code=True), b.number(row["score"]),
+            b.words("yes" if row["model"] in chosen else "no"),
+        ])
+        for row in record["scores"]
+    ]  # fmt: skip
     return b.Table("Scores", ("model", record.get("metric") or "score", "chosen"), rows, frozenset({1}))

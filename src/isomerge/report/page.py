@@ -11,7 +11,7 @@ from typing import Any
 
 from isomerge.checkpoint.lock import LOCK, read_lock, tensors_digest
 from isomerge.errors import RequestError
-from isomerge.report.blocks import figures
+from isomerge.report.blocks import figures, layers_of
 from isomerge.report.curves_view import read_curve
 from isomerge.report.record import PAGE, RECORD, plain, read_record, record_text, write_text
 from isomerge.report.view import cards, headline, sections
@@ -25,15 +25,16 @@ def report(
     folder: str | os.PathLike[str],
     *,
     out: str | os.PathLike[str] | None = None,
-    barrier: Sequence[str | os.PathLike[str]] = (),
+    barrier: Sequence[str | os.PathLike[str] | Record] = (),
 ) -> dict[str, Any]:
     """Write the page of an output, into `out` or as report.html beside its weights.
 
-    `barrier` names files that `isomerge barrier … --json` has printed. The result has `folder`, `kind`, `page` (None
-    where jinja2 is missing), `summary`, `sections` and `notes`.
+    `barrier` names files that `isomerge barrier … --json` has printed, or holds such records. The result has `folder`,
+    `kind`, `page` (None where jinja2 is missing), `summary`, `sections` and `notes`.
     """
     folder = Path(folder).expanduser()
-    content = page_content(folder, [read_curve(Path(path).expanduser()) for path in barrier])
+    curves = [one if isinstance(one, Mapping) else read_curve(Path(one).expanduser()) for one in barrier]
+    content = page_content(folder, curves)
     target = folder / PAGE if out is None else Path(out).expanduser()
     if target.is_dir() or not target.parent.is_dir():
         wrong = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
@@ -114,14 +115,15 @@ def render(name: str, content: Record) -> str | None:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     record = content["record"]
     found = sections(record, content["lock"], content["curves"])
-    layers = {row["layer"] for row in (record.get("measured") or {}).get("layers", ()) if row["layer"] >= 0}
-    chosen = record["kind"] != "demo"  # its models have two
+    layers = {section.id: max(layers_of(section.blocks), default=0) for section in found}
+    layered = [name for name, last in layers.items() if last > 0]
     return environment.from_string(part("page.html")).render(
         name="The demo" if record["kind"] == "demo" else name,
         headline=headline(record),
         cards=cards(record),
         sections=found,
-        last_layer=max(layers, default=None) if chosen else None,
+        last_layer=max(layers.values(), default=0),
+        layered=layered[0] if layered else None,  # the filter stands where the first layers are
         version=record["isomerge"],
         style=Markup(part("page.css")),
         script=Markup(part("page.js")),

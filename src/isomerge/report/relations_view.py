@@ -8,6 +8,7 @@ from typing import Any
 from isomerge.report import blocks as b
 from isomerge.report.figures import Line, line_chart
 from isomerge.report.measured import space_place
+from isomerge.report.units_view import units_table
 
 Record = Mapping[str, Any]
 WHOLE = "outside"  # of all layers
@@ -35,6 +36,9 @@ def alignment_section(record: Record) -> b.Section | None:
             rows = _moves(moved, measured)
             found.append(_kinds(moved["model"], rows))
             found.append(b.Fold(f"Every space of {moved['model']}", [_spaces(moved["model"], rows)]))
+            units = units_table(moved["model"], alignment["anchor"], rows)
+            if units.rows:
+                found.append(b.Fold(f"Which units of {moved['model']} moved", [units]))
     return b.Section("alignment", "Alignment", found)
 
 

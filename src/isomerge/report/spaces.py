@@ -1,4 +1,4 @@
-"""Which units of a space changed place, and how far."""
+"""What moved in every space of a model: how much of it, how far, and which units."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch import Tensor
 
 from isomerge.align import reporting
 from isomerge.align.pairwise import Solution
+from isomerge.report.units import moved_units
 
 
 def space_moves(solution: Solution) -> list[dict[str, Any]]:
-    """A row per space: group, how much of it moved, how far its units travelled, or why it stays."""
+    """A row per space: group, how much of it moved, how far its units travelled and where to, or why it stays."""
     rows = []
     for row in reporting.spaces(solution, {}):
         element = solution.transform.elements.get(row["name"])
@@ -20,6 +21,7 @@ def space_moves(solution: Solution) -> list[dict[str, Any]]:
         rows.append({
             **{key: row[key] for key in ("name", "group", "moved", "reason")},
             "displacement": None if order is None else displacement(order),
+            "units": moved_units(solution.transform, row["name"]),
         })  # fmt: skip
     return rows
 

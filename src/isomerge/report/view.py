@@ -7,12 +7,18 @@ from typing import Any
 
 from isomerge.report import blocks as b
 from isomerge.report.curves_view import connection_sections
+from isomerge.report.demo_made import demo_made_sections
 from isomerge.report.demo_view import demo_cards, demo_headline, demo_sections
 from isomerge.report.method_view import method_section
 from isomerge.report.relations_view import alignment_section, relation_section
 from isomerge.report.terminal import size
 
 Record = Mapping[str, Any]
+NO_LOCK = (
+    "align writes no lock file: isomerge verify can look at this folder but has no hashes to compare it with, and "
+    "isomerge reproduce cannot be asked. Nothing in an alignment is random: on the same machine the same command gives "
+    "the same weights again, and their sha256 can be compared."
+)
 
 
 def sections(record: Record, lock: Record | None, curves: Sequence[Record]) -> list[b.Section]:
@@ -23,9 +29,11 @@ def sections(record: Record, lock: Record | None, curves: Sequence[Record]) -> l
         *connection_sections(curves),
         *(relations if record["kind"] == "demo" else [method_section(record)]),
         _adapters(record),
+        *(demo_made_sections(record) if record["kind"] == "demo" else []),
+        _request(record),
         _recipe(record),
         _lineage(record, lock),
-        _lock(lock),
+        _lock(record, lock),
         _verification(record),
         _run(record),
         _notes(record, lock),
@@ -105,6 +113,17 @@ def _adapters(record: Record) -> b.Section | None:
     return b.Section("adapters", "Adapted layers", [b.Table(caption, columns, rows, frozenset({1, 2, 3}))])
 
 
+def _request(record: Record) -> b.Section | None:
+    request = record.get("request")
+    if not request:
+        return None
+    facts = {
+        name.replace("_", " "): ("yes" if value else "no") if isinstance(value, bool) else value
+        for name, value in request["options"].items()
+    }
+    return b.Section("request", "Request", [b.Code(request["command"], "The command"), b.Facts(facts)])
+
+
 def _recipe(record: Record) -> b.Section | None:
     if not record.get("recipe"):
         return None
@@ -143,9 +162,9 @@ def _lineage(record: Record, lock: Record | None) -> b.Section | None:
     return b.Section("lineage", "Lineage", blocks)
 
 
-def _lock(lock: Record | None) -> b.Section | None:
+def _lock(record: Record, lock: Record | None) -> b.Section | None:
     if lock is None:
-        return None
+        return b.Section("lock", "Lock", [b.Words(NO_LOCK)]) if record["kind"] == "align" else None
     facts = {
         "sha256 of the weights": lock["sha256"],
         "tensors": lock["tensors"],
@@ -161,20 +180,25 @@ def _lock(lock: Record | None) -> b.Section | None:
 
 
 def _verification(record: Record) -> b.Section | None:
-    checks = (record.get("run") or {}).get("checks")
+    run = record.get("run") or {}
+    checks, later = run.get("checks"), run.get("verified")
     if not checks:
         return None
     answers = {True: "yes", False: "NO", None: "not asked"}
     rows = [b.Row([b.words(c["name"]), b.words(answers[c["passed"]]), b.words(c["detail"])]) for c in checks]
-    return b.Section(
-        "verification", "Verification", [b.Table("Asked right after writing", ("check", "passed", "found"), rows)]
-    )
+    caption = "Asked right after writing"
+    if later:
+        depth = "every weight was read" if later["deep"] else "headers and side files only"
+        caption = f"Asked by isomerge verify on {later['when']}: {depth}"
+    table = b.Table(caption, ("check", "passed", "found"), rows, text=frozenset({2}))
+    return b.Section("verification", "Verification", [table])
 
 
 def _run(record: Record) -> b.Section | None:
     run = record.get("run") or {}
     facts = {
         "time": _seconds(run["seconds"]) if run.get("seconds") is not None else None,
+        "of it to open and solve": _seconds(run["solve_seconds"]) if run.get("solve_seconds") is not None else None,
         "peak memory": size(run["peak_memory_bytes"]) if run.get("peak_memory_bytes") else None,
         "threads": run.get("threads"),
         "device": run.get("device"),

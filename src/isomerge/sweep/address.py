@@ -3,7 +3,7 @@
 | name                  | means                                                                          |
 |-----------------------|--------------------------------------------------------------------------------|
 | `density`             | an option of the method: this value everywhere                                 |
-| `models[1].weight`    | an option of one model, slice or module                                        |
+| `models[1].weight`    | an option of one model, slice or module; also `models.1.weight`                |
 | `model-b.weight`      | the same, by the model's path or its last part                                 |
 | `align.level`, `seed` | a key of the recipe, with dots between keys and numbers from 0 in brackets     |
 | `t`                   | where the method has no `t` and merges two models by weight: weights 1 − t and t |
@@ -29,6 +29,8 @@ LISTS = ("models", "slices", "sources", "modules")
 """Their entries have `parameters`."""
 OPTIONS = {option.name for method in EVERY.values() for option in method.options}
 """Of any method."""
+MOST_NAMED = 3
+"""Models and options of which a message gives the address."""
 
 
 def changed(data: Mapping[str, Any], values: Mapping[str, Value]) -> Data:
@@ -84,7 +86,9 @@ def _pair(data: Data, method: AnyMethod) -> list[Data]:
 
 def _share(pair: list[Data], value: Value) -> None:
     if isinstance(value, (bool, str)) or value is None:
-        raise RequestError(f"Sweeping over t={value}: it is the share of the second model, a number.")
+        raise RequestError(
+            f"Sweeping over t={value}: it is the share of the second model, a number. Write t=0:1:0.1 or t=0.2,0.5."
+        )
     _block(pair[0])["weight"], _block(pair[1])["weight"] = round(1 - value, 12), value
 
 
@@ -129,7 +133,7 @@ def _steps(name: str) -> Steps:
     """
     if not re.fullmatch(r"[^.\[\]]+(\[\d+\])*(\.[^.\[\]]+(\[\d+\])*)*", name):
         raise RequestError(
-            f"Sweeping over '{name}': a place in a recipe is written as in models[1].weight or align.level."
+            f"Sweeping over '{name}': a place in a recipe is written as in models.1.weight or align.level."
         )
     return [int(number) if number else word for word, number in re.findall(r"([^.\[\]]+)|\[(\d+)\]", name)]
 
@@ -145,6 +149,8 @@ def _put(node: Any, path: Steps, steps: Steps, value: Value, options: set[str], 
                 f"Sweeping over '{name}': this method has no '{rest[0]}'. Its options: {', '.join(sorted(options))}."
             )
         step = rest.pop(0)
+        if isinstance(node, list) and isinstance(step, str) and step.isdecimal():
+            step = int(step)  # models.1 is models[1], which shells read as a pattern
         _require_step(node, step, spelled(tuple(path)), name)
         if not rest:
             node[step] = value
@@ -158,7 +164,12 @@ def _require_step(node: Any, step: str | int, here: str, name: str) -> None:
     if isinstance(step, int) and not isinstance(node, list):
         raise RequestError(f"Sweeping over '{name}': '{here}' is no list in this recipe, so it has no [{step}].")
     if isinstance(step, int) and step >= len(node):
-        raise RequestError(f"Sweeping over '{name}': '{here}' has {len(node)} entries, counted from 0.")
+        last = f"the last is {here}.{len(node) - 1}" if node else "it is empty"
+        raise RequestError(f"Sweeping over '{name}': '{here}' has {len(node)} entries, counted from 0: {last}.")
+    if isinstance(step, str) and isinstance(node, list):
+        raise RequestError(
+            f"Sweeping over '{name}': '{here}' is a list. Say which entry, counted from 0: {here}.0.{step}."
+        )
     if isinstance(step, str) and not isinstance(node, dict):
         raise RequestError(f"Sweeping over '{name}': '{here}' is {node} in this recipe, and has no '{step}'.")
 
@@ -172,15 +183,47 @@ def _block(entry: Data) -> Data:
 
 def _unknown(data: Data, name: str, options: set[str]) -> RequestError:
     method = data.get("merge_method")
-    known = [*sorted(options), *Recipe.model_fields]
-    hint = did_you_mean(name, known)
-    if not hint.startswith("Did"):
-        hint = f"The options of {method}: {', '.join(sorted(options)) or 'none'}."
+    model = name.rpartition(".")[0]
+    models = sorted({short for entry in _model_entries(data) for short in _called(entry["model"])})
+    hint = did_you_mean(model, models) if model else did_you_mean(name, [*sorted(options), *Recipe.model_fields])
+    hint = f" {hint}" if hint.startswith("Did") else ""
     if name == "t":
-        hint += " As the share of the second model, t needs a method that merges two models by weight."
-    elif "." in name:
-        models = [entry["model"] for entry in _model_entries(data)]
-        hint = f"Its models are {', '.join(models)}; or write models[1].weight, align.level and the like."
+        hint = " As the share of the second model, t needs a method that merges two models by weight."
     return RequestError(
-        f"Sweeping over '{name}': {method} has no such option, and the recipe no such key or model. {hint}"
+        f"Sweeping over '{name}': {method} has no such option, and the recipe no such key or model.{hint} "
+        f"What can be varied here: {', '.join(_addresses(data))}; and keys of the recipe, as in seed or align.level."
     )
+
+
+def _addresses(data: Data) -> Iterator[str]:
+    """What `--over` may name: the method's options, and those of single models."""
+    method = EVERY.get(str(data.get("merge_method")))
+    for option in method.options if method else ():
+        yield option.name
+    if method is not None and _pair(data, method):
+        yield "t (the share of the second model)"
+    own = [option.name for option in method.options if option.per_model] if method else []
+    for name in own[:MOST_NAMED]:
+        yield from _of_each(data, name)
+
+
+def _of_each(data: Data, name: str) -> Iterator[str]:
+    entries = list(data.get("models", ()))
+    for place, entry in enumerate(entries[:MOST_NAMED]):
+        yield f"models.{place}.{name} ({entry['model']})"
+    if not entries and data.get("slices"):
+        yield f"slices.0.sources.0.{name}"
+
+
+def of_one_model(data: Data, name: str) -> str:
+    """How to vary an option of one model, for a name that alone is the same for all; nothing for other names.
+
+    >>> of_one_model({"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}]}, "weight")
+    "'weight' alone is the same for every model; for one, write models.0.weight (a), models.1.weight (b), or t for the \
+share of the second"
+    """
+    method = EVERY.get(str(data.get("merge_method")))
+    if method is None or not any(option.name == name and option.per_model for option in method.options):
+        return ""
+    share = ", or t for the share of the second" if name == "weight" and _pair(data, method) else ""
+    return f"'{name}' alone is the same for every model; for one, write {', '.join(_of_each(data, name))}{share}"

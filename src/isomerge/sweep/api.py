@@ -12,9 +12,12 @@ from isomerge.data import Data, open_data
 from isomerge.errors import CheckpointError, RequestError, did_you_mean
 from isomerge.evaluate.device import require_device
 from isomerge.evaluate.tasks.run import describe
+from isomerge.merge.merged import Merged
 from isomerge.merge.recipe import Recipe
+from isomerge.merge.recipe.write import as_data
 from isomerge.merge.settings import RunSettings
 from isomerge.report.pictures import can_draw, require_drawable
+from isomerge.sweep.address import of_one_model
 from isomerge.sweep.bench import Bench
 from isomerge.sweep.between import corners, searched, typed
 from isomerge.sweep.kept import Kept, reserve, work_of
@@ -57,6 +60,7 @@ def sweep(
     out: str | Path | None = None,
     plot: str | Path | None = None,
     force: bool = False,
+    same_ids: bool = False,
     progress: Progress | None = None,
 ) -> Sweep:
     """Measure a recipe at many values of its parameters, without writing a model.
@@ -67,6 +71,7 @@ def sweep(
     `isomerge.evaluate` (of data in parts the validation part, unless `split` names another), or by `loss`, a function
     of the module. `test` is other data, on which the recipe as it is and the best point are measured once. `out` keeps
     every point as soon as it is measured, the record, a picture and best.yml; the same call goes on from there.
+    `same_ids` is that of `isomerge.merge_recipe`.
 
     >>> isomerge.sweep("recipe.yml", {"t": "0:1:0.1"}, data="cifar10.tar.xz").best.parameters        # doctest: +SKIP
     {'t': 0.4}
@@ -78,9 +83,10 @@ def sweep(
     require_device(device)
     planned = points_of(written, grid(axes, mode, force=force) if search is None else corners(axes))
     require_different(planned)
+    hint = " ".join(filter(None, (of_one_model(as_data(written), axis.name) for axis in axes)))
     axes = axes if search is None else typed(written, axes)
     folder = Path(out).expanduser() if out is not None else None
-    picture = _picture(folder, plot)
+    pictures = _pictures(folder, plot)
     if folder is not None:
         reserve(folder, force=force)
     reading: dict[str, Any] = {"kind": kind, "text": text, "label": label, "length": length}
@@ -89,13 +95,13 @@ def sweep(
     ruler = Ruler(opened, loss, **use)
     tester = _tester(test, test_split, opened, reading, use)
 
-    merger = Merger(RunSettings(threads, device, max_memory, progress))
-    outline = merger.outline(planned[0].recipe)
+    merger = Merger(RunSettings(threads, device, max_memory, progress), same_ids=same_ids)
+    outline = _outline(merger, planned[0], hint)
     measure = ruler.fit(outline)
     if tester is not None:
         tester.fit(outline)
     merger.open(point.recipe for point in planned)
-    _require_mergeable(merger, planned)
+    _require_mergeable(merger, planned, hint)
     settings: dict[str, Any] = {"limit": limit, "seed": seed, "length": length, "batch_size": batch_size}
     settings["merging on"] = merger.data_of(point.recipe for point in planned)
     kept = Kept(folder, work_of(merger.opened, opened, measure.task, settings) if loss is None else None)
@@ -112,12 +118,12 @@ def sweep(
         "task": measure.task,
         "data": describe(opened) if opened is not None else None,
         **_numbers(bench, points, first, best, _tested(bench, tester, written, best) if tester else None),
-        "notes": list(dict.fromkeys([*outline.notes, *ruler.notes, *bench.notes, *remarks(points)])),
+        "notes": list(dict.fromkeys([*outline.notes, *ruler.notes, *bench.notes, *remarks(points, hint)])),
     }
     record["notes"] += [] if tester else [OPTIMISED]
     record["seconds"] = time.perf_counter() - start
     result = Sweep(points, best, record)
-    _leave(result, folder, picture)
+    _leave(result, folder, pictures)
     return result
 
 
@@ -151,14 +157,28 @@ def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any
         )
 
 
-def _require_mergeable(merger: Merger, points: Sequence[Point]) -> None:
+def _outline(merger: Merger, point: Point, hint: str) -> Merged:
+    """What is known of the merged models before any is made; a point that cannot be merged says which it is."""
+    try:
+        return merger.outline(point.recipe)
+    except RequestError as error:
+        raise_all({_hinted(error, hint): said(point.values)})
+        raise
+
+
+def _hinted(error: RequestError, hint: str) -> str:
+    """A complaint about weights is helped by how to write those of one model."""
+    return f"{error} {hint}." if hint and "weights" in str(error) else str(error)
+
+
+def _require_mergeable(merger: Merger, points: Sequence[Point], hint: str) -> None:
     """Every point, as far as headers tell: a sweep of hours must not end at its last one."""
     problems: dict[str, str] = {}
     for point in points:
         try:
             merger.require(point.recipe)
         except RequestError as error:
-            problems.setdefault(str(error), said(point.values))
+            problems.setdefault(_hinted(error, hint), said(point.values))
     raise_all(problems)
 
 
@@ -207,20 +227,22 @@ def _tested(bench: Bench, tester: Ruler, recipe: Recipe, best: Measured) -> dict
     }
 
 
-def _picture(folder: Path | None, plot: str | Path | None) -> Path | None:
+def _pictures(folder: Path | None, plot: str | Path | None) -> list[Path]:
+    """Where to draw: the file that was asked for first, and one beside the other results."""
     if plot is not None:
         require_drawable(Path(plot))
-        return Path(plot)
-    return folder / "sweep.svg" if folder is not None else None
+    asked = [] if plot is None else [Path(plot)]
+    return [*asked, *([] if folder is None else [folder / "sweep.svg"])]
 
 
-def _leave(result: Sweep, folder: Path | None, picture: Path | None) -> None:
+def _leave(result: Sweep, folder: Path | None, pictures: Sequence[Path]) -> None:
     """The files, named in the record."""
     record = result.record
-    if picture is not None and can_draw():
-        plot_sweep(record, picture)
-        record["plot"] = str(picture)
-    elif picture is not None:
+    if pictures and can_draw():
+        for picture in pictures:
+            plot_sweep(record, picture)
+        record["plot"] = str(pictures[0])
+    elif pictures:
         record["notes"].append("no picture was drawn: 'matplotlib' is not installed (pip install isomerge[report])")
     if folder is not None:
         record["out"], record["best_recipe"] = str(folder), str(folder / "best.yml")

@@ -17,6 +17,9 @@ from isomerge.sweep.module import NotFinite, Seat
 from isomerge.sweep.points import Point, said
 from isomerge.sweep.result import Judge, Measured
 
+MEASURING = "measuring"
+"""How progress calls the points of a sweep."""
+
 
 @dataclass
 class Bench:
@@ -52,7 +55,7 @@ class Bench:
 
     def measure(self, point: Point) -> Measured:
         if self.progress:
-            self.progress(self._done, self.total, "measuring")
+            self.progress(self._done, self.total, MEASURING)
         known = self.kept.find(point.recipe)
         if known is None:
             numbers, seconds = self._measured(point)
@@ -63,7 +66,7 @@ class Bench:
             raise RequestError(f"Sweeping by the {self.by}: this task gives none. Leave --by out.")
         self._done += 1
         if self.progress:
-            self.progress(self._done, self.total, "measuring")
+            self.progress(self._done, self.total, MEASURING)
         return Measured(point.values, numbers["loss"], numbers["metric"], seconds, point.recipe, known is not None)
 
     def _measured(self, point: Point) -> tuple[Numbers, float]:

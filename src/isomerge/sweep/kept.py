@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ def reserve(out: Path, *, force: bool) -> None:
     """Refuse a folder that holds something else."""
     if out.exists() and not out.is_dir():
         raise RequestError(f"Sweeping into {out}: it is a file. Name a folder with -o.")
+    nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise RequestError(f"Sweeping into {out}: {nearest.name} is a file. Name another folder with -o.")
+    if not os.access(nearest, os.W_OK):
+        raise RequestError(f"Sweeping into {out}: nothing may be written into {nearest}. Name another folder with -o.")
     others = sorted(path.name for path in out.iterdir() if path.name not in OWN) if out.is_dir() else []
     if others and not (out / POINTS).exists() and not force:
         raise RequestError(

@@ -33,6 +33,8 @@ class Merger:
     settings: RunSettings
     opened: dict[str, Checkpoint] = field(default_factory=dict)
     """By reference."""
+    same_ids: bool = False
+    """Whether models that give tokens other ids are refused, as by `merge_recipe`."""
     _outline: tuple[str, Merged] | None = None
     _prepared: tuple[str, Prepared] | None = None
 
@@ -68,7 +70,7 @@ class Merger:
         data = _without_options(recipe)
         key = json.dumps({key: data[key] for key in data if key not in ("merge_method", "seed")}, sort_keys=True)
         if self._outline is None or self._outline[0] != key:
-            self._outline = key, planned([recipe])
+            self._outline = key, planned([recipe], same_ids=self.same_ids)
             for name, checkpoint in self._outline[1].inputs.items():
                 self.opened.setdefault(name, checkpoint)
         return self._outline[1]

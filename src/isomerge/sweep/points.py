@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from isomerge.merge.recipe import Recipe, load_recipe
 from isomerge.merge.recipe.write import as_data
 from isomerge.sweep.address import changed
 from isomerge.sweep.ranges import MOST, Axis, Value
+from isomerge.sweep.unused import only_used
 
 MODES = ("grid", "together")
 SHOWN = 5  # different problems that one message names
@@ -69,17 +71,28 @@ def grid(axes: Sequence[Axis], mode: str = "grid", *, force: bool = False) -> li
 def points_of(recipe: Recipe, combinations: Sequence[Values]) -> list[Point]:
     """The recipe of every point; all that do not fit, at once."""
     data = as_data(recipe)
-    points: list[Point] = []
     problems: dict[str, str] = {}
+    written: list[dict[str, Any]] = []
     for values in combinations:
-        try:
-            points.append(Point(values, load_recipe(changed(data, values))[0]))
-        except RequestError as error:
-            text = str(error).removeprefix("While reading the recipe")
-            # The same complaint about the next value is not news.
-            problems.setdefault(text.lstrip(",: "), said(values))
+        with _collected(problems, values):
+            written.append(changed(data, values))
+    raise_all(problems)
+    points: list[Point] = []
+    for values, one in zip(combinations, only_used(written), strict=True):
+        with _collected(problems, values):
+            points.append(Point(values, load_recipe(one)[0]))
     raise_all(problems)
     return points
+
+
+@contextmanager
+def _collected(problems: dict[str, str], values: Values) -> Iterator[None]:
+    """Enter a refusal with the point where it was met; the same complaint about the next value is not news."""
+    try:
+        yield
+    except RequestError as error:
+        text = str(error).removeprefix("While reading the recipe")
+        problems.setdefault(text.lstrip(",: "), said(values))
 
 
 def require_different(points: Sequence[Point]) -> None:

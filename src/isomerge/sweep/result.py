@@ -66,15 +66,16 @@ class Judge:
         return min(points, key=self.score)
 
 
-def remarks(points: list[Measured]) -> list[str]:
-    """What a reader of the numbers should know."""
+def remarks(points: list[Measured], hint: str = "") -> list[str]:
+    """What a reader of the numbers should know; `hint` says what else could be varied."""
     notes = []
     broken = [said(point.parameters) for point in points if not _finite(point)]
     if broken:
         notes.append(f"the model computes no number at {'; '.join(broken[:5])}{' …' if len(broken) > 5 else ''}")
     numbers = {(point.loss, point.metric) for point in points}
     if len(points) > 2 and len(numbers) == 1 and not broken:
-        notes.append("all points are equal: what is swept changes nothing in this merge")
+        more = f". {hint}" if hint else ""
+        notes.append(f"all points are equal: what is swept changes nothing in this merge{more}")
     return notes
 
 

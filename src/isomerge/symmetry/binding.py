@@ -111,8 +111,10 @@ def bind_model(checkpoint: Checkpoint, architecture: Architecture) -> BoundModel
     if missing or problems:
         lines = [f"missing: {', '.join(missing[:6])}{' …' if len(missing) > 6 else ''}"] if missing else []
         raise SpecificationError(
-            f"Binding {checkpoint.name} to the specification of '{spec.family}': " + "; ".join(lines + problems[:4])
-            + ". The weights are not those of the architecture config.json names, or the checkpoint is incomplete."
+            f"Binding {checkpoint.name} to the specification of '{spec.family}': "
+            + "; ".join([*lines, *(problem.rstrip(".") for problem in problems[:4])])
+            + ". The weights are not those of the architecture config.json names, or the checkpoint is incomplete: "
+            "get weights and config.json again from where the model came."
         )  # fmt: skip
     touched = {space for layout in layouts.values() for space in layout.spaces()}
     spec = replace(spec, spaces={name: group for name, group in spec.spaces.items() if name in touched})

@@ -16,6 +16,9 @@ from isomerge.evaluate.tasks.tags import Tagging
 
 HARNESS = "lm-eval:"
 OTHERS = ("module:function", "lm-eval:NAME")
+SAID = {"texts": "texts", "pairs": "pairs of texts", "tokens": "tagged words", "corpus": "running text"}
+IMAGES = "a folder or archive of images in class folders"
+TEXTS = "texts: .txt, .jsonl, .csv, .tsv or CoNLL, or a folder of those"
 
 
 def task_name(config: Mapping[str, Any], wanted: str | None, model: str) -> str:
@@ -35,7 +38,10 @@ def task_name(config: Mapping[str, Any], wanted: str | None, model: str) -> str:
             "model with its head, or a function of your own: --task module:function."
         )
     if wanted is not None and wanted != own:
-        raise RequestError(f"Evaluating {model} as '{wanted}': config.json names {named}, which is for '{own}'.")
+        raise RequestError(
+            f"Evaluating {model} as '{wanted}': config.json names {named}, which is for '{own}'. Leave --task out, or "
+            f"name a model with a head for '{wanted}'."
+        )
     return own
 
 
@@ -58,13 +64,20 @@ def require_fitting(data: Data, task: str, model: str) -> None:
     """Refuse images for a model of texts and the other way round, before anything is decoded."""
     if data.kind == "batches":
         return
+    given = SAID.get(data.kind, data.kind)
     if (data.kind == "images") != (task == "image"):
-        reads = "images" if task == "image" else "texts"
-        raise RequestError(f"Evaluating {model} on {data.name}: the model reads {reads} and the data is {data.kind}.")
+        reads, wanted = ("images", IMAGES) if task == "image" else ("texts", TEXTS)
+        raise RequestError(
+            f"Evaluating {model} on {data.name}: the model reads {reads} and the data is {given}. Name {wanted}; "
+            "or a model that reads this data."
+        )
     if task == "token" and data.kind != "tokens":
         raise RequestError(
-            f"Evaluating {model} on {data.name}: it needs words with a tag each, and the data is {data.kind}. Use a "
+            f"Evaluating {model} on {data.name}: it needs words with a tag each, and the data is {given}. Use a "
             "CoNLL file, or .jsonl with the fields 'tokens' and 'tags'."
         )
     if task in ("sequence", "regression") and data.kind == "corpus":
-        raise RequestError(f"Evaluating {model} on {data.name}: the data is running text without labels.")
+        raise RequestError(
+            f"Evaluating {model} on {data.name}: the data is running text without labels. Name a table (.csv, .tsv, "
+            ".jsonl) with a column of texts and one of labels, which --text and --label name."
+        )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.data.base import Batch
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import IsomergeError, RequestError, did_you_mean
 
 Measure = Callable[..., Any]
 
@@ -28,7 +28,10 @@ def find_function(task: str) -> Measure:
     try:
         module = importlib.import_module(place)
     except Exception as error:  # whatever the user's own module raises while it is imported
-        raise RequestError(f"Importing '{place}' for --task {task}: {type(error).__name__}: {error}.") from error
+        step = "Correct the module, and see its traceback with --debug."
+        if isinstance(error, ModuleNotFoundError) and error.name == place.partition(".")[0]:
+            step = f"Run in the folder that holds {error.name}.py, or name its folder in PYTHONPATH."
+        raise RequestError(f"Importing '{place}' for --task {task}: {type(error).__name__}: {error}. {step}") from error
     finally:
         if added:
             sys.path.remove(here)
@@ -41,7 +44,16 @@ def find_function(task: str) -> Measure:
 
 def measure(function: Measure, name: str, module: Any, batches: Iterator[Batch] | None) -> dict[str, Any]:
     """Call it as f(model, batches), or f(model) without data. A number is the metric; a mapping may hold more."""
-    found = function(module) if batches is None else function(module, batches)
+    try:
+        found = function(module) if batches is None else function(module, batches)
+    except (IsomergeError, MemoryError):  # not the function's own: data is read while it runs
+        raise
+    except Exception as error:  # whatever the user's own function raises
+        called = "f(model)" if batches is None else "f(model, batches)"
+        raise RequestError(
+            f"--task {name}: the function, called as {called}, failed with {type(error).__name__}: {error}. Correct "
+            "it; --debug shows its traceback."
+        ) from error
     values = dict(found) if isinstance(found, Mapping) else {"metric": found}
     wrong = [key for key in ("loss", "metric") if values.get(key) is not None and not _is_number(values[key])]
     if wrong or not ({"loss", "metric"} & values.keys()):

@@ -5,7 +5,7 @@ Works on data as it was written, like options.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,16 @@ def check_data(
     if isinstance(method, WholeMethod):
         rules.whole_models(method)
     rules.needed()
-    rules.of_models()
     rules.calibrate()
     rules.repair()
     rules.align()
-    rules.unused()
+    for path, text in rules.unused():
+        rules.add(path, text)
+
+
+def unused_keys(method: Method | WholeMethod, data: Mapping[str, Any], files: bool) -> list[Path]:
+    """What is about data and without effect: a sweep leaves it out at the points that do not use it."""
+    return [path for path, _ in _Rules(method, data, files, Places(), Problems("")).unused()]
 
 
 @dataclass
@@ -103,24 +108,9 @@ class _Rules:
         if self.measured and self.has("tokenizer"):
             self.add(("tokenizer", "source"), f"{name} runs the models on data, and {ONE_TABLE}")
 
-    def of_models(self) -> None:
-        if self.measured or self.whole in ("each", "together"):
-            return
-        why = f"{self.method.name} has files of statistics" if self.files else f"{self.method.name} does not"
-        for path, entry in self.entries:
-            if entry.get("data") is not None:
-                self.add((*path, "data"), f"a model's own data is for methods that look at each model's; {why}")
-
     def calibrate(self) -> None:
         given = self.data.get("calibrate")
-        if given is None:
-            return
-        if self.measured is None:
-            known = ", ".join(sorted(name for name, one in METHODS.items() if one.measures))
-            text = f"'calibrate' is for methods that weigh by what is measured on data: {known}"
-            if self.files:
-                text = f"{self.method.name} has files of statistics, so nothing is measured: leave 'calibrate' out"
-            self.add(("calibrate",), text)
+        if given is None or self.measured is None:
             return
         foreign = {"fisher": ("only",), "gram": ("fisher", "samples")}[self.measured]
         for key in [key for key in foreign if isinstance(given, dict) and given.get(key) is not None]:
@@ -149,13 +139,41 @@ class _Rules:
         words = list(evidence.values()) if isinstance(evidence, dict) else [evidence]
         if not some and any(word in ("activations", "mix") for word in words):
             self.add(("align", "evidence"), "activations are seen on data: give the recipe 'data', or 'align' its own")
-        for key in ("measure", "site"):
-            if align.get(key) is not None and (not some or evidence == "weights"):
-                self.add(("align", key), f"'{key}' is about activations, and the weights decide here")
-        if align.get("data") is not None and evidence == "weights":
-            self.add(("align", "data"), "nothing uses it: the evidence is the weights")
 
-    def unused(self) -> None:
+    # --- what nothing uses --------------------------------------------------------------------------------------------
+    def unused(self) -> Iterator[tuple[Path, str]]:
+        """Every key that is given and without effect, and why it is."""
+        yield from self._unused_of_models()
+        if self.data.get("calibrate") is not None and self.measured is None:
+            known = ", ".join(sorted(name for name, one in METHODS.items() if one.measures))
+            text = f"'calibrate' is for methods that weigh by what is measured on data: {known}"
+            if self.files:
+                text = f"{self.method.name} has files of statistics, so nothing is measured: leave 'calibrate' out"
+            yield ("calibrate",), text
+        yield from self._unused_of_align()
+        yield from self._unused_data()
+
+    def _unused_of_models(self) -> Iterator[tuple[Path, str]]:
+        if self.measured or self.whole in ("each", "together"):
+            return
+        why = f"{self.method.name} has files of statistics" if self.files else f"{self.method.name} does not"
+        for path, entry in self.entries:
+            if entry.get("data") is not None:
+                yield (*path, "data"), f"a model's own data is for methods that look at each model's; {why}"
+
+    def _unused_of_align(self) -> Iterator[tuple[Path, str]]:
+        align = self.data.get("align")
+        if not isinstance(align, dict):
+            return
+        some = align.get("data") is not None or self.has("data")
+        for key in ("measure", "site"):
+            if align.get(key) is not None and (not some or align.get("evidence") == "weights"):
+                yield ("align", key), f"'{key}' is about activations, and the weights decide here: leave it out"
+        if align.get("data") is not None and align.get("evidence") == "weights":
+            step = "leave 'data' out, or let the evidence be activations or mix"
+            yield ("align", "data"), f"nothing uses it: the evidence is the weights; {step}"
+
+    def _unused_data(self) -> Iterator[tuple[Path, str]]:
         if not self.has("data") or self.has("repair"):
             return
         own = [entry.get("data") is not None for _, entry in self.entries]
@@ -168,7 +186,7 @@ class _Rules:
         if not by_method and not by_align:
             method = f"{self.method.name} {'has its files' if self.files else 'takes none here'}"
             steps = "neither an 'align' that looks at activations nor 'repair'"
-            self.add(("data",), f"nothing uses it: {method}, and there is {steps}")
+            yield ("data",), f"nothing uses it: {method}, and there is {steps}; leave 'data' out"
 
 
 def _same(one: Any, other: Any) -> bool:

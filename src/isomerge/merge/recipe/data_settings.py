@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Strict, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
 
 from isomerge.merge.recipe.fields import Count, Definition, Text, kind_of
 
@@ -24,6 +25,19 @@ Column = Annotated[
     BeforeValidator(_read_column),
     WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "integer"}]}),
 ]
+
+
+def _read_pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(
+            f"'{value}' is no regular expression ({error}). A part of the name is enough, as in q_proj"
+        ) from None
+    return value
+
+
+Pattern = Annotated[Text, AfterValidator(_read_pattern)]
 
 
 class DataSettings(Definition):
@@ -72,7 +86,7 @@ class CalibrateSettings(Definition):
     ] = Field("true", description="Labels as each model predicts them, or those of the data.")
     limit: Count | None = Field(None, description="Measure on this many examples; the data's own limit if not named.")
     samples: Count = Field(1, description="Draws of a label per example, where labels are too many to sum over.")
-    only: Text | None = Field(
+    only: Pattern | None = Field(
         None, description="Measure only linear maps whose name contains this; average the others."
     )
 
@@ -80,7 +94,7 @@ class CalibrateSettings(Definition):
 class RepairSettings(Definition):
     """Give the units of the merged model the mean and spread they have in its parents."""
 
-    only: Text | None = Field(
+    only: Pattern | None = Field(
         None, description="Only maps whose name contains this; by default those into feed-forward units."
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import copy
+import io
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path as File
@@ -49,12 +51,33 @@ def _text(source: str | os.PathLike[str]) -> tuple[str, str]:
     text = os.fspath(source)
     if isinstance(source, str) and "\n" in source:
         return text, "the recipe"
+    file = File(text).expanduser()
     try:
-        return File(text).expanduser().read_text(encoding="utf-8"), text
+        return _decoded(file.read_bytes()), text
     except FileNotFoundError:
-        raise RequestError(f"While reading the recipe {text}: there is no such file. Check the path.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"While reading the recipe {text}: {error}. Name a YAML file.") from None
+        why = "there is no such file. Check the path"
+        if file.is_symlink():
+            why = f"it is a link to {os.readlink(file)}, which is not there. Repair the link, or name the file itself"
+    except IsADirectoryError:
+        why = "it is a folder. Name the YAML file in it; models are named two or more at a time"
+    except PermissionError:
+        why = "it may not be read. Give yourself the right to (chmod u+r), or copy it"
+    except UnicodeDecodeError as error:
+        why = (
+            f"it is no text in UTF-8 (byte {error.start + 1} is 0x{error.object[error.start]:02x}). Save it as UTF-8 "
+            "in your editor; or, if it is no YAML at all, name the file that is"
+        )
+    except OSError as error:
+        why = f"{error.strerror or error}. Name a YAML file that can be read"
+    raise RequestError(f"While reading the recipe {text}: {why}.")
+
+
+def _decoded(content: bytes) -> str:
+    """YAML is UTF-8 or UTF-16; some editors and shells write the latter, with a mark in front."""
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    if encoding != "utf-16" and (zero := content.find(0)) >= 0:
+        raise UnicodeDecodeError("utf-8", content, zero, zero + 1, "text has no zero bytes")
+    return io.TextIOWrapper(io.BytesIO(content), encoding=encoding).read()  # with line ends as a file's
 
 
 def _recipe(data: Any, places: Places, problems: Problems) -> Recipe | None:

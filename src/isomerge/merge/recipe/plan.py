@@ -276,12 +276,18 @@ class _Planner:
     # --- what does not fit --------------------------------------------------------------------------------------------
     def _report(self) -> None:
         for model, names in self._missing.items():
-            self.problems.general(f"{model} lacks {len(names)} tensors that others have: {name_some(names)}")
+            lacks = "a tensor" if len(names) == 1 else f"{len(names)} tensors"
+            self.problems.general(
+                f"{model} lacks {lacks} that others have: {name_some(names)}; if it is incomplete, get it again from "
+                "where it came; if the others have more than their architecture needs (another head, what training "
+                "left), save them without"
+            )
         for text in _shortened(self._shapes):
             self.problems.general(f"{text}; tensors of different shapes cannot be merged")
         for text in _shortened(self._vocabularies):
             self.problems.general(
-                f"{text}; the vocabularies differ: add 'tokenizer: {{source: union}}' to match tokens by text"
+                f"{text}; the vocabularies differ: add 'tokenizer: {{source: union}}' (--tokenizer union) to match "
+                "tokens by text"
             )
         for option, names in self._unset.items():
             text = f"{self.method.name} needs '{option}', and no filter gives it for {name_some(names)}"

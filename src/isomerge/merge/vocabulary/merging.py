@@ -20,7 +20,7 @@ from isomerge.merge.vocabulary.tokenizers import (
 )
 from isomerge.merge.vocabulary.vocabulary import Vocabulary
 
-NEXT_STEP = "Change the recipe's tokenizer block accordingly."
+NEXT_STEP = "Change the recipe's tokenizer block, or --tokenizer, accordingly."
 
 
 def vocabulary_problems(
@@ -74,9 +74,10 @@ def merge_vocabularies(
     problems = request_problems(
         list(models), source=source, base=base, rules=rules, pad_to_multiple_of=pad_to_multiple_of
     )
+    next_step = NEXT_STEP if problems else ""
     problems.extend(no_tokenizer(c.name) for c in models.values() if not has_tokenizer(c))
     if problems:
-        raise RequestError(str(failure(act, problems, NEXT_STEP)))
+        raise RequestError(str(failure(act, problems, next_step)).rstrip())
 
     loaded: dict[str, tuple[Any, ModelTokens]] = {}
     for name, checkpoint in models.items():

@@ -20,8 +20,8 @@ ABOUT_THE_MACHINE = ("is_local", "local_files_only", "name_or_path")
 
 def no_tokenizer(name: str) -> str:
     return (
-        f"{name} has no tokenizer files beside its weights. Put its tokenizer.json and tokenizer_config.json there, or "
-        "leave out the tokenizer block if all models share one vocabulary"
+        f"{name} has no tokenizer files. Put its tokenizer.json and tokenizer_config.json there, or leave out the "
+        "recipe's tokenizer block (or --tokenizer) if all models share one vocabulary"
     )
 
 

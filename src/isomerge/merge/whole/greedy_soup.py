@@ -35,13 +35,18 @@ def greedy_soup(work: Work, *, tolerance: float = 0.0) -> Solved:
     soup = choose(models, score, tolerance=tolerance)
     names = [model.name for model in work.models]
     chosen = [names[place] for place in soup.chosen]
+    scores = [{"model": name, "score": score.sign * own} for name, own in zip(names, soup.own, strict=True)]
     record = {
         "metric": score.metric,
         "score": score.sign * soup.score,
-        "scores": [score.sign * own for own in soup.own],
+        "scores": scores,
         "chosen": chosen,
     }
-    notes = [*(aligned.notes if aligned else ()), f"in the soup: {', '.join(chosen)}"]
+    said = [f"{name} {score.sign * own:.4f}" for name, own in zip(names, soup.own, strict=True)]
+    inside = ", ".join(said[place] for place in soup.chosen)
+    outside = ", ".join(told for place, told in enumerate(said) if place not in soup.chosen)
+    notes = [*(aligned.notes if aligned else ()), f"in the soup, each with its own {score.metric}: {inside}"]
+    notes += [f"left out of the soup: {outside}"] if outside else []
     return Solved(
         soup.state, aligned.plan() if aligned else first.tensors, changes, aligned.record if aligned else None, notes,
         record, soup.chosen,

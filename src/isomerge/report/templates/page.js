@@ -53,20 +53,23 @@
       if (found.includes(null)) return null;
       return (layer) => found.length === 0 || found.some((m) => layer >= +m[1] && layer <= +(m[2] ?? m[1]));
     };
-    const filter = () => {
+    let told = "";
+    // Half-typed ranges ("3-") wait for the rest: what was shown stays, and only what is left there is called wrong.
+    const filter = (finished) => {
       const keep = wanted(input.value);
-      input.setAttribute("aria-invalid", String(keep === null));
-      if (keep === null) { shown.textContent = "Write numbers and ranges, as in 0-3,7"; return; }
+      input.setAttribute("aria-invalid", String(keep === null && finished));
+      if (keep === null) { shown.textContent = finished ? "Write numbers and ranges, as in 0-3,7" : told; return; }
       let count = 0;
       for (const row of rows) {
         row.hidden = !keep(+row.dataset.layer);
         count += !row.hidden;
       }
-      shown.textContent = input.value.trim() ? `${count} of ${rows.length} rows` : "";
+      told = shown.textContent = input.value.trim() ? `${count} of ${rows.length} rows` : "";
     };
-    input.addEventListener("input", filter);
-    input.form.addEventListener("submit", (event) => event.preventDefault());
-    input.addEventListener("keydown", (event) => { if (event.key === "Escape") { input.value = ""; filter(); } });
+    input.addEventListener("input", () => filter(false));
+    input.addEventListener("change", () => filter(true));
+    input.form.addEventListener("submit", (event) => { event.preventDefault(); filter(true); });
+    input.addEventListener("keydown", (event) => { if (event.key === "Escape") { input.value = ""; filter(true); } });
   }
 
   // Values under the pointer. The same numbers stand in tables, so nothing is only here.

@@ -1,0 +1,68 @@
+"""A later verification in the record and on the page of an output: they tell the newest answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from isomerge.report.page import report
+from isomerge.report.record import PAGE, RECORD, read_record, record_text, write_text
+
+MODELS = ("merge", "align")  # the kinds of record that speak of one model folder
+
+
+def record_verification(folder: Path, told: Mapping[str, Any], *, deep: bool) -> Path | None:
+    """Put what `isomerge verify` found into isomerge.json, and write the page again if there is one.
+
+    Nothing else in the folder is touched, and a folder without such a record is left as it is. The path is that of the
+    page; None where there is none, or jinja2 is missing.
+    """
+    if not (folder / RECORD).is_file():
+        return None
+    record = read_record(folder)
+    if record["kind"] not in MODELS:
+        return None
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    verified = {"when": when, "deep": deep, "seconds": told["seconds"]}
+    record["run"] = {**(record.get("run") or {}), "checks": told["checks"], "verified": verified}
+    write_text(folder / RECORD, record_text(record))
+    page = folder / PAGE
+    return _again(folder, page) if page.is_file() else None
+
+
+def _again(folder: Path, page: Path) -> Path | None:
+    """With the curves that the page was made with: they are inside it and nowhere else."""
+    written = report(folder, barrier=page_curves(page))["page"]
+    return Path(written) if written else None
+
+
+def page_curves(page: Path) -> list[dict[str, Any]]:
+    """The curves and planes of a page; none where it holds no record."""
+    parser = _Embedded()
+    parser.feed(page.read_text(encoding="utf-8"))
+    try:
+        return list(json.loads(parser.text)["curves"])
+    except (ValueError, KeyError, TypeError):
+        return []  # somebody else's page
+
+
+class _Embedded(HTMLParser):
+    """The text of the element `record`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self._inside = "", False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag == "script" and ("id", "record") in attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.text += data
