@@ -35,6 +35,10 @@ DATA_SET = "uoft-cs/cifar10"
 ORIGINAL_MODELS = "github.com/graldij/transformer-fusion"
 ON_CPU = 1000
 """Test images where there is no GPU: one pass of the larger models over all of them takes minutes."""
+VALIDATING = (
+    "Accuracies and losses are those of the test images that do not validate: half of them do, and at most 2,000, so of "
+    "CIFAR-10's 10,000 the other 8,000 count."
+)
 
 Batches = Callable[[], Iterator[dict[str, "Tensor"]]]
 
@@ -129,6 +133,7 @@ class Vision:
                 f"The models are {'those of --models' if self._given else 'trained here from different seeds'}; the "
                 "paper takes those of Imfeld et al., whose weights are not on the hub."
             )
+        run.note(VALIDATING)
         if self._most:
             run.note(f"Without a GPU only {self._most:,} test images are used, half of them to validate.")
         if len(self.folders) > 2:

@@ -169,3 +169,34 @@ def test_adapters_have_no_tokens(tmp_path: Path) -> None:
         (tmp_path / name / "adapter_config.json").write_text("{}")
     done = verb("merge", tmp_path / "a", tmp_path / "b", "--tokenizer", "union", "-o", tmp_path / "out")
     assert done.exit_code == 2 and "--tokenizer has no effect when adapters are merged" in " ".join(done.stderr.split())
+
+
+def test_a_vocabulary_of_lines_ends_them_at_line_ends_alone(tmp_path: Path) -> None:
+    """Some characters that Python calls line ends are tokens; the other model has the same ones in tokenizer.json."""
+    words = ["[UNK]", "\u2028", "\u0085", "sun", "moon"]
+    save_model(tmp_path / "a", word_tokenizer(words), seed=1)
+    save_model(tmp_path / "b", word_tokenizer(words), seed=2)
+    ids = tokens(tmp_path / "b")
+    (tmp_path / "b" / "tokenizer.json").unlink()
+    (tmp_path / "b" / "vocab.txt").write_text("".join(f"{word}\n" for word in sorted(ids, key=ids.__getitem__)))
+    assert said("plan", tmp_path / "a", tmp_path / "b")["tensors"] > 0
+
+
+@pytest.mark.parametrize("damaged", [{"model": None}, {"added_tokens": None}, {"added_tokens": [{}]}])
+def test_a_damaged_tokenizer_is_no_defect_of_the_merge(
+    damaged: dict[str, object], models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (models[1] / "tokenizer.json").write_text(json.dumps(damaged))
+    assert said("merge", *models, "-o", tmp_path / "out")["verified"] is True
+
+
+def test_a_later_point_with_other_ids_is_refused_before_the_first_is_measured(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    save_model(tmp_path / "c", word_tokenizer(FIRST), seed=3)
+    text = tmp_path / "text.txt"
+    text.write_text("moon star star moon moon star\n" * 4)
+    asked = ("--over", f"models.1.model={tmp_path / 'c'},{models[1]}", "--data", text, "--kind", "lines")
+    done = verb("sweep", models[0], tmp_path / "c", *asked)
+    assert done.exit_code == 2 and "2 tokens have other ids" in " ".join(done.stderr.split())
+    assert "2 points" not in done.stderr

@@ -175,3 +175,14 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) 
     (tmp_path / "a.csv").write_text("sentence,verdict\nthe cat,x\na dog,y\n")
     with pytest.raises(RequestError, match="'lable' is not a column of it. It has 'sentence', 'verdict'"):
         evaluate(tmp_path / "a", tmp_path / "a.csv", label="lable")
+
+
+def test_a_file_of_another_kind_beside_texts_makes_them_no_model(models: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "lines.txt").write_text("one two\nthree four\n")
+    (folder / "cache.pt").write_bytes(b"")
+    assert "lines.txt" in open_data(folder, kind="lines").name
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(RequestError, match="this is a model, and not data"):
+        open_data(folder, kind="lines")

@@ -205,6 +205,7 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
     assert crew.known(run, "e") and not crew.known(run, "d")
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see whether a process runs")
 def test_workers_end_with_a_script_that_was_killed(tmp_path: Path) -> None:
     """Else they would go on beside what is timed next."""
     program = tmp_path / "killed.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -92,3 +93,47 @@ def test_the_output_of_an_alignment_too(tmp_path: Path) -> None:
     shutil.copytree(made("align"), tmp_path / "out")
     said("verify", tmp_path / "out")
     assert shown(tmp_path / "out")["finite"][0] == "yes"
+
+
+def test_a_page_of_somebody_else_stays(out: Path) -> None:
+    (out / "report.html").write_bytes("<html>caf\u00e9</html>".encode("latin-1"))
+    told = said("verify", out, "--quick")
+    assert told["verdict"] == "good" and told["report"] is None and told["notes"] == []
+    assert (out / "report.html").read_bytes() == b"<html>caf\xe9</html>"
+    assert record_of(out)["run"]["checks"] == told["checks"]
+
+
+def test_links_stay_links(out: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "cache"
+    (out / "isomerge.json").rename(kept)
+    (out / "isomerge.json").symlink_to(kept)
+    before = kept.read_bytes()
+    assert said("verify", out, "--quick")["report"] is None
+    assert (out / "isomerge.json").is_symlink() and kept.read_bytes() == before
+
+
+@pytest.mark.parametrize("trouble", ["full disk", "strange record"])
+def test_an_answer_is_never_lost(trouble: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if trouble == "full disk":
+
+        def refuse(path: Path, text: str) -> None:
+            raise OSError(28, "No space left on device", str(path))
+
+        monkeypatch.setattr("isomerge.report.verified.write_text", refuse)
+    else:
+        (out / "isomerge.json").write_text('{"format": 1, "kind": "merge", "run": 5}')
+    told = said("verify", out, "--quick")
+    assert told["verdict"] == "good" and "the report was not brought up to date" in told["notes"][0]
+
+
+def test_writers_at_once_do_not_meet(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from isomerge.report.record import write_text\n"
+        "for _ in range(300): write_text(Path(sys.argv[1]), sys.argv[2] * 20_000)"
+    )
+    path = tmp_path / "isomerge.json"
+    writers = [subprocess.Popen([sys.executable, "-c", program, str(path), letter]) for letter in "abc"]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    text = path.read_text()
+    assert len(text) == 20_000 and len(set(text)) == 1
+    assert list(tmp_path.iterdir()) == [path]

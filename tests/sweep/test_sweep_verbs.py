@@ -132,6 +132,10 @@ def test_many_points_are_shown_as_the_best(run: Any) -> None:
             "sweep a b --align --over align.evidence=mix --data rows.jsonl",
             "name the data that merging looks at in a rec",
         ),
+        (
+            "sweep a b --over t=0,1 --data rows.jsonl --text data",
+            "It has 'label', 'text'. Known values: label, text.\n",
+        ),
         ("sweep recipe.yml t=0:1:0.5 --data rows.jsonl", "write --over t=0:1:0.5; --over is given once for each name"),
         ("sweep a b --over t=0:1:0.5 seed=1,2 --data rows.jsonl", "'seed=1,2' is no model. To vary it write --over"),
         ("sweep a b --over t=0..1 --data rows.jsonl", "share of the second model, a number. Write t=0:1:0.1 or"),

@@ -110,7 +110,8 @@ def _text_files(path: Path, split: str | None, prefer: str) -> tuple[list[Path],
         hint = hint if hint.startswith("Did you mean") else ""
         hint = hint or (ELSEWHERE if _is_elsewhere(path) else "Name a file or folder of yours there.")
         raise RequestError(f"While opening data {path}: there is no such file or folder. {hint}")
-    if any(is_weight(p.name) for p in path.iterdir()):
+    inside = {p.name for p in path.iterdir()}
+    if any(map(is_weight, inside)) and inside & {"config.json", "adapter_config.json"}:
         raise RequestError(f"While opening data {path}: {NOT_DATA}")
     found = sorted(p for p in path.iterdir() if p.is_file() and p.suffix.lower() in TEXT_FILES)
     found = [p for p in found if not p.name.lower().startswith(DESCRIPTIONS) and not parallel_labels(p)]

@@ -140,7 +140,7 @@ def _merge(
     require_device(settings.device)
     for checkpoint in known.values():
         require_floating(checkpoint, allowed=lambda name, of=checkpoint: _is_counter(of, name))  # type: ignore[misc]
-    notes = differences(list(known.values()), documents)
+    notes = differences(list(known.values()), documents, ids=not same_ids)
     notes += [note for document in documents for note in base_among_models(document)]
     if same_ids:
         require_same_ids(documents[-1], list(known.values()))

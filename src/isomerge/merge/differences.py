@@ -22,8 +22,11 @@ TELLING = (
 )  # fmt: skip
 
 
-def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe]) -> list[str]:
-    """Notes on what differs from the first model; what cannot be merged at all is an error with every reason."""
+def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe], *, ids: bool = True) -> list[str]:
+    """Notes on what differs from the first model; what cannot be merged at all is an error with every reason.
+
+    Without `ids`, that of tokens is left to somebody else: reading large vocabularies takes a while.
+    """
     described = [model for model in models if model.config.get("model_type")]
     bare = [m.name for m in models if not m.config and m.folder is not None and m.folder == Path(m.name)]
     if described and bare:
@@ -54,7 +57,7 @@ def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe]) -> li
             f"Merging: {'; '.join(problems)}. Only models of one architecture have weights that mean the same; merge "
             "fine-tunes of one base, or models trained alike."
         )
-    if not any(document.tokenizer for document in documents):
+    if ids and not any(document.tokenizer for document in documents):
         notes += [
             f"{text}: their rows are merged with those of other tokens. Add 'tokenizer: {{source: union}}' "
             "(--tokenizer union) to match them by text"

@@ -26,10 +26,13 @@ def record_text(record: Mapping[str, Any]) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write aside, then rename: a reader sees the old text or the new one."""
-    aside = path.with_name(f".{path.name}.partial")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    """Write aside, then rename: a reader sees the old text or the new one, and two writers do not meet."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:

@@ -18,10 +18,10 @@ MODELS = ("merge", "align")  # the kinds of record that speak of one model folde
 def record_verification(folder: Path, told: Mapping[str, Any], *, deep: bool) -> Path | None:
     """Put what `isomerge verify` found into isomerge.json, and write the page again if there is one.
 
-    Nothing else in the folder is touched, and a folder without such a record is left as it is. The path is that of the
-    page; None where there is none, or jinja2 is missing.
+    Nothing else in the folder is touched, and a folder without such a record is left as it is, and so are links: what
+    they lead to may be a cache. The path is that of the page; None where there is none of ours, or jinja2 is missing.
     """
-    if not (folder / RECORD).is_file():
+    if not (folder / RECORD).is_file() or (folder / RECORD).is_symlink():
         return None
     record = read_record(folder)
     if record["kind"] not in MODELS:
@@ -31,23 +31,26 @@ def record_verification(folder: Path, told: Mapping[str, Any], *, deep: bool) ->
     record["run"] = {**(record.get("run") or {}), "checks": told["checks"], "verified": verified}
     write_text(folder / RECORD, record_text(record))
     page = folder / PAGE
-    return _again(folder, page) if page.is_file() else None
+    return _again(folder, page) if page.is_file() and not page.is_symlink() else None
 
 
 def _again(folder: Path, page: Path) -> Path | None:
     """With the curves that the page was made with: they are inside it and nowhere else."""
-    written = report(folder, barrier=page_curves(page))["page"]
+    curves = page_curves(page)
+    if curves is None:
+        return None
+    written = report(folder, barrier=curves)["page"]
     return Path(written) if written else None
 
 
-def page_curves(page: Path) -> list[dict[str, Any]]:
-    """The curves and planes of a page; none where it holds no record."""
+def page_curves(page: Path) -> list[dict[str, Any]] | None:
+    """The curves and planes of a page; None for a page that holds no record: it is somebody else's."""
     parser = _Embedded()
-    parser.feed(page.read_text(encoding="utf-8"))
+    parser.feed(page.read_text(encoding="utf-8", errors="replace"))
     try:
         return list(json.loads(parser.text)["curves"])
     except (ValueError, KeyError, TypeError):
-        return []  # somebody else's page
+        return None
 
 
 class _Embedded(HTMLParser):

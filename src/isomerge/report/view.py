@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 NO_LOCK = (
     "align writes no lock file: isomerge verify can look at this folder but has no hashes to compare it with, and "
     "isomerge reproduce cannot be asked. Nothing in an alignment is random: on the same machine the same command gives "
-    "the same weights again, and their sha256 can be compared."
+    "the same weights again."
 )
 
 

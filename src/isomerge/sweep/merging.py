@@ -20,6 +20,7 @@ from isomerge.merge.recipe import ModelReference, Recipe, plan_tensors
 from isomerge.merge.recipe.options import parameter_blocks
 from isomerge.merge.recipe.write import as_data
 from isomerge.merge.settings import RunSettings
+from isomerge.merge.tokens import require_same_ids
 from isomerge.merge.whole import WHOLE
 
 AFTERWARDS = ("name", "dtype", "out_dtype", "tokenizer", "chat_template", "repair")
@@ -50,6 +51,8 @@ class Merger:
     def require(self, recipe: Recipe) -> None:
         """Refuse what headers show that cannot be merged, before anything is."""
         plan_tensors(recipe, self._models(recipe))
+        if self.same_ids:
+            require_same_ids(recipe, list(self._models(recipe).values()))
 
     def data_of(self, recipes: Iterable[Recipe]) -> list[dict[str, Any]]:
         """What models are run on while they are merged, for all of the recipes."""

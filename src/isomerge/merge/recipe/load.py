@@ -57,19 +57,26 @@ def _text(source: str | os.PathLike[str]) -> tuple[str, str]:
     except FileNotFoundError:
         why = "there is no such file. Check the path"
         if file.is_symlink():
-            why = f"it is a link to {os.readlink(file)}, which is not there. Repair the link, or name the file itself"
+            why = f"{_broken(file)}. Repair the link, or name the file itself"
     except IsADirectoryError:
         why = "it is a folder. Name the YAML file in it; models are named two or more at a time"
     except PermissionError:
         why = "it may not be read. Give yourself the right to (chmod u+r), or copy it"
     except UnicodeDecodeError as error:
         why = (
-            f"it is no text in UTF-8 (byte {error.start + 1} is 0x{error.object[error.start]:02x}). Save it as UTF-8 "
-            "in your editor; or, if it is no YAML at all, name the file that is"
+            f"it is no text in {error.encoding.upper()} (byte {error.start + 1} is 0x{error.object[error.start]:02x}). "
+            "Save it as UTF-8 in your editor; or, if it is no YAML at all, name the file that is"
         )
     except OSError as error:
-        why = f"{error.strerror or error}. Name a YAML file that can be read"
+        told = _broken(file) if file.is_symlink() else error.strerror or error
+        why = f"{told}. Name a YAML file that can be read"
     raise RequestError(f"While reading the recipe {text}: {why}.")
+
+
+def _broken(link: File) -> str:
+    from isomerge.checkpoint.local import broken_link  # here, since it brings torch
+
+    return broken_link(link)
 
 
 def _decoded(content: bytes) -> str:

@@ -47,18 +47,26 @@ def tokens_in_files(checkpoint: Checkpoint) -> dict[str, int] | None:
     """Token string → id from tokenizer.json, or from vocab.json or vocab.txt; None when neither is there."""
     files = tokenizer_files(checkpoint)
     if "tokenizer.json" in files:
-        content = read_json(files["tokenizer.json"])
-        vocabulary = content.get("model", {}).get("vocab", {})
-        if isinstance(vocabulary, list):  # a list of [token, score]: the place is the id
-            vocabulary = {entry[0]: place for place, entry in enumerate(vocabulary)}
-        return {**vocabulary, **{entry["content"]: entry["id"] for entry in content.get("added_tokens", [])}}
+        return _tokens_of(read_json(files["tokenizer.json"]))
     added = read_json(files["added_tokens.json"]) if "added_tokens.json" in files else {}
     if "vocab.json" in files:
         return {**read_json(files["vocab.json"]), **added}
     if "vocab.txt" in files:
-        lines = files["vocab.txt"].read_text(encoding="utf-8").splitlines()
+        # Not splitlines, which ends a line at characters that are tokens too.
+        lines = files["vocab.txt"].read_text(encoding="utf-8").removesuffix("\n").split("\n")
         return {**{token: place for place, token in enumerate(lines)}, **added}
     return None
+
+
+def _tokens_of(content: Mapping[str, Any]) -> dict[str, int] | None:
+    """Of a tokenizer.json; None of one that is damaged: whether it loads is found out by loading it."""
+    try:
+        vocabulary = content.get("model", {}).get("vocab", {})
+        if isinstance(vocabulary, list):  # a list of [token, score]: the place is the id
+            vocabulary = {entry[0]: place for place, entry in enumerate(vocabulary)}
+        return {**vocabulary, **{entry["content"]: entry["id"] for entry in content.get("added_tokens", [])}}
+    except (AttributeError, KeyError, TypeError, IndexError):
+        return None
 
 
 def declared_rows(config: Mapping[str, Any]) -> int | None:
