@@ -231,6 +231,8 @@ def run(
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Measure what is asked for, print the table, and end with an error if a row failed."""
+    if given.tiny:  # on such matrices two threads gain nothing, and wait for each other where other work shares cores
+        torch.set_num_threads(1)
     rows = chosen_rows(rows, given.rows)
     parents = [judge([state_of(folder)]) for folder in folders]
     record = open_record(given.json, {**about, **circumstances(given.device)}, parents)

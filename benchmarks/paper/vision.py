@@ -36,8 +36,8 @@ ORIGINAL_MODELS = "github.com/graldij/transformer-fusion"
 ON_CPU = 1000
 """Test images where there is no GPU: one pass of the larger models over all of them takes minutes."""
 VALIDATING = (
-    "Accuracies and losses are those of the test images that do not validate: half of them do, and at most 2,000, so of "
-    "CIFAR-10's 10,000 the other 8,000 count."
+    "Accuracies and losses are those of the test images that do not validate: half of them do, and at most 2,000, so "
+    "of CIFAR-10's 10,000 the other 8,000 count."
 )
 
 Batches = Callable[[], Iterator[dict[str, "Tensor"]]]

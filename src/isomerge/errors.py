@@ -25,6 +25,10 @@ class CheckpointError(IsomergeError):
     """A checkpoint could not be opened, read or written."""
 
 
+class NotFoundError(CheckpointError, RequestError):
+    """There is no checkpoint where the request says: it cannot be opened, and the request was wrong."""
+
+
 class SpecificationError(IsomergeError):
     """An architecture's specification and the tensors of a checkpoint do not fit together."""
 
@@ -34,13 +38,15 @@ class AlignmentError(IsomergeError):
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """A closing sentence that names the nearest known value, or all of them.
+    """A closing sentence that names the nearest known value, whatever its case, or all of them.
 
-    >>> did_you_mean("rotatoin", ["permutation", "rotation", "full"])
+    >>> did_you_mean("ROTATOIN", ["permutation", "rotation", "full"])
     "Did you mean 'rotation'?"
     """
     known = list(known)
+    folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(given, known, n=1)
+    near = near or [folded[name] for name in difflib.get_close_matches(given.casefold(), folded, n=1)]
     if near:
         return f"Did you mean '{near[0]}'?"
     return "Known values: " + ", ".join(known) + "."

@@ -14,6 +14,7 @@ import pytest
 from browser.chromium import chromium, picture, show_on
 from demo.made import short_demo
 from report.made import made, record_of, said
+from report.test_kept import NEAR, NEAR_PLANE
 from report.test_page import CURVE, PLANE
 
 pytestmark = pytest.mark.browser
@@ -31,6 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(json.dumps(content))
         flags += ["--barrier", folder / name]
     said("report", made("aligned-merge"), "-o", folder / "aligned-merge.html", *flags)
+    for name, near in (("near.json", NEAR), ("near-plane.json", NEAR_PLANE)):
+        (folder / name).write_text(json.dumps(near))
+    near_flags = ["--barrier", folder / "near.json", "--barrier", folder / "near-plane.json"]
+    said("report", made("ties"), "-o", folder / "near.html", *near_flags)
     for kind in ("ties", "align", "reconstruct", "adapters"):
         said("report", made(kind), "-o", folder / f"{kind}.html")
     said("report", short_demo(epochs=4).out, "-o", folder / "demo.html")
@@ -126,6 +131,20 @@ def test_the_points_of_the_curve_lie_where_their_numbers_are(view: Any, folder: 
         assert steps == pytest.approx([steps[0]] * 4, abs=0.2) and (steps[0] < 0) is down
 
 
+@pytest.mark.parametrize("kind", ["near", "aligned-merge", "demo"])
+def test_the_text_of_drawings_stays_inside_their_sections(view: Any, folder: Path, kind: str) -> None:
+    """Numbers with many digits are wide, and a drawing makes no page scroll."""
+    driver, _, _ = view
+    opened(driver, folder / f"{kind}.html")
+    seen, outside = driver.execute_script(
+        "const texts = [...document.querySelectorAll('section svg text')].filter(e => e.getClientRects().length);"
+        "return [texts.length, texts.filter(e => { const own = e.getBoundingClientRect(),"
+        "room = e.closest('section').getBoundingClientRect();"
+        "return own.left < room.left + 4 || own.right > room.right - 4; }).map(e => e.textContent)]"
+    )
+    assert seen > 10 and outside == []
+
+
 def test_the_demo_shows_the_numbers_of_its_record_as_text_and_as_bars(view: Any, folder: Path) -> None:
     driver, _, _ = view
     opened(driver, folder / "demo.html")
@@ -190,6 +209,47 @@ def test_layers_can_be_chosen_by_keyboard(view: Any, folder: Path) -> None:
     assert driver.execute_script(shown) == everything == [-1, 0, 1] and box.get_attribute("aria-invalid") == "false"
     box.send_keys("0-1", Keys.ENTER)
     assert driver.execute_script(shown) == [0, 1] and "aligned-merge.html" in driver.current_url
+
+
+@pytest.mark.parametrize("leave", ["\ue007", "\ue004"], ids=["enter", "tab"])
+def test_layers_that_cannot_be_read_are_told_whenever_the_box_is_left(view: Any, folder: Path, leave: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    driver, _, _ = view
+    opened(driver, folder / "aligned-merge.html")
+    (box,) = some(driver, "#layers")
+    (told,) = some(driver, "#shown")
+    for keys in (("abc",), ("d", Keys.BACKSPACE)):  # the second time the text is what it was
+        box.send_keys(*keys)
+        assert told.text == "", "half-typed, it waits"
+        box.send_keys(leave)
+        assert told.is_displayed() and "as in 0-3,7" in told.text and box.get_attribute("aria-invalid") == "true"
+
+
+def test_headings_show_that_they_sort_before_and_after_they_did(view: Any, folder: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    driver, _, _ = view
+    opened(driver, folder / "ties.html")
+    marks = (
+        "return [...document.querySelectorAll('#lineage th .way')]"
+        ".map(e => getComputedStyle(e, '::after').content.slice(1, -1).trim())"
+    )
+    before = driver.execute_script(marks)
+    assert set(before) == {"↕"} and len(before) > 2 and not some(driver, "#lineage th[aria-sort]")
+    some(driver, "#lineage th button")[0].send_keys(Keys.ENTER)
+    assert driver.execute_script(marks) == ["↑", *before[1:]]
+
+
+def test_no_line_ends_inside_a_flag(view: Any, folder: Path) -> None:
+    driver, _, _ = view
+    opened(driver, folder / "aligned-merge.html")
+    lines = driver.execute_script(
+        "const note = document.querySelector('#line .notes li');"
+        "return [...Array(60).keys()].map(n => { note.style.width = `${120 + 4 * n}px`;"
+        "return [...note.querySelectorAll('.flag')].map(e => e.getClientRects().length); })"
+    )
+    assert lines == [[1, 1]] * 60
 
 
 @pytest.mark.parametrize("kind", ["demo", "adapters", "align"])

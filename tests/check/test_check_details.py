@@ -77,10 +77,17 @@ def test_the_noise_of_a_fine_tuning_is_no_gain() -> None:
     assert float(row.split()[-1]) == pytest.approx(stream["by_chance"], rel=1e-3)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "vit"])
+# Wide enough for one draw to be near the average.
+MODERATE = {
+    "gpt2": {"n_embd": 48, "n_head": 4, "n_inner": 64},
+    "vit": {"hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 64},
+}
+
+
+@pytest.mark.parametrize("family", MODERATE)
 def test_a_gain_in_attention_has_its_chance_beside_it(family: str) -> None:
     """Between unrelated weights, in every space: there is nothing to find, and the two are much the same."""
-    found = isomerge.check(model(family, 0, torch.float32), model(family, 1, torch.float32))
+    found = isomerge.check(*(model(family, seed, torch.float32, **MODERATE[family]) for seed in (0, 1)))
     gains = {s["name"]: (s["gain"], s["by_chance"]) for s in found["spaces"]}
     assert len(gains) == 3 and all(0.5 * chance < gain < 2 * chance for gain, chance in gains.values())
     alignment = found["alignment"]
@@ -181,6 +188,21 @@ def test_nan_is_named_and_no_recipe_is_offered() -> None:
     found = isomerge.check(base, variant(base, {name: broken}, "nan"))
     assert found["recipe"] is None and found["weights"]["not_finite"]
     assert any("NaN" in reason and name in reason for reason in found["reasons"])
+    assert (
+        "cannot be merged as they are" in found["summary"] and f"NaN or infinite values in '{name}'" in found["summary"]
+    )
+    assert found["low_rank"] is None and not any("adapter" in reason for reason in found["reasons"])
+
+
+def test_a_base_that_is_none_of_theirs_is_left_out_and_said() -> None:
+    base, wide = llama(), llama(inner=96)
+    models = noisy(base, 0.05, seed=1), noisy(base, 0.05, seed=2)
+    found = isomerge.check(*models, base=wide)
+    assert found["verdict"] == "siblings" and found["base"] is None
+    (told,) = [reason for reason in found["reasons"] if "cannot be their base" in reason]
+    assert str(wide) in told and "leave --base out" in told
+    assert "base_model" not in yaml.safe_load(found["recipe"]) or str(wide) not in found["recipe"]
+    assert isomerge.check(models[0], wide, base=base)["verdict"] == "incompatible"
 
 
 def test_dtypes_and_ties_that_differ_are_said_and_the_recipe_settles_the_dtype() -> None:

@@ -97,6 +97,18 @@ def adapter(folder: Path) -> None:
     save_file(state, folder / "adapter_model.safetensors", {"format": "pt"})
 
 
+def adapter_and_text(folder: Path) -> None:
+    adapter(folder)
+    Path("x.txt").write_text("some words")
+
+
+def wider(folder: Path) -> None:
+    """Twice as wide, as far as one norm tells."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 2 * config["hidden_size"]}))
+    with_tensor("model.norm.weight", torch.ones(2 * config["hidden_size"]))(folder)
+
+
 # --- what can be wrong with the rest ----------------------------------------------------------------------------------
 def recipe(text: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
@@ -123,6 +135,23 @@ def pictures(folder: Path) -> None:
 
     Path("images/cat").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save("images/cat/1.png")
+
+
+def classes(folder: Path) -> None:
+    from PIL import Image
+
+    image_model(folder)
+    for name in ("cat", "dog"):
+        Path("images/test", name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(f"images/test/{name}/1.png")
+
+
+def alone(folder: Path) -> None:
+    from PIL import Image
+
+    image_model(folder)
+    Path("alone").mkdir()
+    Image.new("RGB", (8, 8)).save("alone/1.png")
 
 
 def link_to(target: str) -> Callable[[Path], None]:
@@ -172,7 +201,50 @@ class Mistake:
 MERGE = "merge a b -o out"
 MISTAKES = {
     "a path that is not there": Mistake(
-        "merge a ./bb -o out", ("./bb", "no such file or folder", "Did you mean 'b'?"), code=1
+        "merge a ./bb -o out", ("./bb", "no such file or folder", "Did you mean 'b'?")
+    ),
+    "a path that is not there, to evaluate": Mistake(
+        "eval ./bb --data x.txt", ("./bb", "no such file or folder", "Did you mean 'b'?"), written("x.txt", b"words")
+    ),
+    "the page of a model": Mistake(
+        "merge https://huggingface.co/org/model/tree/main a -o out", ("address of a page", "hub id alone, org/model.")
+    ),
+    "an address of something": Mistake(
+        "merge https://example.org/model.safetensors a -o out", ("it is an address", "Download the model", "org/name")
+    ),
+    "another name of the output": Mistake("merge a b --output x", ("No such option: --output", "with -o/--out.")),
+    "a method in capitals": Mistake(f"{MERGE} --method TIES", ("--method cannot be 'TIES'", "Did you mean 'ties'?")),
+    "weights without commas": Mistake(
+        "merge a b --weights 0.2 0.8 -o out", ("'0.8' was read as a model", "joined by commas", "--weights 0.2,0.8.")
+    ),
+    "weights with a space": Mistake(
+        "merge a b --weights 0.2, 0.8 -o out", ("'0.8' was read as a model", "without spaces", "--weights 0.2,0.8.")
+    ),
+    "densities without commas": Mistake(
+        "merge a b --method ties --base a --density 0.2 0.8 -o out", ("'0.8' was read as a model", "joined by commas")
+    ),
+    "more models than a pair": Mistake(
+        "merge a b c --method slerp --base d -o out", ("slerp merges exactly 1 model", "karcher and multislerp")
+    ),
+    "a range with a dash": Mistake(
+        "sweep a b --over lambda=0-1 --data x.txt", ("'lambda=0-1'", "written with colons", "(lambda=0:1:0.1, say")
+    ),
+    "a file to verify": Mistake(
+        "verify b/model.safetensors", ("b/model.safetensors", "it is a file", "Name the folder that holds it")
+    ),
+    "a GGUF file to verify": Mistake(
+        "verify b/model.gguf", ("b/model.gguf", "quantised weights for another program", "Use the safetensors"),
+        only("model.gguf"), 1,
+    ),
+    "the images of one class": Mistake(
+        "eval b --data images/test/cat", ("on cat", "no class folders", "folder above, images/test, if 'cat', 'dog'"),
+        classes,
+    ),
+    "images without classes": Mistake(
+        "eval b --data alone", ("on alone", "no class folders", "Put each into a folder named after its class"), alone
+    ),
+    "a wider model to extract from": Mistake(
+        "extract a b -o out", ("b and its base a: different width: hidden_size is 12 and 24. Name a model",), wider
     ),
     "a hub id with a typing mistake, offline": Mistake(
         "merge a orgg/modle -o out", ("orgg/modle", "cannot be reached", "Check the spelling", "hf download"), code=1
@@ -251,6 +323,19 @@ MISTAKES = {
     ),
     "an adapter among models to check": Mistake(
         "check a b", ("Opening b", "an adapter and not a model", "Write base+adapter"), adapter
+    ),
+    **{
+        f"an adapter to {line.split()[0]}": Mistake(
+            line, ("Opening b", "an adapter and not a model", "into its base first (isomerge merge BASE+b -o OUT)"),
+            adapter_and_text,
+        )
+        for line in (
+            "align b a -o out", "selftest b", "extract b a -o out", "eval b --data x.txt", "ensemble a b --data x.txt",
+            "barrier a b --data x.txt", "calibrate b --data x.txt -o s.safetensors",
+        )
+    },
+    "an adapter to extract from": Mistake(
+        "extract a b -o out", ("adapter from b", "it is an adapter already", "Use it as it is", "merge BASE+b"), adapter
     ),
     "a model where an adapter is expected": Mistake(
         "merge a+b b -o out", ("adapter b", "no adapter_config.json", "Name the folder that PEFT"), code=1
@@ -446,6 +531,20 @@ def test_a_mistake_is_met_with_a_message_to_act_on(name: str, here: Path) -> Non
     for part in mistake.says:
         assert part in message, message
     assert sorted(p.relative_to(here) for p in here.rglob("*")) == before  # nothing was left behind
+
+
+def test_an_adapter_is_verified_as_one_and_told_how_to_become_a_model(here: Path) -> None:
+    adapter(here / "b")
+    done = CliRunner().invoke(app, ["verify", "b", "--json"])
+    structure = next(check for check in json.loads(done.stdout)["checks"] if check["name"] == "structure")
+    assert done.exit_code == 0 and structure["passed"] is None
+    assert "an adapter and not a model" in structure["detail"] and "isomerge merge BASE+b -o OUT" in structure["detail"]
+    code, message = told("merge a+b -o made")  # as the messages say
+    assert code == 0, message
+    name = "model.layers.0.self_attn.q_proj.weight"
+    base, made = (load_file(here / folder / "model.safetensors")[name] for folder in ("a", "made"))
+    assert torch.allclose(made, base + 2 * torch.ones(16, 2) @ torch.ones(2, 12))  # the scale is alpha / r
+    assert told("verify made")[0] == 0
 
 
 def test_there_are_at_least_twenty() -> None:

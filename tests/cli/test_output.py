@@ -37,6 +37,22 @@ def test_quiet_prints_nothing_on_stdout(run: Any, api: Any) -> None:
     assert result.exit_code == 0 and result.stdout == ""
 
 
+def test_a_pipe_gets_paths_whole_and_nothing_filled_up(run: Any, api: Any) -> None:
+    api.record = RECORD
+    out = "/".join(["d" * 60, "e" * 60, "f" * 60])
+    lines = run(f"align b a -o {out}").stdout.splitlines()
+    assert any(line.endswith(f"{out} (3 tensors, 1.2 MB)") for line in lines)
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_a_pipe_gets_one_whole_line_for_each_method(run: Any) -> None:
+    rows = json.loads(run("list methods --json").stdout)["methods"]
+    head, *lines = run("list methods").stdout.splitlines()
+    assert len(rows) > 40 and head.split() == list(rows[0])
+    for row, line in zip(rows, lines, strict=True):
+        assert all(str(row[key]) in line for key in ("name", "summary")) and "…" not in line
+
+
 def test_there_is_no_progress_bar_without_a_terminal(run: Any, api: Any) -> None:
     api.record = RECORD
     run("align b a -o out")
@@ -76,7 +92,7 @@ def test_the_progress_bar_accepts_stages(capfd: pytest.CaptureFixture[str]) -> N
         ("merge a -o out", "at least two models"),
         ("merge a b -o out --method linaer", "Did you mean 'linear'?"),
         ("merge a b -o out --weights 1,x", "--weights cannot be '1,x'"),
-        ("merge a b -o out --weights 1", "1 numbers for 2 models"),
+        ("merge a b -o out --weights 1", "1 number for 2 models"),
         ("merge a b -o out --methd ties", "No such option: --methd. Did you mean '--method'?"),
         ("merge a b -o out --densty 0.5", "No such option: --densty. Did you mean '--density'?"),
         ("merge a b -o out --density 0.5", "The method linear has no option --density."),

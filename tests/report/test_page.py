@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import isomerge
+from isomerge.report.card import card_page
 from isomerge.report.measured import space_place
 from isomerge.report.page import render, write_report
 from report.made import Page, adapters, made, page_of, record_of, said, verb, workshop
@@ -102,6 +103,37 @@ def test_lineage_and_lock_are_those_of_the_lock_file() -> None:
     assert page.record["lock"]["tensors"] == len(lock["output"]["tensors"])
 
 
+@pytest.mark.parametrize(("kind", "words"), [("ties", "2 models and a base with"), ("aligned-merge", "2 models with")])
+def test_a_base_is_counted_apart_from_the_models(kind: str, words: str) -> None:
+    assert any(said.startswith(f"One model made from {words} isomerge") for said in page_of(made(kind)).words)
+
+
+def test_lines_of_running_text_are_not_called_examples(tmp_path: Path) -> None:
+    images = {"name": "images", "kind": "images", "examples": 3, "size": 9, "sha256": "abc"}
+    texts = [{**images, "name": "a.txt", "kind": "corpus", "examples": 1, "size": 1}, {**images, "kind": "images"}]
+    for data, used in ((texts, ["–", "3"]), ([images], ["3"])):
+        write_report(tmp_path, {"kind": "merge", "inputs": [], "data": data})
+        ((caption, table),) = [(c, t) for c, t in page_of(tmp_path).tables.items() if c.startswith("The data")]
+        assert [row[1] for row in table[1:]] == used and ("lines are counted" in caption) is (len(data) == 2)
+
+
+def test_the_card_calls_no_lines_examples() -> None:
+    inputs = [{"reference": "first", "revision": None, "role": "model", "card": {}}]
+    facts = dict.fromkeys(("name", "donor", "method", "summary", "recipe", "sha256", "version"), "first")
+    data = [{"name": name, "kind": name, "examples": 1, "size": 40, "sha256": "abc"} for name in ("corpus", "images")]
+    card = card_page({**facts, "inputs": inputs, "paper": None, "alignment": None, "data": data})
+    assert "| corpus | text of 40 lines |" in card and "| images | 1 |" in card
+
+
+def test_flags_in_running_text_stay_whole_and_text_stays_text(tmp_path: Path) -> None:
+    note = "the part <b> was used; --test-split names another, -o too, well-known -- it is"
+    write_report(tmp_path, {"kind": "merge", "inputs": [], "notes": [note]})
+    page = page_of(tmp_path)
+    assert note in "".join(page.words) and not [tag for tag, _ in page.elements if tag == "b"]
+    flags = [part.split("<")[0] for part in page.text.split('<span class="flag">')[1:]]
+    assert flags == ["--test-split", "-o"]
+
+
 def test_adapters_show_the_cosine_of_their_updates() -> None:
     import torch
     from safetensors.torch import load_file
@@ -138,7 +170,8 @@ def test_no_text_can_end_the_embedded_record(tmp_path: Path) -> None:
 
 CURVE = {
     "models": ["a", "b"], "metric_name": "accuracy", "barrier": 0.5, "ensemble": {"loss": 0.2, "metric": 0.9},
-    "points": [{"t": t / 4, "loss": 1.0 + t, "metric": 0.5} for t in range(5)], "notes": ["a note"],
+    "points": [{"t": t / 4, "loss": 1.0 + t, "metric": 0.5} for t in range(5)],
+    "notes": ["the part 'test' was used; --split names another, --test-split too"],
     "aligned": {"level": "full", "barrier": 0.1,
                 "points": [{"t": t / 4, "loss": 1.0, "metric": None} for t in range(5)]},
 }  # fmt: skip

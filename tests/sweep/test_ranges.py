@@ -28,6 +28,7 @@ TENTHS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
         ("normalize=true,false", (True, False)),
         ("data=C:/pictures", ("C:/pictures",)),
         ("t=1,1.0,true", (1, 1.0, True)),
+        ("t=1e-3", (0.001,)),
     ],
 )
 def test_a_text_names_these_values(text: str, values: tuple[Any, ...]) -> None:

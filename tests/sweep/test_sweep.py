@@ -345,6 +345,21 @@ def test_values_are_chosen_on_the_validation_part_and_tested_on_the_other(images
     assert got.record["examples"] == 24 and got.record["test"]["examples"] == 36
 
 
+def test_without_a_validation_part_values_are_chosen_on_train_and_never_unasked_on_test(
+    images: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "parts").mkdir()
+    for part, source in (("train", "digits"), ("test", "others")):
+        (tmp_path / "parts" / part).symlink_to(images / source / "test")
+    recipe = {"merge_method": "linear", "models": [{"model": str(images / n)} for n in "ab"]}
+    got = isomerge.sweep(recipe, {"t": [0, 1]}, data=tmp_path / "parts", test=tmp_path / "parts")
+    assert got.points[0].loss == pytest.approx(truth(images / "a")[0], rel=1e-5)
+    assert got.record["examples"] == 24 and got.record["test"]["examples"] == 36
+    assert any("the part 'train' was used; --split names another" in note for note in got.record["notes"])
+    asked = isomerge.sweep(recipe, {"t": [0, 1]}, data=tmp_path / "parts", split="test")
+    assert asked.record["examples"] == 36
+
+
 def test_the_best_by_the_metric(images: Path) -> None:
     recipe = {"merge_method": "linear", "models": [{"model": str(images / n)} for n in "abc"]}
     over = {"models[0].weight": "0:2:0.5", "models[1].weight": "0:2:1"}

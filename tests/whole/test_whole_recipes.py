@@ -176,7 +176,8 @@ def test_data_from_python_and_the_flags_of_merge_are_the_recipe() -> None:
     assert same(
         whole.state_dict(), merged(merge_method="fisher", data=str(digits()), calibrate={"fisher": "empirical"})
     )
-    assert whole.report()["data"] == [{"name": data.name, "sha256": data.sha256, "size": 90, "examples": 90}]
+    about = {"name": data.name, "kind": "images", "sha256": data.sha256}
+    assert whole.report()["data"] == [{**about, "size": 90, "examples": 90}]
 
 
 def test_a_result_of_a_whole_model_method_feeds_another_document(tmp_path: Path) -> None:

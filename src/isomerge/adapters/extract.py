@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from isomerge.adapters.layout import TRANSPOSED, Layout
 from isomerge.adapters.lowrank import choose_rank, decompose, halves, squared_error
+from isomerge.adapters.refuse import holds_adapter, into_its_base, require_model
 from isomerge.adapters.settings import BIAS
 from isomerge.adapters.write import lora_config, write_adapter
 from isomerge.checkpoint import (
@@ -25,6 +26,7 @@ from isomerge.checkpoint import (
     require_floating,
 )
 from isomerge.checkpoint.base import name_some
+from isomerge.checkpoint.sizes import differences_in_size
 from isomerge.errors import RequestError
 
 Progress = Callable[[int, int, str], None]
@@ -117,16 +119,17 @@ def _check_request(rank: int | None, energy: float | None, targets: str | None) 
 
 
 def _common_layout(base: Checkpoint, finetuned: Checkpoint) -> Layout:
-    problems = []
+    require_model(base)
+    if holds_adapter(finetuned):
+        raise RequestError(
+            f"While extracting an adapter from {finetuned.name}: it is an adapter already. Use it as it is; for one of "
+            f"another rank, {into_its_base(finetuned)}, and name OUT."
+        )
     for model in (base, finetuned):
         require_floating(model)
-    differ = [n for n in sorted(base.tensors.keys() ^ finetuned.tensors.keys()) if not is_harmless_buffer(n)]
-    if differ:
-        problems.append(f"only one of them has {name_some(differ)}")
-    for name in sorted(base.tensors.keys() & finetuned.tensors.keys()):
-        one, other = base.tensors[name].shape, finetuned.tensors[name].shape
-        if one != other:
-            problems.append(f"'{name}' is {one} in the base and {other} in the fine-tuned model")
+    problems = _differences_in_tensors(base, finetuned)
+    if problems:  # the size of the models explains what would be a list of all their tensors
+        problems = differences_in_size(base, finetuned) or problems
     layout = Layout(base)
     if layout.model is None:
         problems.append(
@@ -140,6 +143,18 @@ def _common_layout(base: Checkpoint, finetuned: Checkpoint) -> Layout:
             "Name a model and the base it was fine-tuned from, with the same head and vocabulary."
         )
     return layout
+
+
+def _differences_in_tensors(base: Checkpoint, finetuned: Checkpoint) -> list[str]:
+    problems = []
+    differ = [n for n in sorted(base.tensors.keys() ^ finetuned.tensors.keys()) if not is_harmless_buffer(n)]
+    if differ:
+        problems.append(f"only one of them has {name_some(differ)}")
+    for name in sorted(base.tensors.keys() & finetuned.tensors.keys()):
+        one, other = base.tensors[name].shape, finetuned.tensors[name].shape
+        if one != other:
+            problems.append(f"'{name}' is {one} in the base and {other} in the fine-tuned model")
+    return problems
 
 
 def _is_matrix(base: Checkpoint, name: str) -> bool:

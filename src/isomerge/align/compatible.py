@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
+from isomerge.adapters.refuse import require_model
 from isomerge.checkpoint.base import Checkpoint
+from isomerge.checkpoint.sizes import differences_in_size
 from isomerge.errors import RequestError
 from isomerge.symmetry.binding import BoundModel
-
-DEPTH_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-WIDTH_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
 
 
 def problems_between(source: Checkpoint, anchor: Checkpoint) -> list[str]:
     """Reasons from config.json why two checkpoints cannot be aligned (or averaged)."""
-    found = []
     kinds = [c.config.get("model_type") for c in (source, anchor)]
     bare = [c.name for c in (source, anchor) if not c.config]
     if bare and len(bare) < 2:
         return [f"{bare[0]} has no config.json, so its architecture is unknown; copy it from where the model came"]
     if kinds[0] != kinds[1]:
-        found.append(f"different architectures: '{kinds[0]}' and '{kinds[1]}'")
-        return found
-    for what, keys in (("depth", DEPTH_KEYS), ("width", WIDTH_KEYS)):
-        for key in keys:
-            values = [c.config.get(key) for c in (source, anchor)]
-            if None not in values and values[0] != values[1]:
-                found.append(f"different {what}: {key} is {values[0]} and {values[1]}")
-    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim"):
-        values = [c.config.get(key) for c in (source, anchor)]
-        if None not in values and values[0] != values[1]:
-            found.append(f"{key} is {values[0]} and {values[1]}")
-    return found
+        return [f"different architectures: '{kinds[0]}' and '{kinds[1]}'"]
+    return differences_in_size(source, anchor)
 
 
 def require_compatible(source: Checkpoint, anchor: Checkpoint) -> None:
     """Raise with every reason why the two do not fit together."""
+    for checkpoint in (source, anchor):
+        require_model(checkpoint)
     if found := problems_between(source, anchor):
         raise RequestError(
             f"Aligning {source.name} to {anchor.name}: {'; '.join(found)}. Only two checkpoints of one architecture "

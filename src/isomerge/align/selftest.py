@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from isomerge.adapters.refuse import require_model
 from isomerge.align.api import align
 from isomerge.align.levels import Scope
 from isomerge.align.scramble import scrambled
@@ -25,6 +26,7 @@ def selftest(model: Any, *, seed: int = 0, level: str = "full", threads: int | N
     """Scramble `model` by random symmetries, compare outputs in the stock class, and recover it by alignment."""
     start = time.perf_counter()
     checkpoint = open_checkpoint(model)
+    require_model(checkpoint)
     require_floating(checkpoint)
     bound = describe(checkpoint, untie=False)
     scope = Scope(level)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isomerge.adapters.layout import TRANSPOSED, Layout
+from isomerge.adapters.refuse import require_model
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
 from isomerge.evaluate.probe import load_stock
@@ -49,10 +50,11 @@ class Stock:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, device: str = "cpu") -> Stock:
+        require_model(checkpoint)
         if not checkpoint.config:
             raise RequestError(
-                f"Running {checkpoint.name} on data: it has no config.json, so no stock class can load it. Pass the "
-                "folder, a transformers module, or a checkpoint with its config."
+                f"Running {checkpoint.name} on data: it has no config.json, so no stock class can load it. Copy it "
+                "from where the model came; in Python, pass a transformers module or open_checkpoint(…, config=…)."
             )
         wide = any(info.dtype == torch.float64 for info in checkpoint.tensors.values())
         dtype = torch.float64 if wide else torch.float32

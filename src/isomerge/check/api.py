@@ -50,13 +50,14 @@ def check(*models: Any, base: Any = None, data: str | os.PathLike[str] | None = 
 
 class _Check:
     def __init__(self, models: list[Checkpoint], base: Checkpoint | None, data: str | os.PathLike[str] | None) -> None:
-        self.models, self.base = models, base
+        self.models = models
+        self.base, self.unfit = _fitting(models, base)
         self.data = None if data is None else os.fspath(data)
         if self.data is not None and not Path(self.data).expanduser().exists():
             raise RequestError(
                 f"Checking models: there are no data at {self.data}. Check the path, or leave --data out."
             )
-        self.everyone = [*models, *([base] if base is not None else [])]
+        self.everyone = [*models, *([self.base] if self.base is not None else [])]
         self.words = compare_words(self.everyone)
         self.names = [c.name for c in models]
 
@@ -77,7 +78,7 @@ class _Check:
             }
             record = {**NOTHING, **told, **head}
             return {"summary": sentence({**record, "reasons": problems}, []), **record}
-        record, obstacles = self._weighed(notes)
+        record, obstacles = self._weighed([*self.unfit, *notes])
         record = {**record, **head}
         return {"summary": sentence(record, obstacles), **record}
 
@@ -88,10 +89,11 @@ class _Check:
         if self.base is not None:
             both = zip(self.models, compared.from_base, strict=True)
             from_base = [judge_pair(model, self.base, found, brief=True) for model, found in both]
-        worst = max(pairs, key=lambda pair: VERDICTS.index(pair["verdict"]))
+        # Of strangers those that alignment brings least near: others may be one model in another order.
+        worst = max(pairs, key=lambda pair: (VERDICTS.index(pair["verdict"]), -pair["alignment_helps"] * _gain(pair)))
         reasons = [reason for pair in pairs for reason in self._of(pair, len(pairs) > 1)]
         reasons += self._about_the_base(compared, worst["verdict"], from_base)
-        reasons += [*notes, *self.words["differences"], *self.words["notes"], *_broken(compared)]
+        reasons += [*notes, *self.words["differences"], *self.words["notes"]]
         advice = self._advice(worst, from_base)
         recipe, obstacles = self._recipe(advice, compared)
         return {
@@ -162,13 +164,14 @@ class _Check:
             level=worst["alignment"]["level"] or "full",
             data=self.data,
             one_vocabulary=self.words["vocabulary"] is not False,
+            gain=_gain(worst),
         )
 
     def _recipe(self, advice: Advice | None, compared: Compared) -> tuple[str | None, list[str]]:
+        if compared.bad:
+            return None, _broken(compared)
         if advice is None or any(c.folder is None for c in self.everyone):
             return None, []
-        if compared.bad:
-            return None, ["a model with NaN or infinite values spoils every merge"]
         return make_recipe(
             advice, self.models, self.base, words=self.words, dtypes=[dtype_of(c) for c in self.models]
         )  # fmt: skip
@@ -179,6 +182,18 @@ class _Check:
         if advice is None:
             return "nothing to merge: the models are the same"
         return command(advice, self.names, self.words)
+
+
+def _fitting(models: list[Checkpoint], base: Checkpoint | None) -> tuple[Checkpoint | None, list[str]]:
+    """The base, unless it is none of theirs: then the models are judged without it, and why is said."""
+    if base is None or misfits(models) or not (problems := misfits([models[0], base])):
+        return base, []
+    told = "; ".join(problem.removeprefix(f"{models[0].name} and {base.name}: ").rstrip(".") for problem in problems)
+    return None, [f"{base.name} cannot be their base ({told}): leave --base out, or name the model they come from"]
+
+
+def _gain(pair: dict[str, Any]) -> float:
+    return float(pair["alignment"]["gain"].get("full", 0.0))
 
 
 def _broken(compared: Compared) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.merge.recipe.names import natural
 
 OUTSIDE = "outside the layers"
+SQUARES = 1e-24, 1e24  # of a weight on average: sums of smaller or larger ones do not fit float32
 
 
 @dataclass
@@ -48,6 +50,12 @@ class Comparison:
     @property
     def cosine(self) -> float | None:
         return self.kinship.cosine
+
+    @property
+    def extreme(self) -> bool:
+        """Weights so small or so large that their products need float64."""
+        least, most = SQUARES
+        return any(not least < size / self.all.count < most for size in (self.all.first, self.all.second) if size)
 
     def layer_rows(self) -> list[dict[str, Any]]:
         rows = []
@@ -110,9 +118,10 @@ def _add(comparison: Comparison, sample: Sample, i: int, j: int) -> None:
         comparison.identical_matrices += sample.matrix and sums.first > 0
     elif sample.matrix:
         comparison.differing[sample.name] = sums.apart / sums.count
-    ratio = sums.norm_ratio
-    if sample.matrix and ratio is not None and not 2 / 3 < ratio < 3 / 2:
-        comparison.odd_sizes.append((sample.name, ratio))
+    if sample.matrix and (sums.first or sums.second) and not (sample.bad[i] or sample.bad[j]):
+        ratio = math.inf if sums.norm_ratio is None else sums.norm_ratio
+        if not 2 / 3 < ratio < 3 / 2:
+            comparison.odd_sizes.append((sample.name, ratio))
 
 
 def _add_changes(comparison: Comparison, sample: Sample, i: int, j: int) -> None:

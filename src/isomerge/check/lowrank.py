@@ -27,7 +27,8 @@ def low_rank_difference(first: Checkpoint, second: Checkpoint, differing: Mappin
     names = [name for name, shape in shapes.items() if len(shape) == 2 and min(shape) >= LEAST][:TENSORS]
     known: list[tuple[int, float]] = []
     for name in names:
-        found = directions(_piece(first, name) - _piece(second, name))
+        difference = _piece(first, name) - _piece(second, name)
+        found = directions(difference) if bool(difference.isfinite().all()) else None
         if found is None:
             return None
         known.append(found)
@@ -61,4 +62,4 @@ def _piece(checkpoint: Checkpoint, name: str) -> Tensor:
     wanted = torch.linspace(0, rows - 1, min(rows, SIDE)).long().tolist()
     picked = torch.linspace(0, columns - 1, min(columns, SIDE)).long()
     rows_read = [checkpoint.read_span(name, r * columns, (r + 1) * columns)[picked] for r in wanted]
-    return torch.stack(rows_read).double().nan_to_num(0.0, 0.0, 0.0)
+    return torch.stack(rows_read).double()

@@ -29,7 +29,7 @@ from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.groups import Permutation
 from isomerge.symmetry.transform import Transform
 
-WORK = 40_000_000_000  # multiplications for all attention units together; more of them are judged by their distance
+WORK = 40_000_000_000  # multiplications for all attention units, and as many by chance; more are judged by distance
 UNITS = 96  # of a wide feed-forward
 WORTH = 0.05  # of the squared distance: less is noise, dead units that change places for nothing
 
@@ -58,21 +58,21 @@ class Moving:
         return "full"
 
 
-def judge_moving(first: Checkpoint, second: Checkpoint, layers: Collection[int]) -> Moving:
-    """Assign the units of these layers, and of none, at every level."""
+def judge_moving(first: Checkpoint, second: Checkpoint, layers: Collection[int], *, wide: bool = False) -> Moving:
+    """Assign the units of these layers, and of none, at every level; `wide`: in float64, however stored."""
     kind = first.config.get("model_type")
     if kind not in FAMILIES:
         return Moving(notes=[f"no specification for '{kind}': judged by the distance of the tensors alone"])
     try:
         source, anchor = (describe(c) for c in (first, second))
-        return _Judge(source, anchor, layers).all()
+        return _Judge(source, anchor, layers, wide).all()
     except IsomergeError as error:
         return Moving(notes=[f"units were not compared. {error}"])
 
 
 class _Judge:
-    def __init__(self, source: BoundModel, anchor: BoundModel, layers: Collection[int]) -> None:
-        wide = torch.float64 in (source.stored_precision, anchor.stored_precision)
+    def __init__(self, source: BoundModel, anchor: BoundModel, layers: Collection[int], wide: bool) -> None:
+        wide = wide or torch.float64 in (source.stored_precision, anchor.stored_precision)
         self.dtype = torch.float64 if wide else torch.float32
         self.source, self.anchor = source, anchor
         self.architecture = source.architecture
@@ -82,26 +82,20 @@ class _Judge:
         self.found = Moving()
         self.work = 0
         self.earned = dict.fromkeys(LEVELS, 0.0)
-        self.apart = 0.0
+        self.lucky = self.apart = 0.0
         self.random = torch.Generator().manual_seed(0)
 
     def all(self) -> Moving:
         roots = sorted(s for s, g in self.architecture.spaces.items() if not g.per)
         around = Transform(self.architecture.spaces)
         if RESIDUAL in roots:
-            row, around = judge_stream(self.source, self.anchor, self.layouts, self.scopes)
+            row, around = judge_stream(self.source, self.anchor, self.layouts, self.scopes, self.dtype)
             if row is not None:
                 self.found.spaces.append({"name": RESIDUAL, "group": self._group(RESIDUAL), **row})
-        lucky = known = 0.0
         for root in [r for r in roots if r != RESIDUAL and layer_of(r) in self.wanted]:
-            before = self.apart
-            row = self._judge(root, around)
-            self.found.spaces.append({"name": root, "group": self._group(root), **row})
-            if row.get("by_chance") is not None:
-                known += self.apart - before
-                lucky += (self.apart - before) * row["by_chance"]
-        self.found.by_chance = lucky / known if known else None
+            self.found.spaces.append({"name": root, "group": self._group(root), **self._judge(root, around)})
         if self.apart:
+            self.found.by_chance = self.lucky / self.apart
             self.found.gain = {level: max(0.0, self.earned[level] / self.apart) for level in LEVELS}
         return self.found
 
@@ -122,16 +116,20 @@ class _Judge:
             return row
         group = self.architecture.spaces[root]
         if isinstance(group, Permutation) and group.size >= LARGE and not _nested(unit, self.architecture):
-            return row | self._wide(root, pair, around, apart)
+            return row | self._counted(self._wide(root, pair, around), apart)
         cost = sum(_cost(pair, n, unit) for n in names)
         if self.work + cost > WORK:
             self.found.notes.append(f"{root} is too large to be assigned here: judged by its distance alone")
             return row
         self.work += cost
-        row |= self._whole(unit, pair, around, apart)
-        if row["gain"] > 0 and self.work + cost <= WORK:
-            self.work += cost
-            row["by_chance"] = self._by_chance(unit, pair, around)
+        return row | self._counted(self._whole(unit, pair, around, apart), apart)
+
+    def _counted(self, row: dict[str, Any], apart: float) -> dict[str, Any]:
+        """Gain and chance are means over the same spaces, each by its squared distance."""
+        self.apart += apart
+        self.lucky += row["by_chance"] * apart
+        for level in LEVELS:
+            self.earned[level] += row.get("levels", {}).get(level, row["gain"]) * apart
         return row
 
     def _whole(self, unit: Unit, pair: Pair, around: Transform, apart: float) -> dict[str, Any]:
@@ -144,14 +142,12 @@ class _Judge:
             leveled = Unit(unit.root, spaces)
             elements, earned = leveled.solve([_for(leveled, b) for b in blocks])
             # What moving the stream alone has gained counts as well: `start` is what the units earn in their places.
-            gain = 2 * max(float(earned), start, here) - 2 * here
-            row["levels"][level] = gain / apart
-            self.earned[level] += gain
+            row["levels"][level] = 2 * (max(float(earned), start, here) - here) / apart
             if level == "permutation":
                 order = spaces[unit.root].order(elements[unit.root]) if unit.root in elements else None
                 row["moved"] = 0.0 if order is None else _moved(order)
-        self.apart += apart
         row["gain"] = max(row["levels"].values())
+        row["by_chance"] = self._by_chance(unit, pair, around)
         return row
 
     def _by_chance(self, unit: Unit, pair: Pair, around: Transform) -> float:
@@ -164,9 +160,10 @@ class _Judge:
         start = sum(_trace(block) for block in blocks)
         free = Unit(unit.root, self.scopes["full"])
         _, earned = free.solve([_for(free, b) for b in blocks])
-        return 2 * (max(float(earned), start, here) - here) / sum(squared(a - b) for a, b in compared)
+        apart = sum(squared(a - b) for a, b in compared)
+        return 2 * (max(float(earned), start, here) - here) / apart if apart > 0 else 0.0
 
-    def _wide(self, root: str, pair: Pair, around: Transform, apart: float) -> dict[str, Any]:
+    def _wide(self, root: str, pair: Pair, around: Transform) -> dict[str, Any]:
         """Some units of a wide feed-forward against all of the anchor's."""
         units = self.architecture.spaces[root].size
         rows = torch.linspace(0, units - 1, min(UNITS, units)).long()
@@ -184,9 +181,6 @@ class _Judge:
                     near += squared(left - right[rows])
         chosen, gained = _assign(scores, rows)
         gain, lucky = (2 * found / near if near > 0 else 0.0 for found in (gained, _assign(shuffled, rows)[1]))
-        for level in LEVELS:
-            self.earned[level] += gain * apart
-        self.apart += apart
         return {
             "moved": float((chosen != rows).double().mean()), "gain": gain, "sampled_units": len(rows),
             "by_chance": lucky,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from isomerge.check.chance import more_than_chance
 from isomerge.check.compare import OUTSIDE, Comparison
 from isomerge.check.lowrank import low_rank_difference
 from isomerge.check.moving import Moving, judge_moving
@@ -20,7 +22,7 @@ STRANGERS = 0.9  # relative distance from which two models share no more than th
 def judge_pair(first: Checkpoint, second: Checkpoint, found: Comparison, *, brief: bool = False) -> dict[str, Any]:
     """The record of a pair. `brief` assigns no units where every layer is near: none has changed its place then."""
     settled = found.same or (brief and all(sums.distance < NEAR for sums in found.layers.values()))
-    moving = Moving() if settled else judge_moving(first, second, _layers(found))
+    moving = Moving() if settled else judge_moving(first, second, _layers(found), wide=found.extreme)
     if found.same and _shapes(first) == _shapes(second):
         verdict = "identical"
     else:
@@ -84,9 +86,15 @@ def _reasons(verdict: str, found: Comparison, moving: Moving, low: dict[str, Any
             f"in {name_some(low['tensors'], 2)}"
         )
     if found.odd_sizes:
-        name, ratio = max(found.odd_sizes, key=lambda one: max(one[1], 1 / one[1]))
-        told.append(f"{len(found.odd_sizes)} tensors differ much in size; {name} is {ratio:.2g} times as large")
+        told.append(_odd(found.odd_sizes))
     return [*told, *dict.fromkeys(moving.notes)]
+
+
+def _odd(sizes: list[tuple[str, float]]) -> str:
+    """How many tensors differ much in size, and the one that differs most."""
+    name, ratio = max(sizes, key=lambda one: max(one[1], 1 / one[1]) if one[1] else math.inf)
+    most = f"is {ratio:.2g} times as large" if 0 < ratio < math.inf else "is all zero in one of the two"
+    return f"{len(sizes)} tensors differ much in size; {name} {most}"
 
 
 def _gain(moving: Moving) -> list[str]:
@@ -98,7 +106,7 @@ def _gain(moving: Moving) -> list[str]:
     )
     if moving.by_chance is not None:
         told += f"; between unrelated weights it takes away {100 * moving.by_chance:.0f} % by chance"
-        if moving.gain["full"] < 1.5 * moving.by_chance:
+        if not more_than_chance(moving.gain["full"], moving.by_chance):
             told += ", so that data should decide and not the weights alone"
     stream = next((s["similarity"] for s in moving.spaces if s.get("similarity") is not None), None)
     if stream is None:

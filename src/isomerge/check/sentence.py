@@ -20,7 +20,8 @@ def sentence(record: dict[str, Any], obstacles: list[str]) -> str:
     if verdict == "identical":
         return f"{who} hold the same weights: there is nothing to merge."
     if obstacles:
-        return f"{who} are {verdict}{near}, but cannot be merged as they are: see the reasons."
+        others = f", and {len(obstacles) - 1} more" if len(obstacles) > 1 else ""
+        return f"{who} are {verdict}{near}, but cannot be merged as they are: {obstacles[0].rstrip('.')}{others}."
     words = ", matching tokens by their text" if record["tokenizer"]["vocabulary"] is False else ""
     if verdict == "siblings":
         return f"{who} are siblings{near}: merge them directly{words}; alignment would change nothing worth having."

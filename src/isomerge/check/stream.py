@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isomerge.align import leaf
 from isomerge.align.evidence import common_part, cross
-from isomerge.check.chance import shuffled_rest
+from isomerge.check.chance import more_than_chance, shuffled_rest
 from isomerge.check.sums import product, squared
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
@@ -23,12 +23,13 @@ from isomerge.symmetry.transform import Transform
 ROWS = 1024  # of a table
 TOKENS = 512  # for the similarity up to a rotation
 WIDEST_ORDER, WIDEST_ROTATION = 2048, 1024  # streams up to this width are solved, wider ones looked at
-CLEAR = 0.25  # of the squared distance of the tables: from there on the stream is moved before its units are judged
+CLEAR = 0.25  # of the squared distance of the tables: more, and more than chance, moves the stream before its units
 
 
 def judge_stream(
-    source: BoundModel, anchor: BoundModel, layouts: Mapping[str, Layout], scopes: Mapping[str, Mapping[str, Group]]
-) -> tuple[dict[str, Any] | None, Transform]:
+    source: BoundModel, anchor: BoundModel, layouts: Mapping[str, Layout], scopes: Mapping[str, Mapping[str, Group]],
+    dtype: torch.dtype,
+) -> tuple[dict[str, Any] | None, Transform]:  # fmt: skip
     """Distance, moved units, gain per level and by chance, similarity up to a rotation; and a move that is clear."""
     spaces = source.architecture.spaces
     tables = [n for n, lay in layouts.items() if lay.spaces() == {RESIDUAL} and len(lay.shape) > 1]
@@ -39,12 +40,13 @@ def judge_stream(
     random = torch.Generator().manual_seed(0)
     similarity = None
     for name in tables:
-        a, b, layout = _rows(source, anchor, name, layouts[name])
+        a, b, layout = _rows(source, anchor, name, layouts[name], dtype)
         axis, segment = next((k, s) for k, ax in enumerate(layout.axes) for s in ax if s.atoms[0].space == RESIDUAL)
+        width = segment.sizes[0]
         seen.add(a, b, segment, axis)
-        by_chance.add(shuffled_rest(a, b, random), b, segment, axis)
+        if width <= WIDEST_ORDER:  # wider ones are not solved
+            by_chance.add(shuffled_rest(a, b, random), b, segment, axis)
         if similarity is None:
-            width = segment.sizes[0]
             similarity = _similarity(
                 segment.take(a, axis).reshape(width, -1).T, segment.take(b, axis).reshape(width, -1).T
             )
@@ -63,10 +65,12 @@ def judge_stream(
         order = group.order(element)
         if level == "permutation":
             row["moved"] = float((order != torch.arange(len(C))).double().mean()) if order is not None else 0.0
-        if gain > max(CLEAR, row["gain"]):
+        lucky = _solved(group, by_chance)[1]
+        # Turning every tensor by a rotation that fits noise would take longer than all the rest.
+        if gain > max(CLEAR, row["gain"]) and more_than_chance(gain, lucky):
             best = Transform({**spaces, RESIDUAL: group}, {RESIDUAL: element})
         row["gain"] = max(row["gain"], gain)
-        row["by_chance"] = max(row.get("by_chance", 0.0), _solved(group, by_chance)[1])
+        row["by_chance"] = max(row.get("by_chance", 0.0), lucky)
     if not row["levels"]:
         row["moved"] = float((C.argmax(0) != torch.arange(len(C))).double().mean())
     return row, best
@@ -101,22 +105,23 @@ def _solved(group: Group, seen: _Seen) -> tuple[Tensor | None, float]:
     return element[0], 2 * (float(earned[0]) - seen.here) / seen.apart
 
 
-def _rows(source: BoundModel, anchor: BoundModel, name: str, layout: Layout) -> tuple[Tensor, Tensor, Layout]:
+def _rows(
+    source: BoundModel, anchor: BoundModel, name: str, layout: Layout, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Layout]:
     """Both tables, cut to what they share and to some rows spread over it."""
     files = [model.files.get(name) for model in (source, anchor)]
     shapes = [model.layouts[name].shape for model in (source, anchor)]
     rows = min(shape[0] for shape in shapes)
     long = len(layout.shape) == 2 and rows > ROWS and layout.axes[0][0].atoms[0].free
     if not long or any(f is None or len(f) != 1 for f in files):
-        wide = torch.float64 if source.stored_precision == torch.float64 else torch.float32
-        a, b = common_part(source.raw(name, wide), anchor.raw(name, wide))
+        a, b = common_part(source.raw(name, dtype), anchor.raw(name, dtype))
         return a, b, bind(layout.pattern, a.shape, source.architecture.spaces, name)
     width = layout.shape[1]
     starts = torch.linspace(0, rows - 64, ROWS // 64).long().tolist()
     found = []
     for model, file in zip((source, anchor), files, strict=True):
         assert file is not None
-        parts = [model.checkpoint.read_span(file[0], s * width, (s + 64) * width).float() for s in starts]
+        parts = [model.checkpoint.read_span(file[0], s * width, (s + 64) * width).to(dtype) for s in starts]
         found.append(torch.cat(parts).reshape(-1, width))
     return found[0], found[1], bind(layout.pattern, found[0].shape, source.architecture.spaces, name)
 

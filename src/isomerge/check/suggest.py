@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from isomerge.check.sentence import SAME
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import IsomergeError
 from isomerge.merge.recipe import ModelReference, Recipe, recipe_of
@@ -51,18 +52,24 @@ def advise(
     level: str,
     data: str | None,
     one_vocabulary: bool,
+    gain: float,
 ) -> Advice | None:
-    """What to try first."""
+    """What to try first. `gain` is the share of the squared distance that an alignment takes away."""
     aligned: bool | dict[str, Any] = True if level == "full" else {"level": level}
-    if verdict == "strangers" and not one_vocabulary:
-        why = "strangers with different tokens: each is moved next to the first, then rows are matched by their token"
-        return Advice("linear", why, align=aligned)
-    if verdict == "strangers" and data is None:
-        why = "strangers share no basis: each is moved next to the first by its weights, then averaged"
-        return Advice("linear", why, MORE, align=aligned)
     if verdict == "strangers":
-        why = "strangers share no basis: each is moved next to the first, then their features are averaged on data"
-        return Advice("reconstruct", why, align=aligned, data={"path": data, "limit": EXAMPLES})
+        one = gain > SAME
+        who = "one model or siblings with units in another order" if one else "strangers share no basis"
+        if not one_vocabulary:
+            who = who if one else "strangers with different tokens"
+            why = f"{who}: each is moved next to the first, then rows are matched by their token"
+            return Advice("linear", why, align=aligned)
+        if data is not None:
+            why = f"{who}: each is moved next to the first, then their features are averaged on data"
+            return Advice("reconstruct", why, align=aligned, data={"path": data, "limit": EXAMPLES})
+        if one:
+            return Advice("linear", f"{who}: their weights suffice to bring them back, then their mean", align=aligned)
+        why = f"{who}: each is moved next to the first by its weights, then averaged"
+        return Advice("linear", why, MORE, align=aligned)
     if verdict != "siblings":
         return None
     if base is not None and len(models) > 1:

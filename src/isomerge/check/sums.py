@@ -24,7 +24,7 @@ class Sums:
 
     @classmethod
     def of(cls, a: Tensor, b: Tensor, scale: float = 1.0) -> Sums:
-        both = a * b
+        both = a.sign() * b.sign()  # their product may be too small to have a sign
         return cls(
             apart=scale * squared(a - b),
             first=scale * squared(a),
@@ -72,5 +72,7 @@ def squared(tensor: Tensor) -> float:
 
 
 def product(a: Tensor, b: Tensor) -> float:
-    """Without a third tensor in memory."""
-    return float(torch.dot(a.reshape(-1), b.reshape(-1)))
+    """Without a third tensor in memory; in float64 where float32 has no room for it."""
+    a, b = a.reshape(-1), b.reshape(-1)
+    found = float(torch.dot(a, b))
+    return found if found and math.isfinite(found) else float(torch.dot(a.double(), b.double()))

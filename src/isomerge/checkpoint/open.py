@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from isomerge.checkpoint.local import broken_link, open_file, open_folder, unrea
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.checkpoint.module import open_module
 from isomerge.checkpoint.side_files import is_weight
-from isomerge.errors import CheckpointError, RequestError
+from isomerge.errors import CheckpointError, NotFoundError, RequestError
 
 Source = str | os.PathLike[str] | Mapping[str, torch.Tensor] | nn.Module | Checkpoint
 
 FILE_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)")
+"""A model's page at the hub, as it is copied from a browser."""
 
 
 def open_checkpoint(
@@ -70,7 +73,16 @@ def _open(source: Source, revision: str | None) -> Checkpoint:
         )
     if isinstance(source, str) and looks_like_hub_id(text) and not text.endswith(FILE_SUFFIXES):
         return open_hub(text, revision, hint=_sibling_hint(path))
-    raise CheckpointError(
+    if address := PAGE.match(text):
+        raise NotFoundError(
+            f"While opening checkpoint {text}: it is the address of a page. Write the hub id alone, {address[1]}."
+        )
+    if "://" in text:
+        raise NotFoundError(
+            f"While opening checkpoint {text}: it is an address, and models are read from folders, files and the hub. "
+            "Download the model, and name its folder; or write its hub id (org/name)."
+        )
+    raise NotFoundError(
         f"While opening checkpoint {text}: there is no such file or folder, and it does not look like a hub id "
         f"(org/name). {_sibling_hint(path)}Check the path."
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from isomerge.cli import errors
 from isomerge.cli.align import align
@@ -59,11 +59,18 @@ class Verbs(TyperGroup):
         return code
 
 
+class Verb(TyperCommand):
+    """A command whose example stays on one line, to be copied."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(f"\n  {self.epilog}\n")
+
+
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from isomerge import __version__
 
-        typer.echo(f"isomerge {version('isomerge')}")
+        typer.echo(f"isomerge {__version__}")
         raise typer.Exit
 
 
@@ -80,24 +87,70 @@ def isomerge(
     """Align and merge transformer checkpoints, exactly."""
 
 
-_VERBS: list[tuple[Callable[..., None], str]] = [
-    (align, "isomerge align model-b model-a -o model-b-aligned --level full"),
-    (check, "isomerge check model-a model-b"),
-    (selftest, "isomerge selftest model-a --seed 1"),
-    (list_, "isomerge list architectures"),
-    (merge, "isomerge merge model-a model-b --method ties --base base --density 0.5 -o merged"),
-    (plan, "isomerge plan recipe.yml --explain model.layers.0.mlp.up_proj.weight"),
-    (verify, "isomerge verify merged"),
-    (extract, "isomerge extract base finetuned --rank 16 -o adapter"),
-    (reproduce, "isomerge reproduce merged"),
-    (eval_, "isomerge eval model-a --data images.tar.xz --split test"),
-    (ensemble, "isomerge ensemble model-a model-b --data images.tar.xz --split test"),
-    (sweep, "isomerge sweep recipe.yml --over t=0:1:0.1 --data images.tar.xz --split validation -o swept"),
-    (calibrate, "isomerge calibrate model-a --data images.tar.xz --limit 2000 -o statistics.safetensors"),
-    (report, "isomerge report merged --barrier curve.json --open"),
-    (barrier, "isomerge barrier model-a model-b --data images.tar.xz --align --plot curve.svg"),
-    (demo, "isomerge demo -o demo-out --seeds 5"),
+# Each with its line in `isomerge --help`, whole at 80 columns, and an example.
+_VERBS: list[tuple[Callable[..., None], str, str]] = [
+    (
+        align,
+        "Write SOURCE moved as close to ANCHOR as its symmetries allow.",
+        "isomerge align model-b model-a -o model-b-aligned --level full",
+    ),
+    (check, "Say whether models fit together, and how to merge them.", "isomerge check model-a model-b"),
+    (selftest, "Show that the symmetries of MODEL are exact.", "isomerge selftest model-a --seed 1"),
+    (list_, "List methods, architectures or solvers, one line each.", "isomerge list architectures"),
+    (
+        merge,
+        "Merge models into one, as a recipe or flags say.",
+        "isomerge merge model-a model-b --method ties --base base --density 0.5 -o merged",
+    ),
+    (
+        plan,
+        "Say what a merge would do: tensors, bytes, memory, time.",
+        "isomerge plan recipe.yml --explain model.layers.0.mlp.up_proj.weight",
+    ),
+    (verify, "Check that OUT is whole, loads, and is what its lock says.", "isomerge verify merged"),
+    (
+        extract,
+        "Write what FINETUNED adds to BASE as a low-rank adapter.",
+        "isomerge extract base finetuned --rank 16 -o adapter",
+    ),
+    (reproduce, "Make OUT again from its lock file, and compare hashes.", "isomerge reproduce merged"),
+    (
+        eval_,
+        "Measure MODEL on data: accuracy, F1, perplexity and others.",
+        "isomerge eval model-a --data images.tar.xz --split test",
+    ),
+    (
+        ensemble,
+        "Measure the mean of the models' probabilities on data.",
+        "isomerge ensemble model-a model-b --data images.tar.xz --split test",
+    ),
+    (
+        sweep,
+        "Measure a merge at many values, without writing a model.",
+        "isomerge sweep recipe.yml --over t=0:1:0.1 --data images.tar.xz --split validation -o swept",
+    ),
+    (
+        calibrate,
+        "Write the sums over data that merging and alignment use.",
+        "isomerge calibrate model-a --data images.tar.xz --limit 2000 -o statistics.safetensors",
+    ),
+    (
+        report,
+        "Write one HTML page that shows what was done to OUT.",
+        "isomerge report merged --barrier curve.json --open",
+    ),
+    (
+        barrier,
+        "Measure the models on the line between A and B.",
+        "isomerge barrier model-a model-b --data images.tar.xz --align --plot curve.svg",
+    ),
+    (demo, "Train tiny models, merge them in every way, show the results.", "isomerge demo -o demo-out --seeds 5"),
 ]
-for _verb, _example in _VERBS:
-    _settings = ANY_OPTION if _verb in (merge, plan, sweep) else {}
-    app.command(_verb.__name__.rstrip("_"), epilog=f"Example: {_example}", context_settings=_settings)(_verb)
+for _verb, _summary, _example in _VERBS:
+    app.command(
+        _verb.__name__.rstrip("_"),
+        cls=Verb,
+        short_help=_summary,
+        epilog=f"Example: {_example}",
+        context_settings=ANY_OPTION if _verb in (merge, plan, sweep) else {},
+    )(_verb)

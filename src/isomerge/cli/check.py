@@ -68,12 +68,15 @@ def short_table(record: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from isomerge.report.terminal import verbatim
+
     lines = [Text(record["summary"], style="bold"), *(Text(f"• {reason}") for reason in record["reasons"])]
-    lines.append(Text(f"try: {record['suggestion']}"))
+    say = verbatim if record.get("recipe") else Text  # a command is copied; why there is none is read
+    lines.append(say(f"try: {record['suggestion']}"))
     if record.get("why"):
         lines.append(Text(f"     {record['why']}", style="dim"))
     if "recipe_file" in record:
-        lines.append(Text(f"recipe written: {record['recipe_file'] or 'no, there is nothing to merge'}"))
+        lines.append(verbatim(f"recipe written: {record['recipe_file'] or 'no, there is nothing to merge'}"))
     return Group(*lines)
 
 
@@ -82,9 +85,11 @@ def full_table(record: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from isomerge.report.terminal import verbatim
+
     parts = [short_table(record), _layers(record), _spaces(record)]
     if record["recipe"]:
-        parts.append(Text(f"\n{record['recipe'].rstrip()}"))
+        parts.append(verbatim(f"\n{record['recipe'].rstrip()}"))
     if record["weights"]:
         weights = record["weights"]
         seen = f"{weights['sampled']:,} of {weights['parameters']:,} values in {weights['tensors']} tensors were read"

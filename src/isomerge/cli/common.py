@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from isomerge.cli.progress import Progress
 
 LEVELS = ("permutation", "rotation", "full")
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+# A pipe has no width: nothing that is read by a program is folded or cut.
+PIPE = 1_000_000
 
 
 def one_of(option: str, given: str, known: Iterable[str]) -> str:
@@ -45,11 +48,12 @@ def choice(option: str, known: Iterable[str]) -> Callable[[str | None], str | No
     return check
 
 
-def readable(option: str, reader: str) -> Callable[[str | None], str | None]:
+def readable(option: str, reader: str) -> Callable[[typer.Context, str | None], str | None]:
     """A callback that refuses, before any work, what a reader of isomerge.checkpoint cannot understand."""
 
-    def check(given: str | None) -> str | None:
-        if given is not None:
+    def check(context: typer.Context, given: str | None) -> str | None:
+        # While a shell completes a line nothing is refused, and the reader would make it wait for torch.
+        if given is not None and not context.resilient_parsing:
             from isomerge import checkpoint
 
             try:
@@ -82,6 +86,7 @@ OutDtype = Annotated[
     str | None,
     typer.Option(
         metavar="DTYPE",
+        autocompletion=offer(DTYPES),
         callback=readable("--out-dtype", "parse_dtype"),
         help="The dtype to write; the source's if not named.",
     ),
@@ -135,10 +140,35 @@ class Voice:
 
             print(json.dumps(plain(record), allow_nan=False))
         elif not self.quiet:
-            from rich.console import Console
+            _print(table(record))
 
-            # A pipe has no width of its own; 120 keeps paths and notes on one line.
-            Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table(record))
+
+def _print(shown: RenderableType) -> None:
+    """On a terminal as wide as that, except for what is to be copied; in a pipe one line for each row, whole."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        _fold(shown)
+        Console(highlight=False).print(shown, crop=False)
+        return
+    console = Console(width=PIPE, highlight=False)
+    with console.capture() as captured:
+        console.print(shown)
+    # Rich fills cells up to the width of their column.
+    print("\n".join(line.rstrip() for line in captured.get().removesuffix("\n").split("\n")))
+
+
+def _fold(shown: RenderableType) -> None:
+    """Let a long word go on in the next line of its cell, where rich would cut it off."""
+    from rich.console import Group
+    from rich.table import Table
+
+    for part in shown.renderables if isinstance(shown, Group) else [shown]:
+        if isinstance(part, Group):
+            _fold(part)
+        elif isinstance(part, Table):
+            for column in part.columns:
+                column.overflow = "fold"
 
 
 def written_record(written: Any) -> dict[str, Any]:

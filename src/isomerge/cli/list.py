@@ -7,12 +7,15 @@ from typing import Annotated
 import typer
 
 from isomerge.cli.common import Debug, Json, Quiet, Voice, choice
+from isomerge.cli.completion import offer
 
 KINDS = ("methods", "architectures", "solvers")
 
 
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="|".join(KINDS), callback=choice("list", KINDS))],
+    kind: Annotated[
+        str, typer.Argument(metavar="|".join(KINDS), autocompletion=offer(KINDS), callback=choice("list", KINDS))
+    ],
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,

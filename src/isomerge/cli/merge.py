@@ -25,7 +25,7 @@ from isomerge.cli.common import (
     reserve_output,
     written_record,
 )
-from isomerge.cli.completion import complete_method
+from isomerge.cli.completion import complete_method, offer
 from isomerge.cli.eval import Kind, Label, Limit, Split, Text
 from isomerge.cli.heap import keep_freed_memory
 from isomerge.cli.report import add_report
@@ -67,6 +67,7 @@ Tokenizer = Annotated[
     str | None,
     typer.Option(
         metavar="union|base|MODEL|rows",
+        autocompletion=offer(TOKENIZERS),
         callback=_known_tokenizer,
         help="Match tokens by their text: the result has all (union), the base's, or this model's. With rows, merge "
         "row by row although ids differ.",
@@ -77,6 +78,7 @@ Level = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(LEVELS),
+        autocompletion=offer(LEVELS),
         callback=choice("--level", LEVELS),
         help="What may move when aligning; all if not named.",
     ),
@@ -93,6 +95,7 @@ Evidence = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(EVIDENCE),
+        autocompletion=offer(EVIDENCE),
         callback=choice("--evidence", EVIDENCE),
         help="What --align goes by; with --data, activations for the residual stream and weights elsewhere.",
     ),
@@ -101,6 +104,7 @@ Fisher = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(FISHER),
+        autocompletion=offer(FISHER),
         callback=choice("--fisher", FISHER),
         help="How Fisher information is measured: labels as a model predicts them (true), or those of --data.",
     ),

@@ -39,15 +39,15 @@ def bar(unit: str = "bytes") -> Iterator[Progress]:
     amount = {"bytes": bytes_, "steps": steps, "both": Either()}[unit]
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("", total=None)
-        stage = ""
+        task = shown.add_task("", total=None, visible=False)  # until there is something to tell
+        stage: str | None = None
 
         def update(done: int, total: int, what: str) -> None:
             nonlocal stage
             if what != stage:
                 # A new stage has its own speed: without a reset the time left would mix the two.
                 stage = what
-                shown.reset(task, total=total, completed=done, description=what)
+                shown.reset(task, total=total, completed=done, description=what, visible=True)
             shown.update(task, completed=done, total=total)
 
         yield update

@@ -15,8 +15,9 @@ Page = Annotated[
 ]
 Barrier = Annotated[
     list[Path] | None,
-    typer.Option("--barrier", metavar="FILE.json", help="Show this curve or plane too: the JSON of isomerge barrier."),
+    typer.Option("--barrier", metavar="FILE.json", help="Add this curve or plane: the JSON of isomerge barrier."),
 ]
+NoCurves = Annotated[bool, typer.Option("--no-curves", help="Drop the curves that the page has; else they stay.")]
 Open = Annotated[bool, typer.Option("--open", help="Show the page in the browser.")]
 
 
@@ -24,6 +25,7 @@ def report(
     folder: Folder,
     out: Page = None,
     barrier: Barrier = None,
+    no_curves: NoCurves = False,
     open_: Open = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -31,14 +33,15 @@ def report(
 ) -> None:
     """Write one HTML page that shows what was done to OUT: distances, what moved, conflicts, recipe, lineage, lock.
 
-    The page needs no network. merge and align write it by themselves; here it is written again, with curves if wanted.
+    The page needs no network. merge and align write it by themselves; here it is written again, with curves if wanted:
+    those that it has stay, and --barrier adds more.
     """
     from isomerge.report.page import report as write
     from isomerge.report.terminal import page_table
 
     voice = Voice(json, quiet)
     with voice.work():
-        record = write(folder, out=out, barrier=barrier or ())
+        record = write(folder, out=out, barrier=barrier or (), keep_curves=not no_curves)
     if open_ and record["page"]:
         import webbrowser
 

@@ -74,6 +74,16 @@ class Request:
 
         return all(map(is_adapter, folders))
 
+    @property
+    def is_adapted(self) -> bool:
+        """The only model is base+adapter, which gives a model of its own."""
+        from isomerge.merge.recipe import ModelReference
+
+        try:
+            return len(self.models) == 1 and ModelReference.parse(self.models[0]).adapter is not None
+        except ValueError:
+            return False
+
     def documents(
         self,
         *,
@@ -101,7 +111,8 @@ class Request:
                     "the command line instead."
                 )
             return load_recipe(self.recipe)
-        if len(self.models) < 2 and not base:
+        _require_commas(self.models, weights)
+        if len(self.models) < 2 and not base and not self.is_adapted:
             raise RequestError(
                 f"Merging needs a recipe, or at least two models: {example.format('recipe.yml')}, or "
                 f"{example.format('model-a model-b')}."
@@ -194,6 +205,27 @@ def _as_flags(problem: str, base: str | None) -> str:
     return hint
 
 
+def _require_commas(models: Sequence[str], weights: str | None) -> None:
+    """A number among the models is one of several values that were written apart."""
+    stray = [word for word in models if _is_number(word.strip(",")) and not Path(word).exists()]
+    if not stray:
+        return
+    together = ",".join(word.strip(",") for word in ([weights] if weights else []) + stray)
+    example = f"--weights {together}" if weights else "--weights 0.5,0.5"
+    raise RequestError(
+        f"'{stray[0]}' was read as a model. The values for several models are joined by commas, without spaces: write "
+        f"{example}."
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def numbers(weights: str, count: int) -> list[float]:
     """The weights as numbers, one per model.
 
@@ -205,7 +237,8 @@ def numbers(weights: str, count: int) -> list[float]:
     except ValueError:
         raise RequestError(f"--weights cannot be '{weights}'. Write numbers with commas, as in 0.5,0.5.") from None
     if len(found) != count:
-        raise RequestError(f"--weights has {len(found)} numbers for {count} models. Write one for each, in order.")
+        said = "1 number" if len(found) == 1 else f"{len(found)} numbers"
+        raise RequestError(f"--weights has {said} for {count} models. Write one for each, in order.")
     return found
 
 

@@ -216,6 +216,7 @@ def sweep_table(record: dict[str, Any]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text as Words
 
+    from isomerge.report.terminal import verbatim
     from isomerge.sweep.points import word
 
     names = [axis["name"] for axis in record["parameters"]]
@@ -242,11 +243,12 @@ def sweep_table(record: dict[str, Any]) -> RenderableType:
             row = test[key]
             told = f"loss {said(row['loss'])}, {metric} {said(row['metric'])}"
             facts.append(f"on {test['data']['name']}, {what}: {told}")
+    lines = [Words(fact) for fact in facts]
     if record.get("out"):
-        facts.append(f"merge the best: isomerge merge {record['best_recipe']} -o OUT")
-    facts += [f"note: {note}" for note in record["notes"]]
+        lines.append(verbatim(f"merge the best: isomerge merge {record['best_recipe']} -o OUT"))
+    lines += [Words(f"note: {note}") for note in record["notes"]]
     kept = f", {record['kept']} points from an earlier run" if record["kept"] else ""
-    return Group(table, *(Words(line) for line in (*facts, f"{record['seconds']:.1f} s{kept}")))
+    return Group(table, *lines, Words(f"{record['seconds']:.1f} s{kept}"))
 
 
 def _rank(point: dict[str, Any], record: dict[str, Any]) -> float:

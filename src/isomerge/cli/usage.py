@@ -27,12 +27,20 @@ def wrong_usage(error: Exception, verb: Any = None) -> str:
         message += _how_to_write(verb, option, message)
     elif verb is not None and (extra := re.search(r"unexpected extra arguments? ?(?:\(s\) )?\((.+)\)$", message)):
         message = _too_many(verb, context, extra[1])
+    elif verb is not None and message.startswith("Missing option '-o'") and (word := _meant_out(context)):
+        message = f"No such option: {word}. The folder to write is named with -o/--out."
     elif verb is not None and verb.epilog and message.startswith("Missing"):
         message += f" {verb.epilog}."
     path = (
         context.command_path if context else f"isomerge {verb.name}" if verb is not None and verb.name else "isomerge"
     )
     return f"{message} See: {path} --help."
+
+
+def _meant_out(context: Any) -> str | None:
+    """What was written for -o, where a verb takes the options of methods and so any word that begins with dashes."""
+    words = (context.params.get("models") or []) if context else []
+    return next((word for word in words if word.partition("=")[0] in ("--output", "--out-dir", "--output-dir")), None)
 
 
 def _how_to_write(verb: Any, option: str, message: str) -> str:

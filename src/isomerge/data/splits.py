@@ -46,7 +46,11 @@ def split_of_file(name: str) -> str | None:
 def pick_split(
     found: Iterable[str | None], wanted: str | None, prefer: str, source: str
 ) -> tuple[str | None, list[str]]:
-    """The part to use, with a note where it was chosen and not named; None where there are no parts."""
+    """The part to use, with a note where it was chosen and not named; None where there are no parts.
+
+    Who prefers `test` measures a finished model. Everybody else learns or chooses something from the data, and comes to
+    `test` last: it has to stay unseen.
+    """
     parts = sorted({part for part in found if part is not None})
     if wanted is not None:
         wanted = same_split(wanted)
@@ -60,6 +64,6 @@ def pick_split(
         return wanted, []
     if len(parts) < 2:
         return (parts[0] if parts else None), []
-    order = [prefer, *(p for p in ("validation", "test", "train") if p != prefer)]
-    chosen = next((part for part in order if part in parts), parts[0])
+    order = (prefer, "validation", "train", *(part for part in parts if part != "test"), "test")
+    chosen = next(part for part in order if part in parts)
     return chosen, [f"of {', '.join(parts)}, the part '{chosen}' was used; --split names another"]

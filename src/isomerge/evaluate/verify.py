@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from isomerge.adapters.refuse import holds_adapter, into_its_base
+from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import FLOATING
 from isomerge.checkpoint.hashing import hash_file, hash_tensors, raw_bytes, scan_tensors
@@ -54,6 +56,12 @@ def verify(
     """
     start = time.perf_counter()
     folder = Path(folder).expanduser()
+    if folder.is_file():
+        open_checkpoint(folder)  # raises with the words of all verbs where it is no weight file that can be read
+        raise RequestError(
+            f"While verifying {folder}: it is a file, and a model is a folder. Name the folder that holds it, "
+            f"{folder.absolute().parent}."
+        )
     if not folder.is_dir():
         raise RequestError(f"While verifying {folder}: there is no such folder. Name the folder of a model.")
     checks = list(_checks(folder, deep, same_structure_as, threads or os.cpu_count() or 1, progress))
@@ -141,6 +149,9 @@ def _format(folder: Path) -> Check:
 def _fit(checkpoint: Checkpoint, donor: Checkpoint | None) -> Fit:
     if donor is not None and same_structure(checkpoint, donor):
         return Fit(True, f"the same names, shapes and config as {donor.name}", _tied_tables(donor))
+    if holds_adapter(checkpoint):
+        step = f"to verify the model it makes, {into_its_base(checkpoint)}, and name OUT"
+        return Fit(None, f"not checked: this is an adapter and not a model; {step}")
     return fit_stock_class(checkpoint)
 
 

@@ -43,7 +43,8 @@ class DataSet:
 
     def record(self) -> dict[str, Any]:
         """What cards, reports and locks say of it: no place on this machine."""
-        return {"name": self.data.name, "sha256": self.data.sha256, "size": self.data.size, "examples": self.examples}
+        about = {"name": self.data.name, "kind": self.data.kind, "sha256": self.data.sha256}
+        return {**about, "size": self.data.size, "examples": self.examples}
 
     def locked(self) -> dict[str, Any]:
         """… and how to open it again; data that was given as an object has no path."""

@@ -60,8 +60,8 @@ def _runs_over_data(merged: Merged) -> list[dict[str, Any]]:
     """Every purpose with its data, how many examples are used, and how often models run over them."""
     opened = DataSets(opened={(one.settings, one.how["prefer"]): one for one in merged.data})
     return [
-        {"purpose": use.purpose, "name": data.data.name, "size": data.data.size, "examples": data.examples,
-         "passes": use.passes}
+        {"purpose": use.purpose, "name": data.data.name, "kind": data.data.kind, "size": data.data.size,
+         "examples": data.examples, "passes": use.passes}
         for recipe in merged.recipes
         for use in dict.fromkeys(data_uses(recipe))
         for data in [use.open(opened)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.hub import looks_like_hub_id
+from isomerge.report.record import TEXT
 
 LICENCE_KEYS = ("license", "license_name", "license_link")
 
@@ -20,7 +21,7 @@ def card_page(record: Record) -> str:
     The record has `inputs`, a list of tables with `reference`, `revision` (the commit of a hub model, else None),
     `role` ("model", "base", "adapter", …) and `card` (what `card_data` read); `donor`, the reference whose config was
     taken; `name`; `method`, `summary`, `paper`; `recipe`; `alignment` (a table of facts, or None); `data`, a list of
-    tables with `name`, `sha256` and `examples` where models were run on data; `sha256`; `version`.
+    tables with `name`, `sha256`, `size`, `kind` and `examples` where models were run on data; `sha256`; `version`.
     """
     notes: list[str] = []
     metadata = card_metadata(record, notes)
@@ -114,7 +115,7 @@ def card_text(record: Record, notes: Sequence[str]) -> str:
         facts = [f"| {_cell(key)} | {_cell(value)} |" for key, value in record["alignment"].items()]
         parts.append("\n".join(["## Alignment", "", "| | |", "|---|---|", *facts]))
     if record.get("data"):
-        sets = [f"| {_cell(d['name'])} | {d['examples']} | `{d['sha256']}` |" for d in record["data"]]
+        sets = [f"| {_cell(d['name'])} | {_used(d)} | `{d['sha256']}` |" for d in record["data"]]
         parts.append("\n".join(["## Data", "", "| data | examples used | sha256 |", "|---|---|---|", *sets]))
     commands = f'pip install "isomerge=={record["version"]}"\nisomerge reproduce {record["name"]}'
     parts += [
@@ -128,6 +129,10 @@ def card_text(record: Record, notes: Sequence[str]) -> str:
 
 def _commit(entry: Record) -> str:
     return f"`{entry['revision']}`" if entry.get("revision") else "local"
+
+
+def _used(data: Record) -> str:
+    return f"text of {data['size']} lines" if data.get("kind") == TEXT else str(data["examples"])
 
 
 def _cell(value: Any) -> str:

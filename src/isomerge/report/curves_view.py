@@ -9,7 +9,8 @@ from typing import Any
 
 from isomerge.errors import RequestError
 from isomerge.report import blocks as b
-from isomerge.report.figures import Line, line_chart, plane_map
+from isomerge.report.figures import Line, line_chart, plane_map, tinted
+from isomerge.report.scales import digits_between
 
 Record = Mapping[str, Any]
 
@@ -21,7 +22,13 @@ def read_curve(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RequestError(f"{act}: there is no such file. Make one: isomerge barrier … --json > {path}.") from error
-    except (OSError, ValueError) as error:
+    except IsADirectoryError as error:
+        raise RequestError(
+            f"{act}: it is a folder. Name the JSON file itself; to make one: isomerge barrier … --json > curve.json."
+        ) from error
+    except OSError as error:
+        raise RequestError(f"{act}: it cannot be read ({error.strerror}).") from error
+    except ValueError as error:
         raise RequestError(
             f"{act}: it is not JSON ({error}). Make it anew: isomerge barrier … --json > {path}."
         ) from error
@@ -59,8 +66,9 @@ def _line(record: Record) -> list[Any]:
         title = f"{name} between the models"
         svg = line_chart(title, drawn, "t, from A to B", name, level=level)
         if svg:
+            digits = digits_between(point[key] for _, line in lines for point in line["points"])
             rows = [
-                b.Row([b.number(points[0]["t"]), *(b.number(point[key], 4) for point in points)])
+                b.Row([b.number(points[0]["t"]), *(b.number(point[key], digits) for point in points)])
                 for points in zip(*(line["points"] for _, line in lines), strict=True)
             ]
             numbers = b.Table(title, ("t", *(label for label, _ in lines)), rows, frozenset(range(len(lines) + 1)))
@@ -73,8 +81,9 @@ def _line(record: Record) -> list[Any]:
 
 def _plane(record: Record) -> list[Any]:
     title = "Loss on the plane through three models"
+    digits = digits_between(tinted(record))
     rows = [
-        b.Row([b.number(x), b.number(y), b.number(value, 4)])
+        b.Row([b.number(x), b.number(y), b.number(value, digits)])
         for y, row in zip(record["y"], record["loss"], strict=True)
         for x, value in zip(record["x"], row, strict=True)
     ]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from isomerge.report.blocks import known
+from isomerge.report.scales import Scale, alike, digits_between, scale, short, ticks_between
 
 WIDTH, HEIGHT = 400, 264
 LEFT, RIGHT, TOP, BOTTOM = 50, 10, 14, 62
+DIGIT = 7.8  # the width of one, in the larger letters of a phone
 # Lines differ in dashes and marks too, for those who see no colours and for printers that have none.
 DASHES = ("", "6 4", "2 3", "8 3 2 3")
 
@@ -39,29 +40,33 @@ def line_chart(
     if not values:
         return ""
     ends = min(places), max(places)
-    across = _scale(_ticks(*ends, whole=counts), *ends, LEFT, WIDTH - RIGHT)
-    marks = _ticks(min(values), max(values))
-    up = _scale(marks, min(values), max(values), HEIGHT - BOTTOM, TOP)
+    marks = ticks_between(min(values), max(values))
+    up = scale(marks, min(values), max(values), HEIGHT - BOTTOM, TOP)
+    left = max(LEFT, round(8 + DIGIT * max(map(len, up.labels))))
+    across = scale(ticks_between(*ends, whole=counts), *ends, left, WIDTH - RIGHT)
+    digits = digits_between(values)
     parts = [_axes(across, up, x)]
     if level:
-        parts.append(f'<path class="line level" d="M{LEFT} {up.at(level[1]):.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<path class="line level" d="M{left} {up.at(level[1]):.1f}H{WIDTH - RIGHT}"/>')
     for index, line in enumerate(lines):
-        parts.append(_path(line, index, across, up))
+        parts.append(_path(line, index, across, up, digits))
     names = [line.name for line in lines] + ([level[0]] if level else [])
     legend, rows = _legend(names, has_level=level is not None)
     parts.append(legend)
-    told = "; ".join(_told(line) for line in lines) + (f"; {level[0]}: {level[1]:.4g}" if level else "")
+    told = "; ".join(_told(line, digits) for line in lines)
+    told += f"; {level[0]}: {short(level[1], digits)}" if level else ""
     return _svg(title, f"{y} over {x}. {told}.", parts, HEIGHT + 20 * (rows - 1))
 
 
 def plane_map(title: str, record: dict[str, Any]) -> str:
     """The loss on a grid of places, and where the three models lie. Far-off losses share the strongest tint, or they
     would hide the valley."""
-    losses = [value for row in record["loss"] for value in row if value is not None]
-    if not losses:
+    ends = tinted(record)
+    if not ends:
         return ""
-    low, ordered = min(losses), sorted(losses)
-    high = max([ordered[int(0.9 * (len(ordered) - 1))], *known(m["loss"] for m in record["models"])])
+    low, high = ends
+    span, digits = 1.0 if alike(low, high) else high - low, digits_between(ends)
+    highest = max(known(value for row in record["loss"] for value in row))
     xs, ys = record["x"], record["y"]
     step_x, step_y = xs[1] - xs[0], ys[1] - ys[0]
     scale = min((WIDTH - LEFT - RIGHT) / (xs[-1] - xs[0] + step_x), (300) / (ys[-1] - ys[0] + step_y))
@@ -71,83 +76,57 @@ def plane_map(title: str, record: dict[str, Any]) -> str:
         return LEFT + (x - xs[0] + step_x / 2) * scale, TOP + height - (y - ys[0] + step_y / 2) * scale
 
     parts = []
-    for y, row in zip(ys, record["loss"], strict=True):
-        for x, value in zip(xs, row, strict=True):
+    for y, values in zip(ys, record["loss"], strict=True):
+        for x, value in zip(xs, values, strict=True):
             left, top = at(x - step_x / 2, y + step_y / 2)
-            share = 1.0 if value is None else min(1.0, max(0.0, (value - low) / (high - low or 1.0)))
-            tip = f"({x:.3g}, {y:.3g}): loss {'not a number' if value is None else f'{value:.4g}'}"
+            share = 1.0 if value is None else min(1.0, max(0.0, (value - low) / span))
+            tip = f"({x:.3g}, {y:.3g}): loss {'not a number' if value is None else short(value, digits)}"
             parts.append(
                 f'<rect class="place" x="{left:.1f}" y="{top:.1f}" width="{step_x * scale + 0.3:.1f}" '
                 f'height="{step_y * scale + 0.3:.1f}" style="--v:{share:.3f}" data-tip="{escape(tip)}"/>'
             )
     for letter, model in zip("ABC", record["models"], strict=True):
         x, y = at(model["x"], model["y"])
-        tip = f"{letter}, {model['model']}: loss {_short(model['loss'])}"
+        tip = f"{letter}, {model['model']}: loss {short(model['loss'], digits)}"
         parts.append(
             f'<g class="model" data-tip="{escape(tip)}"><circle cx="{x:.1f}" cy="{y:.1f}" r="9"/>'
             f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle">{letter}</text></g>'
         )
-    parts.append(f'<text class="name" x="{LEFT}" y="{TOP + height + 20:.0f}">weakest tint: loss {low:.3g}; '
-                 f"strongest: {high:.3g} or more</text>")  # fmt: skip
-    where = "; ".join(f"{a} has loss {_short(m['loss'])}" for a, m in zip("ABC", record["models"], strict=True))
-    return _svg(title, f"Loss from {low:.4g} to {max(losses):.4g}. {where}.", parts, TOP + height + 30)
+    tints = f"weakest tint: loss {short(low, digits)}", f"strongest tint: {short(high, digits)} or more"
+    for row, text in enumerate(tints, start=1):
+        parts.append(f'<text class="name" x="{LEFT}" y="{TOP + height + 2 + 18 * row:.0f}">{text}</text>')
+    where = "; ".join(f"{a} has loss {short(m['loss'], digits)}" for a, m in zip("ABC", record["models"], strict=True))
+    return _svg(
+        title, f"Loss from {short(low, digits)} to {short(highest, digits)}. {where}.", parts, TOP + height + 48
+    )
 
 
-@dataclass(frozen=True)
-class _Scale:
-    low: float
-    high: float
-    start: float
-    end: float
-    ticks: tuple[float, ...]
-
-    def at(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+def tinted(record: Mapping[str, Any]) -> tuple[()] | tuple[float, float]:
+    """The losses of the weakest and of the strongest tint; nothing where no loss of a plane is a number."""
+    losses = sorted(known(value for row in record["loss"] for value in row))
+    if not losses:
+        return ()
+    return losses[0], max([losses[int(0.9 * (len(losses) - 1))], *known(m["loss"] for m in record["models"])])
 
 
-def _scale(ticks: Sequence[float], low: float, high: float, start: float, end: float) -> _Scale:
-    low, high = min([low, *ticks]), max([high, *ticks])
-    if high <= low:
-        low, high = low - 0.5, high + 0.5
-    return _Scale(low, high, start, end, tuple(t for t in ticks if low <= t <= high))
-
-
-def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """About five round numbers that span a range.
-
-    >>> _ticks(0.0, 1.0)
-    [0.0, 0.25, 0.5, 0.75, 1.0]
-    """
-    span = high - low
-    if span <= 0:
-        return [low]
-    rough = span / 4
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)
-    if whole:
-        step = max(1.0, math.ceil(step))
-    first = math.floor(low / step + 1e-9) * step
-    ticks = [first + n * step for n in range(math.ceil((high - first) / step - 1e-9) + 1)]
-    return [round(t, 12) for t in ticks if not whole or low <= t <= high]
-
-
-def _axes(across: _Scale, up: _Scale, x: str) -> str:
+def _axes(across: Scale, up: Scale, x: str) -> str:
     parts = []
-    for tick in up.ticks:
+    left = across.start
+    for tick, label in zip(up.ticks, up.labels, strict=True):
         top = up.at(tick)
-        parts.append(f'<path class="grid" d="M{LEFT} {top:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 7}" y="{top + 4:.1f}" text-anchor="end">{_short(tick)}</text>')
-    for tick in across.ticks:
+        parts.append(f'<path class="grid" d="M{left} {top:.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<text x="{left - 7}" y="{top + 4:.1f}" text-anchor="end">{label}</text>')
+    for tick, label in zip(across.ticks, across.labels, strict=True):
         parts.append(f'<text x="{across.at(tick):.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="middle">'
-                     f"{_short(tick)}</text>")  # fmt: skip
-    parts.append(f'<path class="axis" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
+                     f"{label}</text>")  # fmt: skip
+    parts.append(f'<path class="axis" d="M{left} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
     parts.append(
         f'<text class="name" x="{WIDTH - RIGHT}" y="{HEIGHT - BOTTOM + 32}" text-anchor="end">{escape(x)}</text>'
     )
     return "".join(parts)
 
 
-def _path(line: Line, index: int, across: _Scale, up: _Scale) -> str:
+def _path(line: Line, index: int, across: Scale, up: Scale, digits: int) -> str:
     pieces, pen = [], "M"
     marks = []
     for place, value in line.points:
@@ -157,7 +136,7 @@ def _path(line: Line, index: int, across: _Scale, up: _Scale) -> str:
         left, top = across.at(place), up.at(value)
         pieces.append(f"{pen}{left:.1f} {top:.1f}")
         pen = "L"
-        tip = f"{line.name}, {_short(place)}: {value:.4g}"
+        tip = f"{line.name}, {short(place)}: {short(value, digits)}"
         marks.append(f'<g data-tip="{escape(tip)}"><circle class="aim" cx="{left:.1f}" cy="{top:.1f}" r="9"/>'
                      f"{_mark(index, left, top)}</g>")  # fmt: skip
     dash = DASHES[index % len(DASHES)]
@@ -196,13 +175,10 @@ def _legend(names: Sequence[str], *, has_level: bool) -> tuple[str, int]:
     return "".join(parts), row + 1
 
 
-def _told(line: Line) -> str:
+def _told(line: Line, digits: int) -> str:
     values = known(value for _, value in line.points)
-    return f"{line.name}: from {values[0]:.4g} to {values[-1]:.4g}, lowest {min(values):.4g}, highest {max(values):.4g}"
-
-
-def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+    first, last, low, high = (short(value, digits) for value in (values[0], values[-1], min(values), max(values)))
+    return f"{line.name}: from {first} to {last}, lowest {low}, highest {high}"
 
 
 def _svg(title: str, description: str, parts: Sequence[str], height: float = HEIGHT) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -13,12 +14,14 @@ from isomerge.checkpoint.lock import LOCK, read_lock, tensors_digest
 from isomerge.errors import RequestError
 from isomerge.report.blocks import figures, layers_of
 from isomerge.report.curves_view import read_curve
+from isomerge.report.kept import with_kept
 from isomerge.report.record import PAGE, RECORD, plain, read_record, record_text, write_text
 from isomerge.report.view import cards, headline, sections
 
 MISSING = 'report.html was not written: jinja2 is not installed (pip install "isomerge[report]")'
 
 Record = Mapping[str, Any]
+FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 
 
 def report(
@@ -26,23 +29,27 @@ def report(
     *,
     out: str | os.PathLike[str] | None = None,
     barrier: Sequence[str | os.PathLike[str] | Record] = (),
+    keep_curves: bool = True,
 ) -> dict[str, Any]:
     """Write the page of an output, into `out` or as report.html beside its weights.
 
-    `barrier` names files that `isomerge barrier … --json` has printed, or holds such records. The result has `folder`,
-    `kind`, `page` (None where jinja2 is missing), `summary`, `sections` and `notes`.
+    `barrier` names files that `isomerge barrier … --json` has printed, or holds such records. They join the curves that
+    the page has, or the one beside the weights where `out` is new, unless `keep_curves` is False. The result has
+    `folder`, `kind`, `page` (None where jinja2 is missing), `summary`, `sections` and `notes`.
     """
     folder = Path(folder).expanduser()
     curves = [one if isinstance(one, Mapping) else read_curve(Path(one).expanduser()) for one in barrier]
-    content = page_content(folder, curves)
+    record = read_record(folder)
     target = folder / PAGE if out is None else Path(out).expanduser()
     if target.is_dir() or not target.parent.is_dir():
         wrong = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
         raise RequestError(f"While writing the report {target}: {wrong}. Name a file, such as report.html.")
+    if keep_curves:
+        curves = with_kept(record, curves, target, folder / PAGE)
+    content = page_content(folder, record, curves)
     text = render(folder.resolve().name, content)
     if text is not None:
         write_text(target, text)
-    record = content["record"]
     return {
         "folder": str(folder),
         "kind": record["kind"],
@@ -68,9 +75,8 @@ def write_report(folder: Path, record: Record) -> Path | None:
     return Path(page) if page else None
 
 
-def page_content(folder: Path, curves: Sequence[Record] = ()) -> dict[str, Any]:
+def page_content(folder: Path, record: Record, curves: Sequence[Record]) -> dict[str, Any]:
     """Everything that the page shows, as it is embedded in it."""
-    record = read_record(folder)
     return dict(plain({"record": record, "lock": lock_summary(folder), "curves": list(curves)}))
 
 
@@ -106,10 +112,14 @@ def render(name: str, content: Record) -> str | None:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
         return None
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     def part(file: str) -> str:
         return (files("isomerge.report") / "templates" / file).read_text(encoding="utf-8")
+
+    def prose(text: Any) -> Markup:
+        """Flags stay whole at the end of a line: browsers break after their dashes."""
+        return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(text))))
 
     # Everything is escaped but the drawings, which escape their own text, and our own style and script.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -130,6 +140,7 @@ def render(name: str, content: Record) -> str | None:
         data=Markup(_embedded(content)),
         drawing=Markup,
         figures=figures,
+        prose=prose,
     )
 
 

@@ -14,6 +14,7 @@ from isomerge.errors import CheckpointError, RequestError
 RECORD = "isomerge.json"
 PAGE = "report.html"
 FORMAT = 1
+TEXT = "corpus"  # the kind of data that is cut anew for every model, so that its size counts no examples
 KINDS = ("merge", "align", "adapters", "demo")
 
 

@@ -47,7 +47,7 @@ def merge_table(record: Record) -> RenderableType:
     for model in (record.get("alignment") or {}).get("models", []):
         facts[f"  {model['model']}"] = model["verdict"]
     for data in record.get("data") or []:
-        facts[f"data {data['name']}"] = f"{data['examples']} of {data['size']} examples"
+        facts[f"data {data['name']}"] = _used(data)
     if record.get("peak_memory_bytes"):
         facts["peak memory"] = size(record["peak_memory_bytes"])
     facts |= _written(record) | {"sha256": record.get("sha256"), "report": record.get("report")}
@@ -83,10 +83,15 @@ def plan_table(record: Record) -> RenderableType:
         "changes in config.json": ", ".join(f"{k}: {v}" for k, v in record["config_changes"].items()) or None,
     }
     for use in record.get("data") or []:
-        facts[f"data for {use['purpose']}"] = (
-            f"{use['name']}, {use['examples']} of {use['size']} examples; {use['passes']}"
-        )
+        facts[f"data for {use['purpose']}"] = f"{use['name']}, {_used(use)}; {use['passes']}"
     return _page(_facts(facts), _notes(record.get("notes")))
+
+
+def _used(data: Record) -> str:
+    """Running text has lines, and is read in chunks of the model's context."""
+    if data.get("kind") == "corpus":
+        return f"a text of {data['size']} lines"
+    return f"{data['examples']} of {data['size']} examples"
 
 
 def explain_table(record: Record) -> RenderableType:
@@ -161,6 +166,11 @@ def catalogue_table(record: Record) -> RenderableType:
     for row in rows:
         table.add_row(*(Text(_say(row.get(column))) for column in columns))
     return table if rows else Text("Nothing yet.")
+
+
+def verbatim(text: str) -> Text:
+    """Commands, recipes and paths of their own: what is copied is never folded."""
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def number(value: float | None) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from isomerge.report.kept import page_curves
 from isomerge.report.page import report
 from isomerge.report.record import PAGE, RECORD, read_record, record_text, write_text
 
@@ -41,31 +40,3 @@ def _again(folder: Path, page: Path) -> Path | None:
         return None
     written = report(folder, barrier=curves)["page"]
     return Path(written) if written else None
-
-
-def page_curves(page: Path) -> list[dict[str, Any]] | None:
-    """The curves and planes of a page; None for a page that holds no record: it is somebody else's."""
-    parser = _Embedded()
-    parser.feed(page.read_text(encoding="utf-8", errors="replace"))
-    try:
-        return list(json.loads(parser.text)["curves"])
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-class _Embedded(HTMLParser):
-    """The text of the element `record`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text, self._inside = "", False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._inside = tag == "script" and ("id", "record") in attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = False
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self.text += data

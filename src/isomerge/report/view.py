@@ -10,6 +10,7 @@ from isomerge.report.curves_view import connection_sections
 from isomerge.report.demo_made import demo_made_sections
 from isomerge.report.demo_view import demo_cards, demo_headline, demo_sections
 from isomerge.report.method_view import method_section
+from isomerge.report.record import TEXT
 from isomerge.report.relations_view import alignment_section, relation_section
 from isomerge.report.terminal import size
 
@@ -45,9 +46,17 @@ def headline(record: Record) -> str:
     """One sentence on top of the page."""
     if record["kind"] == "demo":
         return demo_headline(record)
-    models = len(record.get("inputs") or [])
-    made = {"align": "Moved next to its anchor", "adapters": f"One adapter made from {models} adapters"}
-    return made.get(record["kind"], f"One model made from {models} models") + f" with isomerge {record['isomerge']}."
+    inputs = record.get("inputs") or []
+    made = {"align": "Moved next to its anchor", "adapters": f"One adapter made from {len(inputs)} adapters"}
+    return made.get(record["kind"], f"One model made from {_parents(record)}") + f" with isomerge {record['isomerge']}."
+
+
+def _parents(record: Record) -> str:
+    """A base is counted apart where the others are taken as what they add to it; elsewhere it is one of them."""
+    inputs = record.get("inputs") or []
+    apart = (record.get("measured") or {}).get("base") and any(entry.get("role") == "base" for entry in inputs)
+    models = len(inputs) - bool(apart)
+    return f"{models} model{'s' if models != 1 else ''}" + (" and a base" if apart else "")
 
 
 def cards(record: Record) -> list[tuple[str, str, str]]:
@@ -153,11 +162,13 @@ def _lineage(record: Record, lock: Record | None) -> b.Section | None:
     blocks: list[Any] = [b.Table(caption, columns, rows, frozenset({3}))] if rows else []
     if record.get("data"):
         sets = [
-            b.Row([b.words(d["name"], code=True), b.count(d["examples"]), b.count(d["size"]),
-                   b.words(d["sha256"], code=True)])
+            b.Row([b.words(d["name"], code=True), b.count(None if d.get("kind") == TEXT else d["examples"]),
+                   b.count(d["size"]), b.words(d["sha256"], code=True)])
             for d in record["data"]
         ]  # fmt: skip
         caption = "The data that models were run on"
+        if any(d.get("kind", TEXT) == TEXT for d in record["data"]):
+            caption += "; of running text the lines are counted, and language models read it in chunks"
         blocks.append(b.Table(caption, ("data", "used", "of", "sha256"), sets, frozenset({1, 2})))
     return b.Section("lineage", "Lineage", blocks)
 

@@ -68,10 +68,10 @@ def sweep(
     `over` maps names to values: a list, or a text as on the command line ("0:1:0.1", "ties,dare_ties"); with `search`,
     so many evaluations look for the best values between bounds ("0:1"). Names are options of the method,
     `models[1].weight`, `model-b.weight`, or keys of the recipe such as `align.level`. By a task over `data` as in
-    `isomerge.evaluate` (of data in parts the validation part, unless `split` names another), or by `loss`, a function
-    of the module. `test` is other data, on which the recipe as it is and the best point are measured once. `out` keeps
-    every point as soon as it is measured, the record, a picture and best.yml; the same call goes on from there.
-    `same_ids` is that of `isomerge.merge_recipe`.
+    `isomerge.evaluate` (of data in parts `validation`, else `train`, unless `split` names another), or by `loss`, a
+    function of the module. `test` is other data, on which the recipe as it is and the best point are measured once.
+    `out` keeps every point as soon as it is measured, the record, a picture and best.yml; the same call goes on from
+    there. `same_ids` is that of `isomerge.merge_recipe`.
 
     >>> isomerge.sweep("recipe.yml", {"t": "0:1:0.1"}, data="cifar10.tar.xz").best.parameters        # doctest: +SKIP
     {'t': 0.4}

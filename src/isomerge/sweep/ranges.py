@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -13,6 +14,9 @@ Value = float | int | bool | str | None
 MOST = 1000
 """So many points are measured unasked."""
 HOW = "Write NAME=START:STOP:STEP, NAME=a,b,c, or NAME=LOW:HIGH with --search"
+
+DASHED = re.compile(r"\s*(\d*\.?\d+)\s*(?:-|–|\.\.\.?|to)\s*(\d*\.?\d+)\s*")
+"""How a range is written elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,12 @@ def _named(name: str, given: Any, force: bool) -> Axis:
             return _bounded(name, given, known) if len(parts) == 2 else Axis(name, _steps(name, given, known, force))
         if len(parts) > 1 and any(number is not None for number in numbers):
             raise RequestError(f"Sweeping over '{name}={given}': a range is made of numbers. {HOW}.")
+        if dashed := DASHED.fullmatch(given):
+            low, high = dashed.groups()
+            raise RequestError(
+                f"Sweeping over '{name}={given}': a range is written with colons. Write --over {name}={low}:{high}:STEP"
+                f" ({name}=0:1:0.1, say); or {name}={low}:{high} with --search N."
+            )
         words = [part.strip() for part in given.split(",")]
         if "" in words:
             raise RequestError(f"Sweeping over '{name}={given}': a value is missing between commas. {HOW}.")

@@ -28,7 +28,7 @@ def task_name(config: Mapping[str, Any], wanted: str | None, model: str) -> str:
     if not config:
         raise RequestError(
             f"Evaluating {model}: it has no config.json, so no stock class can run it. Name the folder of a whole "
-            "model; an adapter is merged into its base first."
+            "model."
         )
     own = task_of(config)
     named = (config.get("architectures") or ["no class at all"])[0]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from isomerge.adapters.refuse import require_model
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.data.base import Batch, Data
 from isomerge.data.heads import label_names
@@ -21,7 +22,7 @@ from isomerge.evaluate.tasks.base import Task
 from isomerge.evaluate.tasks.choose import HARNESS, choose_task, require_fitting, task_name
 from isomerge.evaluate.tasks.custom import is_custom
 from isomerge.evaluate.tasks.model import Loaded, load_model
-from isomerge.evaluate.tasks.run import describe, require_numbers, usual_batch
+from isomerge.evaluate.tasks.run import describe, require_classes, require_numbers, usual_batch
 
 Progress = Callable[[int, int, str], None]
 
@@ -58,9 +59,12 @@ def ensemble(
         data, kind=kind, split=split, text=text, label=label, length=length, tokenizer=tokenizer, prefer="test"
     )
     checkpoints = [open_checkpoint(model) for model in models]
+    for checkpoint in checkpoints:
+        require_model(checkpoint)
     names = [task_name(checkpoint.config, task, checkpoint.name) for checkpoint in checkpoints]
     for checkpoint, name in zip(checkpoints, names, strict=True):
         require_fitting(opened, name, checkpoint.name)
+        require_classes(opened, data)
         if name != names[0]:
             raise RequestError(
                 f"Taking {checkpoints[0].name} and {checkpoint.name} together: one is for '{names[0]}', the other for "

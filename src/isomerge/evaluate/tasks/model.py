@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isomerge.adapters.refuse import require_model
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.checkpoint.base import name_some
 from isomerge.data.base import Batch, floating
@@ -91,5 +92,9 @@ def require_runnable(checkpoint: Checkpoint) -> None:
         import transformers  # noqa: F401
     except ImportError as error:
         raise RequestError("Running a model: 'transformers' is not installed (pip install isomerge[hf]).") from error
+    require_model(checkpoint)
     if not checkpoint.config:
-        raise CheckpointError(f"Running {checkpoint.name}: it has no config.json, so no stock class can load it.")
+        raise CheckpointError(
+            f"Running {checkpoint.name}: it has no config.json, so no stock class can load it. Copy it from where the "
+            "model came."
+        )

@@ -10,9 +10,12 @@ from typing import Any
 
 from torch import nn
 
+from isomerge.adapters.refuse import require_model
 from isomerge.checkpoint import open_checkpoint
+from isomerge.checkpoint.base import name_some
 from isomerge.data.base import Batches, Data
 from isomerge.data.corpus import LONGEST
+from isomerge.data.images import is_image
 from isomerge.data.open import open_data
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import CheckpointError, RequestError
@@ -64,9 +67,11 @@ def evaluate(
     elif not own:
         raise RequestError("Evaluating without data: name the data with --data PATH.")
     checkpoint = open_checkpoint(model)
+    require_model(checkpoint)
     name = task if own and task is not None else task_name(checkpoint.config, task, checkpoint.name)
     if opened is not None and not own:
         require_fitting(opened, name, checkpoint.name)
+        require_classes(opened, data)
     with load_model(model if isinstance(model, nn.Module) else checkpoint, device) as loaded:
         found, examples = _measure(loaded, name, opened, batch_size, limit, seed, tokenizer, progress)
     record = {"model": checkpoint.name, "task": name, **found, "examples": examples}
@@ -76,6 +81,19 @@ def evaluate(
         record["notes"].append(f"{found['metric_name']} has no value: the predictions or the targets are all the same")
     record["seconds"] = time.perf_counter() - start
     return record
+
+
+def require_classes(data: Data, source: Any) -> None:
+    """Refuse images without class folders, as those of one class alone are; `source` is how they were named."""
+    if data.kind != "images" or data.classes:
+        return
+    step = "Put each into a folder named after its class, and name the folder that holds these."
+    if isinstance(source, (str, Path)) and (folder := Path(source).expanduser()).is_dir():
+        above = folder.parent if folder.name and folder.parent.name else folder.absolute().parent
+        holding = [p.name for p in above.iterdir() if p.is_dir() and any(is_image(file.name) for file in p.iterdir())]
+        if len(holding) > 1:
+            step = f"Name the folder above, {above}, if {name_some(sorted(holding), 3)} are its classes."
+    raise RequestError(f"Evaluating on {data.name}: its images are in no class folders, so they have no labels. {step}")
 
 
 def describe(data: Data) -> dict[str, Any]:

@@ -237,6 +237,15 @@ def _check_twice(models: Mapping[int, ModelReference], path: Path, places: Place
         first.setdefault(model, i)
 
 
+FOR_MORE = {
+    "slerp": "; karcher and multislerp do the same for more",
+    "nuslerp": "; karcher and multislerp do the same for more",
+    "nearswap": "; linear and ties merge more",
+    "arcee_fusion": "; ties and sce merge more",
+}
+"""Methods of one pair, and what to use where there are more models."""
+
+
 def _check_count(
     method: AnyMethod, count: int, with_base: bool, path: Path, places: Places, problems: Problems
 ) -> None:
@@ -249,4 +258,5 @@ def _check_count(
         else:
             wanted = f"at most {method.most}"
         noun = "model" if wanted.endswith(" 1") else "models"
-        problems.add(places, path, f"{method.name} merges {wanted} {noun}{beside}, and here are {count}")
+        more = FOR_MORE.get(method.name, "") if count > method.least else ""
+        problems.add(places, path, f"{method.name} merges {wanted} {noun}{beside}, and here are {count}{more}")

@@ -67,7 +67,7 @@
       told = shown.textContent = input.value.trim() ? `${count} of ${rows.length} rows` : "";
     };
     input.addEventListener("input", () => filter(false));
-    input.addEventListener("change", () => filter(true));
+    for (const left of ["change", "blur"]) input.addEventListener(left, () => filter(true));
     input.form.addEventListener("submit", (event) => { event.preventDefault(); filter(true); });
     input.addEventListener("keydown", (event) => { if (event.key === "Escape") { input.value = ""; filter(true); } });
   }
