@@ -217,7 +217,7 @@ def shared_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=int, help="test on that many images or sequences")
     parser.add_argument("--cache", default="2GB", help="memory that reconstruct may use to run layers only once")
     parser.add_argument("--json", type=Path, help="the record, written after every row; one that is there is continued")
-    parser.add_argument("--tiny", action="store_true", help="small models and data, for two CPU cores and two minutes")
+    parser.add_argument("--tiny", action="store_true", help="small models and data: minutes on two CPU cores")
     return parser
 
 
