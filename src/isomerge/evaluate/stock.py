@@ -12,7 +12,6 @@ import torch
 
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import is_harmless_buffer
-from isomerge.checkpoint.lock import adapter_config
 from isomerge.checkpoint.module import quiet_transformers
 from isomerge.errors import CheckpointError
 from isomerge.evaluate.probe import stock_class
@@ -43,8 +42,6 @@ def same_structure(first: Checkpoint, second: Checkpoint) -> bool:
 
 def fit_stock_class(checkpoint: Checkpoint) -> Fit:
     """Load the headers into the stock class on the meta device, through the renaming of transformers' own loader."""
-    if not checkpoint.config and adapter_config(checkpoint):
-        return Fit(None, "not checked: it is an adapter, and the class is that of its base model")
     if not checkpoint.config:
         return Fit(False, "there is no config.json, or an empty one, so no class can load it")
     if checkpoint.config.get("quantization_config"):
