@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from runner import Run
 
 J = TypeVar("J")
@@ -26,9 +27,9 @@ class Missing(Exception):
     """A cell that was not computed yet."""
 
 
-WORKERS = {"small": 10}
-"""At most, and about two for three cores. Models of the original size fill a GPU by themselves, and one job uses
-all cores of a CPU."""
+WORKERS = {"small": 8}
+"""At most, and about two for three cores; one that holds all models of a task takes 30 GB. Models of the original size
+fill a GPU by themselves, and one job uses all cores of a CPU."""
 
 
 def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
@@ -94,12 +95,11 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 def _timed(function: Callable[[J], dict[str, Any]], job: J) -> tuple[dict[str, Any], float]:
     start = time.perf_counter()
     found = function(job)
+    torch.cuda.empty_cache()  # the others may need it
     return found, time.perf_counter() - start
 
 
 def _begin(threads: int) -> None:
-    import torch
-
     torch.set_num_threads(threads)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 

@@ -107,6 +107,6 @@ class Inputs:
         for start in range(0, len(chosen), size):
             yield batch_of(chosen[start : start + size], self._tokenizer.pad_token_id)
 
-    def passes(self, corpus: str, limit: int) -> Callable[[], Iterator[dict[str, Tensor]]]:
+    def passes(self, corpus: str, limit: int, size: int = 32) -> Callable[[], Iterator[dict[str, Tensor]]]:
         """Training examples, as often as a merge wants to go through them."""
-        return lambda: self.batches(corpus, "train", 32, limit)
+        return lambda: self.batches(corpus, "train", size, limit)

@@ -9,6 +9,7 @@ task, from different seeds. Matching is the paper's: rotations, in attention onl
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,9 @@ from runner import Mean, Plot, Result, Run, Table, main
 SETS = {"reduced": ("CoLA", "STS-B"), "small": ("CoLA", "STS-B"), "original": ("glue-cola", "glue-stsb")}
 WAYS = {"single": "one layer", "first": "the first n", "last": "the last n"}
 ACROSS, WITHIN = "a model of each task", "two seeds of a task"
-STRIDES = {"reduced": 2, "small": 2}
+STRIDES = {("reduced", "HuggingFaceTB/SmolLM2-135M-Instruct"): 2, ("small", "HuggingFaceTB/SmolLM2-135M-Instruct"): 3}
+"""Of deep models every so many layers are looked at."""
+ORDINALS = {2: "second", 3: "third"}
 LAYER = re.compile(r"\.layers?\.(\d+)\.")
 
 
@@ -51,50 +54,62 @@ class Pair:
 
 
 def script(run: Run) -> Result:
-    name, sets = bases_of(run)[-1], SETS[run.scale]
-    plan = plan_for(run.scale, name)
-    run.settings["plan"] = repr(plan)
+    sets = SETS[run.scale]
+    plans = {base: plan_for(run.scale, base) for base in bases_of(run)}
+    run.settings["plan"] = repr({title(base): plan for base, plan in plans.items()})
     prepare(run, sets)
-    base = base_path(name, run.models)
-    stride = STRIDES.get(run.scale, 1)
-    jobs = {
-        (corpus, seed): Job(base, corpus, seed, plan, run.data, run.work, run.device)
-        for corpus in sets
-        for seed in range(run.seeds)
-    }
-    notes(run, plan, stride, title(name))
-    if told := origin(base):
-        run.note(told)
-    if run.dry:
-        for job in jobs.values():
-            run.say(f"would fine-tune {base} on {job.corpus}, seed {job.seed}: {plan.epochs} epochs, rate {plan.rate}")
-    one, other = sets
-    pairs = {f"{ACROSS}, seed {seed}": Pair(jobs[one, seed], jobs[other, seed], stride) for seed in range(run.seeds)}
-    if run.seeds > 1:
-        for corpus in sets:
-            for seed in range(run.seeds if run.seeds > 2 else 1):
-                after = (seed + 1) % run.seeds
-                pair = Pair(jobs[corpus, seed], jobs[corpus, after], stride)
-                pairs[f"{WITHIN}, {corpus}, seeds {seed} and {after}"] = pair
+    notes(run, plans)
+    pairs: dict[str, Pair] = {}
+    for base in reversed(plans):  # the larger first: side by side, the longest jobs should not be the last
+        pairs |= pairs_of(run, base, plans[base], sets)
     if not run.dry:
         wanted = [pair for key, pair in pairs.items() if not known(run, key)]
         missing = dict.fromkeys(job for pair in wanted for job in (pair.moved, pair.anchor) if not job.done)
         side_by_side(run, fine_tune, list(missing))
     found = cells(run, measure, pairs)
-    return Result([]) if run.dry else report(title(name), sets, found)
+    return Result([]) if run.dry else report([title(base) for base in plans], sets, found)
 
 
-def notes(run: Run, plan: Plan, stride: int, base: str) -> None:
-    if run.scale != "original":
-        run.note(
-            f"{base} instead of DeBERTa; at most {plan.examples:,} training and {plan.tested:,} test "
-            f"examples, {plan.epochs} epochs and at least {plan.least_steps} steps, batches of {plan.batch}, rate "
-            f"{plan.rate:g}."
-        )
-    if plan.layers:
-        run.note(f"Only the first {plan.layers} layers of {base}.")
+def pairs_of(run: Run, name: str, plan: Plan, sets: tuple[str, str]) -> dict[str, Pair]:
+    """By both readings, for every seed."""
+    base, stride = base_path(name, run.models), STRIDES.get((run.scale, name), 1)
+    if told := origin(base):
+        run.note(told)
     if stride > 1:
-        run.note(f"Left out: layers and numbers of layers between steps of {stride}.")
+        run.note(f"{title(name)}: every {ORDINALS[stride]} layer, and numbers of layers in steps of {stride}.")
+    jobs = {
+        (corpus, seed): Job(base, corpus, seed, plan, run.data, run.work, run.device)
+        for corpus in sets
+        for seed in range(run.seeds)
+    }
+    if run.dry:
+        for job in jobs.values():
+            run.say(f"would fine-tune {base} on {job.corpus}, seed {job.seed}: {plan.epochs} epochs, rate {plan.rate}")
+    one, other = sets
+    pairs = {
+        f"{title(name)}, {ACROSS}, seed {seed}": Pair(jobs[one, seed], jobs[other, seed], stride)
+        for seed in range(run.seeds)
+    }
+    if run.seeds > 1:
+        for corpus in sets:
+            for seed in range(run.seeds if run.seeds > 2 else 1):
+                after = (seed + 1) % run.seeds
+                pair = Pair(jobs[corpus, seed], jobs[corpus, after], stride)
+                pairs[f"{title(name)}, {WITHIN}, {corpus}, seeds {seed} and {after}"] = pair
+    return pairs
+
+
+def notes(run: Run, plans: Mapping[str, Plan]) -> None:
+    if run.scale != "original":
+        plan = next(iter(plans.values()))
+        run.note(
+            f"{' and '.join(title(base) for base in plans)} instead of DeBERTa; at most {plan.examples:,} training and "
+            f"{plan.tested:,} test examples, {plan.epochs} epochs and at least {plan.least_steps} steps, batches of "
+            f"{plan.batch}, rate {' and '.join(f'{each.rate:g}' for each in plans.values())}."
+        )
+    for base, plan in plans.items():
+        if plan.layers:
+            run.note(f"Only the first {plan.layers} layers of {title(base)}.")
     if run.seeds < 2:
         run.note(f"Left out: {WITHIN}, which takes two seeds.")
     run.note("The test sets are the public validation sets of GLUE.")
@@ -159,28 +174,32 @@ def layer_of(name: str) -> int:
 
 
 # --- reporting --------------------------------------------------------------------------------------------------------
-def report(base: str, sets: Sequence[str], found: Mapping[str, Mapping[str, Any]]) -> Result:
-    depth = next(iter(found.values()))["depth"]
-    half = str(depth // 2 - (depth // 2) % min(int(n) for n in _losses(found, ACROSS, sets[0])[0]["first"]))
-    rows: list[list[str | Mean]] = []
+def report(bases: Sequence[str], sets: Sequence[str], found: Mapping[str, Mapping[str, Any]]) -> Result:
+    tables: list[Table] = []
     plots: list[Any] = []
     claims: list[str] = []
-    for reading in (ACROSS, WITHIN):
-        for name in sets:
-            if not (losses := _losses(found, reading, name)):
+    for base in bases:
+        depth = next(cell["depth"] for key, cell in found.items() if key.startswith(f"{base}, "))
+        stride = min(int(n) for n in losses_of(found, f"{base}, {ACROSS}", sets[0])[0]["first"])
+        half = str(depth // 2 - (depth // 2) % stride)
+        parts = {f"first {half}": ("first", half), f"last {half}": ("last", half), "all": ("first", str(depth))}
+        rows: list[list[str | Mean]] = []
+        for reading, name in itertools.product((ACROSS, WITHIN), sets):
+            if not (losses := losses_of(found, f"{base}, {reading}", name)):
                 continue
-            parts = {f"first {half}": ("first", half), f"last {half}": ("last", half), "all": ("first", str(depth))}
             changes = {part: change(losses, *where) for part, where in parts.items()}
             alone = [Mean([entry[key] for entry in losses], 4) for key in ("parent", "none")]
             rows.append([f"{name}, {reading}", *alone, *changes.values()])
             plots.append(plot(f"{base}, {name}, {reading}", losses, depth))
-            claims.append(claim(f"{name}, {reading}", losses, changes[f"first {half}"], changes[f"last {half}"], half))
-    columns = ["", "one parent", "merged, nothing matched", f"change: first {half}", f"last {half}", "all layers"]
-    return Result([Table("Test loss, and how matching layers changes it", columns, rows)], plots, claims)
+            where = f"{base}, {name}, {reading}"
+            claims.append(claim(where, losses, changes[f"first {half}"], changes[f"last {half}"], half))
+        columns = ["", "one parent", "merged, nothing matched", f"change: first {half}", f"last {half}", "all layers"]
+        tables.append(Table(f"{base}: test loss, and how matching layers changes it", columns, rows))
+    return Result(tables, plots, claims)
 
 
-def _losses(found: Mapping[str, Mapping[str, Any]], reading: str, name: str) -> list[Mapping[str, Any]]:
-    return [cell["losses"][name] for key, cell in found.items() if key.startswith(reading) and name in cell["losses"]]
+def losses_of(found: Mapping[str, Mapping[str, Any]], start: str, name: str) -> list[Mapping[str, Any]]:
+    return [cell["losses"][name] for key, cell in found.items() if key.startswith(start) and name in cell["losses"]]
 
 
 def change(losses: Sequence[Mapping[str, Any]], way: str, place: str) -> Mean:

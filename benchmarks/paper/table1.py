@@ -196,6 +196,10 @@ class Workshop:
             self._known[member] = self._measured(plain) if measured else plain
         return self._known[member]
 
+    def keep_only(self, members: Sequence[int]) -> None:
+        """Several processes with all models of a task, and what was measured of them, would fill a large machine."""
+        self._known = {member: parent for member, parent in self._known.items() if member in members}
+
     def _measured(self, parent: Parent, gram: Statistics | None = None) -> Parent:
         """With Gram matrices (or those that were moved) and Fisher information, on the model's own training set."""
         from isomerge.calibrate import calibrate
@@ -205,9 +209,9 @@ class Workshop:
             gram = calibrate(
                 parent.checkpoint, self._inputs.passes(parent.corpus, plan.grams), what={"gram"}, device=device
             )
-        batches = self._inputs.passes(parent.corpus, plan.informed)
+        batches = self._inputs.passes(parent.corpus, plan.informed, size=16)  # with gradients: half the memory
         fisher = calibrate(parent.checkpoint, batches, what={"fisher"}, fisher="empirical", device=device)
-        return Parent(parent.state, parent.config, parent.corpus, gram, fisher)
+        return Parent(parent.state, parent.config, parent.corpus, gram, lighter(fisher))
 
     def moved(self, member: int, anchor: int, matching: dict[str, Any]) -> tuple[Parent, tuple[float, float]]:
         """A model next to another one, and their relative distance before and after.
@@ -228,6 +232,14 @@ class Workshop:
             return parent, distance
         plain = Parent(alignment.state_dict(), parent.config, parent.corpus)
         return self._measured(plain, moved_grams(alignment.move(), parent.gram)), distance
+
+
+def lighter(fisher: Statistics) -> Statistics:
+    """In float32: sums over examples are made in float64, but as weights of a mean they need no more digits."""
+    from isomerge.calibrate import Statistics
+
+    stored = fisher.stored
+    return Statistics.of({name: stored.read(name).float() for name in stored.tensors}, fisher.info)
 
 
 @lru_cache(maxsize=1)
@@ -255,6 +267,7 @@ def judge_alone(group: Group) -> dict[str, Any]:
 def merge_and_judge(group: Group) -> dict[str, Any]:
     """Scores and losses by method, matching and set; mean distances to the first model by matching."""
     shop = _shop(group)
+    shop.keep_only(group.members)
     plain = [shop.parent(member) for member in group.members]
     first, *others = group.members
     scores: dict[str, dict[str, float]] = {}

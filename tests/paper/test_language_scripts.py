@@ -103,16 +103,23 @@ def test_a_base_that_takes_long_has_fewer_seeds(
 
 
 def test_figure4_from_end_to_end(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure4, "STRIDES", {"reduced": 1})
+    monkeypatch.setattr(figure4, "STRIDES", {})
     runner.main("figure4", "title", "paper", figure4.script, [*tiny, "--seeds", "2"])
     record = json.loads((tmp_path / "out" / "figure4.json").read_text())
-    assert [row[0] for row in record["tables"][0]["rows"]] == [
-        f"{name}, {reading}" for reading in (figure4.ACROSS, figure4.WITHIN) for name in ("CoLA", "STS-B")
+    assert [table["title"].split(":")[0] for table in record["tables"]] == [
+        "all-MiniLM-L6-v2",
+        "SmolLM2-135M-Instruct",
     ]
-    losses = record["cells"][f"{figure4.ACROSS}, seed 0"]["values"]["losses"]["STS-B"]
-    assert losses["first"]["3"] == losses["last"]["3"]  # all layers
-    assert losses["first"]["1"] == losses["single"]["0"] and losses["last"]["1"] == losses["single"]["2"]
-    assert sum("First layers matter most" in claim for claim in record["claims"]) == 4
+    for table, depth in zip(record["tables"], (2, 3), strict=True):
+        assert [row[0] for row in table["rows"]] == [
+            f"{name}, {reading}" for reading in (figure4.ACROSS, figure4.WITHIN) for name in ("CoLA", "STS-B")
+        ]
+        base = table["title"].split(":")[0]
+        losses = record["cells"][f"{base}, {figure4.ACROSS}, seed 0"]["values"]["losses"]["STS-B"]
+        assert losses["first"][str(depth)] == losses["last"][str(depth)]  # all layers
+        assert losses["first"]["1"] == losses["single"]["0"]
+        assert losses["last"]["1"] == losses["single"][str(depth - 1)]
+    assert sum("First layers matter most" in claim for claim in record["claims"]) == 8
 
 
 @pytest.mark.parametrize(
