@@ -23,17 +23,15 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 
-class Missing(Exception):
-    """A cell that was not computed yet."""
-
-
 WORKERS = {"small": 8}
 """At most, and about two for three cores; one that holds all models of a task takes 30 GB. Models of the original size
 fill a GPU by themselves, and one job uses all cores of a CPU."""
 
 
 def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
-    """The results in order."""
+    """The results in order; none where nothing is to be computed."""
+    if run.finished:
+        return []
     if _workers(run, len(jobs)) < 2:
         return [function(job) for job in jobs]
     with _pool(_workers(run, len(jobs))) as pool:
@@ -42,7 +40,12 @@ def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> lis
 
 def cells(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, J]) -> dict[str, dict[str, Any]]:
     """One cell a job; those that are not there yet are computed side by side, where the GPU can be shared."""
-    missing = [] if run.dry else [key for key in jobs if not known(run, key)]
+    missing = [] if run.dry else [key for key in jobs if not run.known(key)]
+    if run.finished:
+        jobs = {key: job for key, job in jobs.items() if key not in missing}
+        if missing:
+            run.note(f"Not finished: {len(missing)} of {len(jobs) + len(missing)} ({_told(missing)}).")
+        missing = []
     workers = _workers(run, len(missing)) if shared() else 1
     if workers < 2:
         return {key: run.cell(key, partial(function, job)) for key, job in jobs.items()}
@@ -58,20 +61,11 @@ def cells(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, 
                 run.cell(waiting[done], partial(dict, values), seconds=seconds)
     if failed:
         raise failed[0]
-    return {key: run.cell(key, _absent) for key in jobs}
+    return {key: run.cell(key, dict) for key in jobs}  # they are there
 
 
-def known(run: Run, key: str) -> bool:
-    """Whether a cell was computed before."""
-    try:
-        run.cell(key, _absent)
-    except Missing:
-        return False
-    return True
-
-
-def _absent() -> dict[str, Any]:
-    raise Missing
+def _told(keys: Sequence[str]) -> str:
+    return "; ".join(keys[:8]) + (" …" if len(keys) > 8 else "")
 
 
 def shared() -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corpora import CORPORA, prepare
-from crew import cells, known, side_by_side
+from crew import cells, side_by_side
 from encoding import Inputs
 from language import (
     Job,
@@ -41,6 +41,8 @@ ACROSS, WITHIN = "a model of each task", "two seeds of a task"
 STRIDES = {("reduced", "HuggingFaceTB/SmolLM2-135M-Instruct"): 2, ("small", "HuggingFaceTB/SmolLM2-135M-Instruct"): 3}
 """Of deep models every so many layers are looked at."""
 ORDINALS = {2: "second", 3: "third"}
+LEAST = 1e-4
+"""Of a loss: less is nothing, however little it varies."""
 LAYER = re.compile(r"\.layers?\.(\d+)\.")
 
 
@@ -63,7 +65,7 @@ def script(run: Run) -> Result:
     for base in reversed(plans):  # the larger first: side by side, the longest jobs should not be the last
         pairs |= pairs_of(run, base, plans[base], sets)
     if not run.dry:
-        wanted = [pair for key, pair in pairs.items() if not known(run, key)]
+        wanted = [pair for key, pair in pairs.items() if not run.known(key)]
         missing = dict.fromkeys(job for pair in wanted for job in (pair.moved, pair.anchor) if not job.done)
         side_by_side(run, fine_tune, list(missing))
     found = cells(run, measure, pairs)
@@ -229,6 +231,8 @@ def claim(where: str, losses: Sequence[Mapping[str, Any]], first: Mean, last: Me
     held = "held" if first.mean < last.mean - noise and first.mean < 0 else "did not hold"
     if abs(first.mean - last.mean) <= noise:
         held = "not to be told from noise"
+    if max(abs(first.mean), abs(last.mean)) < LEAST:
+        held = f"not to be seen, as no half changes the loss by {LEAST}"
     if len(losses) < 3:
         held = "not decided, with fewer than three pairs"
     best = min(losses[0]["single"], key=lambda layer: change(losses, "single", layer).mean)

@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from results import finite, to_json
 HERE = Path(__file__).resolve().parent
 SCALES = ("reduced", "small", "original")
 SEEDS = {"reduced": 1, "small": 3, "original": 3}
+MACHINE = ("hardware", "software")
 RESULTS = HERE.parents[1] / "docs" / "results"
 
 
@@ -71,6 +73,8 @@ class Run:
     models: Path | None
     out: Path
     dry: bool = False
+    finished: bool = False
+    """Nothing is computed: the tables are made of the cells that are there."""
     bases: tuple[str, ...] = ()
     """Language models to start from, instead of the scale's."""
     commit: str = "unknown"
@@ -86,20 +90,30 @@ class Run:
         if self.dry:
             self.say(f"would compute: {key}")
             return Planned()
-        about = {"scale": self.scale, "device": self.device, **self.settings}
-        full = json.dumps([key, finite(about)], sort_keys=True)
-        kept = self._kept()
+        full, kept = self._full(key), self._kept()
+        if self.finished and full not in kept:
+            self.note(f"Not finished: {key}.")
+            return Planned()
         if full not in kept:
             start = time.perf_counter()
             values = json.loads(json.dumps(compute()))  # through JSON now, so that both ways give the same
             taken = time.perf_counter() - start if seconds is None else seconds
             done = {"values": values, "commit": self.commit, "date": _now(), "seconds": taken}
+            done |= circumstances(self.device)
             self.say(f"{key}: {_short(values)} ({done['seconds']:.1f} s)")
             with locked(self._cells):  # and read again: another process may have written meanwhile
                 kept = {**self._kept(), full: done}
                 _write(self._cells, kept)
         self.cells[key] = kept[full]
         return dict(kept[full]["values"])
+
+    def known(self, key: str) -> bool:
+        """Whether a cell was computed before, with the same scale, device and settings."""
+        return self._full(key) in self._kept()
+
+    def _full(self, key: str) -> str:
+        about = {"scale": self.scale, "device": self.device, **self.settings}
+        return json.dumps([key, finite(about)], sort_keys=True)
 
     def note(self, text: str) -> None:
         """What is skipped or differs from the paper: printed now, and written into the Markdown."""
@@ -135,9 +149,7 @@ def main(name: str, title: str, paper: str, script: Callable[[Run], Result], arg
         "paper": paper,
         "scale": run.scale,
         "command": command(run),
-        "commit": ", ".join(dict.fromkeys([cell["commit"] for cell in run.cells.values()] or [run.commit])),
-        "date": _now(),
-        **circumstances(run.device),
+        **origin(run),
         **to_json(result),
         "notes": run.notes,
         "cells": finite(run.cells),
@@ -153,6 +165,16 @@ def main(name: str, title: str, paper: str, script: Callable[[Run], Result], arg
     show(record, run.out)
 
 
+def origin(run: Run) -> dict[str, str]:
+    """By which code, where and when the numbers were measured: as the cells say, each may be from another run."""
+    now = {"commit": run.commit, "date": _now()}
+    if not run.cells:
+        return now | circumstances(run.device)
+    cells = run.cells.values()
+    found = {key: "; ".join(dict.fromkeys(cell.get(key, "unknown") for cell in cells)) for key in ("commit", *MACHINE)}
+    return {**found, "date": max(cell["date"] for cell in cells)}
+
+
 def arguments(name: str, title: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{name}.py", description=title)
     parser.add_argument("--scale", choices=SCALES, help="small with a GPU, else reduced")
@@ -165,10 +187,13 @@ def arguments(name: str, title: str) -> argparse.ArgumentParser:
     parser.add_argument("--models", type=Path, help="the folder with models to start from, instead of the hub")
     parser.add_argument(
         "--bases", type=lambda text: tuple(text.split(",")), default=(), metavar="NAME,NAME",
-        help="language models to start from, as the hub names them, the larger last; figure4 takes the last",
+        help="language models to start from, as the hub names them, the larger last",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, help="docs/results; original: docs/results/original; reduced: WORK/results")
     parser.add_argument("--dry-run", action="store_true", help="say what would be downloaded, trained and merged")
+    parser.add_argument(
+        "--finished", action="store_true", help="compute nothing: tables of the cells that are there, gaps where not"
+    )
     parser.add_argument("--record-only", action="store_true", help="write the JSON and neither Markdown nor plot")
     parser.add_argument("--from", dest="rendered", type=Path, metavar="JSON", help="only render this record")
     parser.add_argument("--commit", help="what the record says, where there is no git")
@@ -195,7 +220,8 @@ def prepare(name: str, given: argparse.Namespace) -> Run:
     if not given.dry_run:
         given.work.mkdir(parents=True, exist_ok=True)
     commit = given.commit or _commit()
-    run = Run(name, scale, given.work, device, seeds, given.data, given.models, out, given.dry_run, given.bases, commit)
+    places_of_it = (given.work, device, seeds, given.data, given.models, out)
+    run = Run(name, scale, *places_of_it, given.dry_run, given.finished, given.bases, commit)
     run.say(f"scale {scale}, {device}, seeds {seeds}, work in {given.work}, results in {out}")
     if scale == "reduced":
         run.note(
@@ -224,12 +250,14 @@ def command(run: Run) -> str:
     return " ".join(words)
 
 
+@lru_cache
 def circumstances(device: str) -> dict[str, str]:
+    """The machine, under the names of MACHINE."""
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     hardware = f"{cores} CPU cores ({_processor()})"
-    if torch.device(device).type == "cuda":
+    if torch.device(device).type == "cuda" and torch.cuda.is_available():
         hardware = f"{torch.cuda.get_device_name(device)}, {hardware}"
     versions = [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
     if importlib.util.find_spec("transformers"):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import table1_report
 from corpora import prepare
-from crew import cells, known, side_by_side
+from crew import cells, side_by_side
 from encoding import Inputs
 from language import (
     Job,
@@ -149,7 +149,7 @@ def script(run: Run) -> Result:
 
 def train(run: Run, groups: Mapping[str, Group]) -> None:
     """The models of groups that are not judged yet; those that are need no models, not even on another machine."""
-    wanted = groups.values() if run.dry else [group for key, group in groups.items() if not known(run, key)]
+    wanted = groups.values() if run.dry else [group for key, group in groups.items() if not run.known(key)]
     jobs = list(dict.fromkeys(group.job(member) for group in wanted for member in group.members))
     missing = [job for job in jobs if not job.done]
     if run.dry:

@@ -159,6 +159,8 @@ def claims(found: dict[str, dict[str, Mean]], training: dict[str, Mean]) -> list
     said = []
     for column, times in found.items():
         shares = {merge: share(times, PAPERS, merge) for merge in WITH_DATA}
+        if not all(value.known for value in shares.values()):
+            continue
         held = "held" if all(value.mean < LIMIT for value in shares.values()) else "did not hold"
         both = " and ".join(f"{value} of {merge}" for merge, value in shares.items())
         after = ""

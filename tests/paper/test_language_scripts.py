@@ -209,7 +209,7 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
     assert crew.cells(run, double, {"a": 1, "c": 3}) == {"a": {"twice": 2}, "c": {"twice": 6}} and asked == [1, 3]
     with pytest.raises(ValueError, match="negative"):
         crew.cells(run, double, {"d": -1, "e": 5})
-    assert crew.known(run, "e") and not crew.known(run, "d")
+    assert run.known("e") and not run.known("d")
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see whether a process runs")

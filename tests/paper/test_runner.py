@@ -179,6 +179,22 @@ def test_the_commits_of_all_cells_are_named(tmp_path: Path) -> None:
     assert record["commit"] == "first"
 
 
+def test_a_record_says_where_its_cells_were_measured_not_where_it_was_written(tmp_path: Path) -> None:
+    start(tmp_path, "--record-only")
+    cells = tmp_path / "example.cells.json"
+    elsewhere = {key: {**cell, "hardware": "another machine"} for key, cell in json.loads(cells.read_text()).items()}
+    cells.write_text(json.dumps(elsewhere))
+    start(tmp_path, "--record-only", "--finished")
+    assert json.loads((tmp_path / "results" / "example.json").read_text())["hardware"] == "another machine"
+
+
+def test_with_finished_nothing_is_computed_and_the_gap_is_told(tmp_path: Path) -> None:
+    start(tmp_path, "--record-only", "--finished")
+    record = json.loads((tmp_path / "results" / "example.json").read_text())
+    assert "Not finished: one." in record["notes"] and record["cells"] == {}
+    assert record["tables"][0]["rows"][0][1]["values"] == [None, 60.0]
+
+
 def scripts() -> list[str]:
     return sorted(path.stem for path in PAPER.glob("*.py") if '":\n    main("' in path.read_text())
 

@@ -17,7 +17,7 @@ from isomerge.align.parallel import Run
 from isomerge.align.prepared import Prepared
 from isomerge.align.rescale import rescaled_all
 from isomerge.align.sweep import Sweeper, Tick, no_tick
-from isomerge.architectures import describe
+from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
@@ -110,7 +110,8 @@ def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool, devic
     """Models bound to one architecture, with the groups the scope leaves; every misfit is an error."""
     for checkpoint in checkpoints[:-1]:
         require_compatible(checkpoint, checkpoints[-1])
-    models = [describe(c, untie=untie) for c in checkpoints]
+    models = [describe(checkpoints[0], untie=untie)]
+    models += [describe_like(models[0], c) or describe(c, untie=untie) for c in checkpoints[1:]]
     for model in models[:-1]:
         require_same_spaces(model, models[-1])
     models = [replace(m, architecture=scope.restrict(m.architecture)) for m in models]

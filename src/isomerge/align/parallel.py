@@ -1,11 +1,17 @@
-"""Units in parallel, one BLAS thread inside each: the same bytes whatever the number of threads."""
+"""Units in parallel, one BLAS thread inside each: the same bytes whatever the number of threads.
+
+Small operations take turns on Python's lock, and sixteen threads of them are slower than one. So work begins with one
+thread, and while it is not done their number doubles: short work stays with few, long work soon has all.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -13,6 +19,8 @@ import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
+DOUBLING = 0.015
+"""Seconds after which twice as many threads work."""
 Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 
@@ -30,13 +38,33 @@ def parallel(threads: int | None = None) -> Iterator[Run]:
         def run(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
             if count == 1 or len(items) < 2:
                 return [function(item) for item in items]
-            futures = [pool.submit(function, item) for item in items]
+            results: list[Any] = [None] * len(items)
+            errors: dict[int, BaseException] = {}
+            left = iter(range(len(items)))  # shared: whoever is free takes the next one
+            stopped = threading.Event()
+
+            def work() -> None:
+                for place in left:
+                    if stopped.is_set():
+                        return
+                    try:
+                        results[place] = function(items[place])
+                    except BaseException as error:
+                        errors[place] = error
+                        stopped.set()
+
+            futures: list[Future[None]] = []
             try:
-                return [future.result() for future in futures]
-            except BaseException:
-                for future in futures:  # an interrupt must not wait for everything still queued
-                    future.cancel()
-                raise
+                while len(futures) < min(count, len(items)):
+                    futures += [pool.submit(work) for _ in range(max(1, min(len(futures), count - len(futures))))]
+                    if not wait(futures, DOUBLING).not_done:
+                        break
+                wait(futures)
+            finally:
+                stopped.set()  # an interrupt must not wait for everything that is left
+            if errors:  # of several the first one, whoever met it: all before it were begun before it
+                raise errors[min(errors)]
+            return results
 
         yield run
 
@@ -69,10 +97,12 @@ def ahead(function: Callable[[T], R], items: Iterable[T], threads: int | None = 
     count = thread_count(threads)
     waiting: deque[Future[R]] = deque()
     with workers(count) as pool:
+        start = time.monotonic()
         try:
             for item in items:
                 waiting.append(pool.submit(function, item))
-                if len(waiting) > count:
+                doublings = min(30, int((time.monotonic() - start) / DOUBLING))
+                while len(waiting) > min(count, 2**doublings):
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

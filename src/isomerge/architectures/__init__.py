@@ -65,8 +65,9 @@ def head_of(checkpoint: Checkpoint) -> tuple[str, str]:
 
 
 def is_tied(checkpoint: Checkpoint, family: Family) -> bool:
+    """Whether config.json says that the output table is the input table, and there is an output table."""
     value = checkpoint.config.get("tie_word_embeddings")
-    return family.tied_by_default if value is None else bool(value)
+    return head_of(checkpoint)[0] in ("lm", "pretraining") and (family.tied_by_default if value is None else bool(value))
 
 
 def own_output_table(checkpoint: Checkpoint, family: Family, head: str) -> str | None:
@@ -95,7 +96,7 @@ def describe(checkpoint: Checkpoint, *, untie: bool = False) -> BoundModel:
 
         return describe_inferred(checkpoint)
     head, note = head_of(checkpoint)
-    tied = head in ("lm", "pretraining") and is_tied(checkpoint, family)
+    tied = is_tied(checkpoint, family)
     notes = [note] if note else []
     if tied and (table := own_output_table(checkpoint, family, head)):
         tied = False
@@ -109,6 +110,18 @@ def describe(checkpoint: Checkpoint, *, untie: bool = False) -> BoundModel:
         held = [s for s in spec.spaces if part_of(spec.root(s)) in (RESIDUAL, "head")]
         spec = spec.frozen(held, "the hidden states are the output, so the residual stream stays as it is")
     return bind_model(checkpoint, spec)
+
+
+def describe_like(model: BoundModel, checkpoint: Checkpoint) -> BoundModel | None:
+    """The description of a model, for another with the same config and tensors, without fitting it to names and shapes again.
+
+    None where it has to be looked at itself: a tied table is one only if its values are.
+    """
+    family = FAMILIES.get(checkpoint.config.get("model_type", ""))
+    known = model.checkpoint
+    if family is None or checkpoint.config != known.config or checkpoint.tensors != known.tensors:
+        return None
+    return None if is_tied(checkpoint, family) else replace(model, checkpoint=checkpoint)
 
 
 for _module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
