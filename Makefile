@@ -89,7 +89,7 @@ bench: $(STAMP)  ## the benchmark tables that two cores can make (minutes)
 # With a GPU the small scale (vision first: it trains what others merge), else the reduced one; every script says what it
 # leaves out. A script that was interrupted or failed goes on where it was; the others run all the same.
 # DATA=folder MODELS=folder SCALE=small|reduced|original WORK=folder: see benchmarks/paper/README.md
-PAPER := vision $(sort $(basename $(notdir $(wildcard $(addprefix benchmarks/paper/,table?.py figure?.py))))) plane
+PAPER := vision $(sort $(basename $(notdir $(wildcard $(addprefix benchmarks/paper/,table?.py figure*.py))))) plane
 WORK ?= build/paper
 paper: $(STAMP)  ## the founding paper's tables and figures (40 minutes of GPU; without: a reduced form)
 	@unfinished=; for name in $(PAPER); do \

@@ -24,8 +24,10 @@ R = TypeVar("R")
 
 
 WORKERS = {"small": 8}
-"""At most, and about two for three cores; one that holds all models of a task takes 30 GB. Models of the original size
-fill a GPU by themselves, and one job uses all cores of a CPU."""
+"""At most, and about two for three cores. Models of the original size fill a GPU by themselves, and one job uses all
+cores of a CPU."""
+EACH = 14 << 30
+"""Bytes that one takes at the small scale: of the GPU to fine-tune the larger base, of the machine to merge two."""
 
 
 def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
@@ -76,7 +78,13 @@ def shared() -> bool:
 def _workers(run: Run, jobs: int) -> int:
     if run.device == "cpu":
         return 1
-    return min(jobs, WORKERS.get(run.scale, 1), max(2, 2 * (os.cpu_count() or 1) // 3))
+    return min(jobs, WORKERS.get(run.scale, 1), max(2, 2 * (os.cpu_count() or 1) // 3), max(1, _memory() // EACH))
+
+
+def _memory() -> int:
+    """Of the GPU or of the machine, whichever has less."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(machine, torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else machine
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:

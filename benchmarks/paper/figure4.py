@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,15 +132,19 @@ def measure(pair: Pair) -> dict[str, Any]:
         def loss(layers: Sequence[int], owner: State = owner, judge: Judge = judge, corpus: str = job.corpus) -> float:
             return judge(with_head(mixed(plain, matched, layers), owner, head), corpus)["loss"]
 
-        counts = range(pair.stride, depth + 1, pair.stride)
-        found[job.corpus] = {
-            "parent": judge(owner, job.corpus)["loss"],
-            "none": loss([]),
-            "single": {str(k): loss([k]) for k in range(0, depth, pair.stride)},
-            "first": {str(n): loss(range(n)) for n in counts},
-            "last": {str(n): loss(range(depth - n, depth)) for n in counts},
-        }
+        found[job.corpus] = {"parent": judge(owner, job.corpus)["loss"], **by_way(loss, depth, pair.stride)}
     return {"depth": depth, "losses": found}
+
+
+def by_way(loss: Callable[[Sequence[int]], float], depth: int, stride: int = 1) -> dict[str, Any]:
+    """The loss when no layer is matched, and by way of choosing layers."""
+    counts = range(stride, depth + 1, stride)
+    return {
+        "none": loss([]),
+        "single": {str(k): loss([k]) for k in range(0, depth, stride)},
+        "first": {str(n): loss(range(n)) for n in counts},
+        "last": {str(n): loss(range(depth - n, depth)) for n in counts},
+    }
 
 
 def judge_of(job: Job) -> Judge:
@@ -177,27 +181,34 @@ def layer_of(name: str) -> int:
 
 # --- reporting --------------------------------------------------------------------------------------------------------
 def report(bases: Sequence[str], sets: Sequence[str], found: Mapping[str, Mapping[str, Any]]) -> Result:
-    tables: list[Table] = []
-    plots: list[Any] = []
-    claims: list[str] = []
+    result = Result([])
     for base in bases:
         depth = next(cell["depth"] for key, cell in found.items() if key.startswith(f"{base}, "))
-        stride = min(int(n) for n in losses_of(found, f"{base}, {ACROSS}", sets[0])[0]["first"])
-        half = str(depth // 2 - (depth // 2) % stride)
-        parts = {f"first {half}": ("first", half), f"last {half}": ("last", half), "all": ("first", str(depth))}
-        rows: list[list[str | Mean]] = []
-        for reading, name in itertools.product((ACROSS, WITHIN), sets):
-            if not (losses := losses_of(found, f"{base}, {reading}", name)):
-                continue
-            changes = {part: change(losses, *where) for part, where in parts.items()}
-            alone = [Mean([entry[key] for entry in losses], 4) for key in ("parent", "none")]
-            rows.append([f"{name}, {reading}", *alone, *changes.values()])
-            plots.append(plot(f"{base}, {name}, {reading}", losses, depth))
-            where = f"{base}, {name}, {reading}"
-            claims.append(claim(where, losses, changes[f"first {half}"], changes[f"last {half}"], half))
-        columns = ["", "one parent", "merged, nothing matched", f"change: first {half}", f"last {half}", "all layers"]
-        tables.append(Table(f"{base}: test loss, and how matching layers changes it", columns, rows))
-    return Result(tables, plots, claims)
+        readings = itertools.product((ACROSS, WITHIN), sets)
+        groups = {f"{name}, {way}": losses_of(found, f"{base}, {way}", name) for way, name in readings}
+        part = report_of(base, depth, {name: losses for name, losses in groups.items() if losses})
+        result.tables += part.tables
+        result.plots += part.plots
+        result.claims += part.claims
+    return result
+
+
+def report_of(base: str, depth: int, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> Result:
+    """Of models of one shape: a row, a plot and a sentence for each group of pairs."""
+    stride = min(int(n) for n in next(iter(groups.values()))[0]["first"])
+    half = str(depth // 2 - (depth // 2) % stride)
+    parts = {f"first {half}": ("first", half), f"last {half}": ("last", half), "all": ("first", str(depth))}
+    rows: list[list[str | Mean]] = []
+    plots: list[Any] = []
+    claims: list[str] = []
+    for name, losses in groups.items():
+        changes = {part: change(losses, *where) for part, where in parts.items()}
+        alone = [Mean([entry[key] for entry in losses], 4) for key in ("parent", "none")]
+        rows.append([name, *alone, *changes.values()])
+        plots.append(plot(f"{base}, {name}", losses, depth))
+        claims.append(claim(f"{base}, {name}", losses, changes[f"first {half}"], changes[f"last {half}"], half))
+    columns = ["", "one parent", "merged, nothing matched", f"change: first {half}", f"last {half}", "all layers"]
+    return Result([Table(f"{base}: test loss, and how matching layers changes it", columns, rows)], plots, claims)
 
 
 def losses_of(found: Mapping[str, Mapping[str, Any]], start: str, name: str) -> list[Mapping[str, Any]]:
@@ -232,7 +243,7 @@ def claim(where: str, losses: Sequence[Mapping[str, Any]], first: Mean, last: Me
     if abs(first.mean - last.mean) <= noise:
         held = "not to be told from noise"
     if max(abs(first.mean), abs(last.mean)) < LEAST:
-        held = f"not to be seen, as no half changes the loss by {LEAST}"
+        held = f"not to be told from noise, as no half changes the loss by {LEAST:.4f}"
     if len(losses) < 3:
         held = "not decided, with fewer than three pairs"
     best = min(losses[0]["single"], key=lambda layer: change(losses, "single", layer).mean)

@@ -114,7 +114,7 @@ def draw(plots: list[Plot | Map], path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    across = 2 if len(plots) == 4 else min(len(plots), 3)
+    across = 2 if len(plots) in (4, 8) else min(len(plots), 3)
     down = math.ceil(len(plots) / across)
     figure = Figure(figsize=(6.4 * across, 4.0 * down), layout="constrained")
     for number, plot in enumerate(plots, start=1):

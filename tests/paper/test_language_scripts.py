@@ -198,6 +198,7 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
     run = runner.Run("x", "small", tmp_path, "cuda", 1, None, None, tmp_path)
     monkeypatch.setattr(crew, "_pool", lambda workers: Now())
     monkeypatch.setattr(crew, "shared", lambda: True)
+    monkeypatch.setattr(crew, "_memory", lambda: 64 << 30)
     run.cell("b", lambda: {"twice": 4})
     assert crew.cells(run, double, {"a": 1, "b": 2, "c": 3}) == {
         "a": {"twice": 2},
@@ -210,6 +211,18 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
     with pytest.raises(ValueError, match="negative"):
         crew.cells(run, double, {"d": -1, "e": 5})
     assert run.known("e") and not run.known("d")
+
+
+def test_workers_are_no_more_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import crew
+
+    run = runner.Run("x", "small", tmp_path, "cuda", 1, None, None, tmp_path)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    counts = []
+    for gigabytes in (8, 24, 80, 1000):
+        monkeypatch.setattr(crew, "_memory", lambda size=gigabytes: size << 30)
+        counts.append(crew._workers(run, 100))
+    assert counts == [1, 1, 5, 8]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see whether a process runs")

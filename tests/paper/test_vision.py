@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "paper"))
 import figure3
+import figure4_images
 import merges
 import plane
 import runner
@@ -28,7 +29,10 @@ from runner import Run
 
 import isomerge
 
-SCRIPTS = {"table2": table2, "table3": table3, "figure3": figure3, "plane": plane, "vision": vision}
+SCRIPTS = {
+    "table2": table2, "table3": table3, "figure3": figure3, "figure4_images": figure4_images, "plane": plane,
+    "vision": vision,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +147,20 @@ def test_the_distance_of_figure3_is_that_of_numpy_and_matching_never_adds_to_it(
     for name in (*figure3.PAPERS, "rotation, feed-forwards too", "Git Re-Basin, weight matching", figure3.KEPT):
         assert values(record, 0, name)[0][0] <= before * (1 + 1e-6)
     assert len(record["claims"]) == 4
+
+
+def test_figure4_of_images_goes_from_the_plain_average_to_that_of_the_matched_models(work: Path) -> None:
+    record = start("figure4_images", work)
+    losses = record["cells"]["pair 0-1"]["values"]["losses"]
+    judged = vision.Vision(new_run(work))
+    first, second = (load_file(work / "vits-reduced" / n / "model.safetensors") for n in "01")
+    models = [judged.checkpoint(state, name) for name, state in (("second", second), ("first", first))]
+    moved = isomerge.align(*models, level="rotation", only="attention").state_dict()
+    for other, found in ((second, losses["none"]), (moved, losses["first"]["2"]), (moved, losses["last"]["2"])):
+        average = {name: (tensor + other[name]) / 2 for name, tensor in first.items()}
+        assert found == pytest.approx(judged.judge([average])["loss"], rel=1e-4)
+    assert losses["single"] == {"0": losses["first"]["1"], "1": losses["last"]["1"]}
+    assert [claim.split(" (")[0] for claim in record["claims"]] == ["First layers matter most"]
 
 
 def test_table3_gives_shares_of_its_own_seconds(work: Path) -> None:
