@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,30 +40,45 @@ def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> lis
         return list(pool.map(function, jobs))
 
 
-def cells(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, J]) -> dict[str, dict[str, Any]]:
-    """One cell a job; those that are not there yet are computed side by side, where the GPU can be shared."""
+def cells(
+    run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, J], kin: Callable[[J], Any] = id
+) -> dict[str, dict[str, Any]]:
+    """One cell a job; those that are not there yet are computed side by side, where the GPU can be shared.
+
+    Jobs that are `kin`, so that one can use what another read and measured, follow each other in one process.
+    """
     missing = [] if run.dry else [key for key in jobs if not run.known(key)]
     if run.finished:
         jobs = {key: job for key, job in jobs.items() if key not in missing}
         if missing:
             run.note(f"Not finished: {len(missing)} of {len(jobs) + len(missing)} ({_told(missing)}).")
         missing = []
-    workers = _workers(run, len(missing)) if shared() else 1
+    families: dict[Any, dict[str, J]] = {}
+    for key in missing:
+        families.setdefault(kin(jobs[key]), {})[key] = jobs[key]
+    workers = _workers(run, len(families)) if shared() else 1
     if workers < 2:
         return {key: run.cell(key, partial(function, job)) for key, job in jobs.items()}
     with _pool(workers) as pool:
-        waiting = {pool.submit(_timed, function, jobs[key]): key for key in missing}
-        failed = []
-        for done in as_completed(waiting):  # written at once, whichever is first; one that fails takes none with it
-            if error := done.exception():
-                run.say(f"{waiting[done]}: failed, {error}")
-                failed.append(error)
-            else:
-                values, seconds = done.result()
-                run.cell(waiting[done], partial(dict, values), seconds=seconds)
+        waiting = [pool.submit(_one_by_one, run, function, family) for family in families.values()]
+        failed = [error for done in waiting if (error := done.exception())]
     if failed:
         raise failed[0]
     return {key: run.cell(key, dict) for key in jobs}  # they are there
+
+
+def _one_by_one(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, J]) -> None:
+    """Each written at once; one that fails takes none with it."""
+    failed = []
+    for key, job in jobs.items():
+        try:
+            run.cell(key, partial(function, job))
+        except Exception as error:
+            run.say(f"{key}: failed, {error}")
+            failed.append(error)
+        torch.cuda.empty_cache()  # the others may need it
+    if failed:
+        raise failed[0]
 
 
 def _told(keys: Sequence[str]) -> str:
@@ -92,13 +107,6 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")
     threads = max(1, (os.cpu_count() or 1) // workers)
     return ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(threads,))
-
-
-def _timed(function: Callable[[J], dict[str, Any]], job: J) -> tuple[dict[str, Any], float]:
-    start = time.perf_counter()
-    found = function(job)
-    torch.cuda.empty_cache()  # the others may need it
-    return found, time.perf_counter() - start
 
 
 def _begin(threads: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +99,27 @@ class Inputs:
             self._known[corpus, split] = encode(self._tokenizer, CORPORA[corpus].task, examples, self._length)
         return self._known[corpus, split]
 
-    def batches(
-        self, corpus: str, split: str, size: int, limit: int | None = None, order: Sequence[int] | None = None
-    ) -> Iterator[dict[str, Tensor]]:
+    def batches(self, corpus: str, split: str, size: int, order: Sequence[int]) -> Iterator[dict[str, Tensor]]:
         rows = self.rows(corpus, split)
-        chosen = [rows[place] for place in order] if order is not None else rows[:limit]
-        for start in range(0, len(chosen), size):
-            yield batch_of(chosen[start : start + size], self._tokenizer.pad_token_id)
+        for start in range(0, len(order), size):
+            yield batch_of([rows[place] for place in order[start : start + size]], self._tokenizer.pad_token_id)
 
     def passes(self, corpus: str, limit: int, size: int = 32) -> Callable[[], Iterator[dict[str, Tensor]]]:
-        """Training examples, as often as a merge wants to go through them."""
-        return lambda: self.batches(corpus, "train", size, limit)
+        """The first training examples, the short ones first (little padding), as often as a merge wants them."""
+        order = self.by_length(corpus, "train", range(min(limit, len(self.rows(corpus, "train")))))
+        return lambda: self.batches(corpus, "train", size, order)
+
+    def shuffled(self, corpus: str, size: int, generator: torch.Generator) -> list[list[int]]:
+        """Training batches for one epoch: random, but with texts of like lengths together, since padding costs as much
+        as text. Out of every sixteen batches' worth of texts, in random order, sixteen are made by length."""
+        places = torch.randperm(len(self.rows(corpus, "train")), generator=generator).tolist()
+        found: list[list[int]] = []
+        for start in range(0, len(places), 16 * size):
+            near = self.by_length(corpus, "train", places[start : start + 16 * size])
+            found += [near[k : k + size] for k in range(0, len(near), size)]
+        return [found[place] for place in torch.randperm(len(found), generator=generator).tolist()]
+
+    def by_length(self, corpus: str, split: str, places: Iterable[int] | None = None) -> list[int]:
+        """These places, or all, from the shortest text to the longest."""
+        rows = self.rows(corpus, split)
+        return sorted(range(len(rows)) if places is None else places, key=lambda place: len(rows[place]["input_ids"]))

@@ -54,6 +54,8 @@ class Plan:
     """The first layers of the base that are kept, if not all."""
     bfloat16: bool = False
     """Forward and backward passes of training, on a GPU."""
+    by_length: bool = True
+    """Batches of training are of texts of like lengths."""
 
 
 PLANS = {
@@ -192,15 +194,14 @@ def fine_tune(job: Job) -> Path:
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm_up, max(0.0, (steps - step) / (steps - warm_up + 1)))
     )
-    order: list[int] = []
+    order: list[list[int]] = []
     total = torch.zeros((), device=job.device)
     kind = torch.device(job.device).type
     with _fast_products():
         for _ in range(steps):
-            if not order:
-                order = torch.randperm(count, generator=generator).tolist()
-            chosen, order = order[: plan.batch], order[plan.batch :]
-            batch = _moved(next(inputs.batches(job.corpus, "train", len(chosen), order=chosen)), job.device)
+            order = order or inputs.shuffled(job.corpus, plan.batch, generator)
+            chosen = order.pop()
+            batch = _moved(next(inputs.batches(job.corpus, "train", len(chosen), chosen)), job.device)
             with torch.autocast(kind, torch.bfloat16, enabled=plan.bfloat16 and kind == "cuda"):
                 outputs = model(**{key: value for key, value in batch.items() if key != "labels"})
             loss = loss_of(outputs.logits.float(), batch["labels"])
@@ -256,9 +257,7 @@ class Judge:
     def __call__(self, state: State, corpus: str) -> dict[str, float]:
         self.model.load_state_dict(state)
         counted = _counting(self._task)
-        rows = self._inputs.rows(corpus, "test")
-        by_length = sorted(range(len(rows)), key=lambda place: len(rows[place]["input_ids"]))  # little padding
-        for batch in self._inputs.batches(corpus, "test", 100, order=by_length):
+        for batch in self._inputs.batches(corpus, "test", 100, self._inputs.by_length(corpus, "test")):
             batch = _moved(batch, self._device)
             outputs = self.model(**{key: value for key, value in batch.items() if key != "labels"})
             counted.add(*counted.predict(outputs, batch["labels"]))

@@ -84,9 +84,8 @@ class Run:
     cells: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Those of this run, with their settings, commit and seconds: they go into the record."""
 
-    def cell(self, key: str, compute: Callable[[], dict[str, Any]], seconds: float | None = None) -> dict[str, Any]:
-        """The numbers under this key: from an earlier run with the same scale, device and settings, or computed now;
-        where they were computed elsewhere, `seconds` is how long that took."""
+    def cell(self, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The numbers under this key: from an earlier run with the same scale, device and settings, or computed now."""
         if self.dry:
             self.say(f"would compute: {key}")
             return Planned()
@@ -97,8 +96,7 @@ class Run:
         if full not in kept:
             start = time.perf_counter()
             values = json.loads(json.dumps(compute()))  # through JSON now, so that both ways give the same
-            taken = time.perf_counter() - start if seconds is None else seconds
-            done = {"values": values, "commit": self.commit, "date": _now(), "seconds": taken}
+            done = {"values": values, "commit": self.commit, "date": _now(), "seconds": time.perf_counter() - start}
             done |= circumstances(self.device)
             self.say(f"{key}: {_short(values)} ({done['seconds']:.1f} s)")
             with locked(self._cells):  # and read again: another process may have written meanwhile

@@ -13,7 +13,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,7 +143,10 @@ def script(run: Run) -> Result:
     for base in bases.values():
         if told := origin(base):
             run.note(told)
-    found = cells(run, judge_alone, alone) | cells(run, merge_and_judge, together)
+    found = cells(run, judge_alone, alone)
+    for base in reversed(bases.values()):  # one after the other: a process with all models of a task takes 25 GB
+        own = {key: group for key, group in together.items() if group.base == base}
+        found |= cells(run, merge_and_judge, own, kin=everyone)
     return table1_report.report(run, list(bases), suites, found)
 
 
@@ -196,10 +199,6 @@ class Workshop:
             self._known[member] = self._measured(plain) if measured else plain
         return self._known[member]
 
-    def keep_only(self, members: Sequence[int]) -> None:
-        """Several processes with all models of a task, and what was measured of them, would fill a large machine."""
-        self._known = {member: parent for member, parent in self._known.items() if member in members}
-
     def _measured(self, parent: Parent, gram: Statistics | None = None) -> Parent:
         """With Gram matrices (or those that were moved) and Fisher information, on the model's own training set."""
         from isomerge.calibrate import calibrate
@@ -211,7 +210,7 @@ class Workshop:
             )
         batches = self._inputs.passes(parent.corpus, plan.informed, size=16)  # with gradients: half the memory
         fisher = calibrate(parent.checkpoint, batches, what={"fisher"}, fisher="empirical", device=device)
-        return Parent(parent.state, parent.config, parent.corpus, gram, lighter(fisher))
+        return Parent(parent.state, parent.config, parent.corpus, lighter(gram), lighter(fisher))
 
     def moved(self, member: int, anchor: int, matching: dict[str, Any]) -> tuple[Parent, tuple[float, float]]:
         """A model next to another one, and their relative distance before and after.
@@ -234,12 +233,12 @@ class Workshop:
         return self._measured(plain, moved_grams(alignment.move(), parent.gram)), distance
 
 
-def lighter(fisher: Statistics) -> Statistics:
-    """In float32: sums over examples are made in float64, but as weights of a mean they need no more digits."""
+def lighter(measured: Statistics) -> Statistics:
+    """In float32: sums over examples are made in float64, but what they weigh needs no more digits."""
     from isomerge.calibrate import Statistics
 
-    stored = fisher.stored
-    return Statistics.of({name: stored.read(name).float() for name in stored.tensors}, fisher.info)
+    stored = measured.stored
+    return Statistics.of({name: stored.read(name).float() for name in stored.tensors}, measured.info)
 
 
 @lru_cache(maxsize=1)
@@ -247,16 +246,14 @@ def workshop(group: Group) -> Workshop:
     return Workshop(group)
 
 
-def _shop(group: Group) -> Workshop:
-    """The workshop of a group, shared by all groups of its base, task and seed that come one after another."""
-    every = tuple(range(len(group.suite.inside)))
-    here = (group.plan, group.data, group.work, group.device)
-    return workshop(Group(group.base, group.suite, group.seed, every, *here))
+def everyone(group: Group) -> Group:
+    """The whole of which it is a part."""
+    return replace(group, members=tuple(range(len(group.suite.inside))))
 
 
 def judge_alone(group: Group) -> dict[str, Any]:
     """Every model on its own set and on those outside."""
-    shop, found = _shop(group), {}
+    shop, found = workshop(everyone(group)), {}
     for member in group.members:
         parent = shop.parent(member, measured=False)
         for corpus in (parent.corpus, *group.suite.outside):
@@ -266,8 +263,7 @@ def judge_alone(group: Group) -> dict[str, Any]:
 
 def merge_and_judge(group: Group) -> dict[str, Any]:
     """Scores and losses by method, matching and set; mean distances to the first model by matching."""
-    shop = _shop(group)
-    shop.keep_only(group.members)
+    shop = workshop(everyone(group))
     plain = [shop.parent(member) for member in group.members]
     first, *others = group.members
     scores: dict[str, dict[str, float]] = {}

@@ -1,12 +1,14 @@
 """Real files omit prefixes, keep old names and buffers, carry tensors nobody reads; broken ones say what is wrong."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from architectures.helpers import Case, build, difference, load, moved, moving, outputs, saved, state
 from architectures.models import ROWS
 from isomerge.align.move import Move
-from isomerge.architectures import describe
+from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import SpecificationError
 from isomerge.symmetry.groups import Permutation, Trivial
@@ -105,6 +107,26 @@ def test_an_output_table_of_its_own_is_read_as_the_stock_class_reads_it():
     before = outputs(load(case, tensors), case.row)
     after = outputs(load(case, state(model, provider)), case.row)
     assert difference(before, after) <= 1e-6 < difference(before, outputs(build("gpt2-lm"), case.row))
+
+
+@pytest.mark.parametrize("row_id", ["vit-image", "bert-token", "llama-lm"])
+def test_a_description_serves_a_second_model_of_the_same_kind(row_id):
+    first, second = (open_checkpoint(saved(row_id, seed)) for seed in (0, 1))
+    taken, fitted = describe_like(describe(first), second), describe(second)
+    assert taken.checkpoint is second and str(taken.layouts) == str(fitted.layouts)
+    assert replace(taken, layouts={}) == replace(fitted, layouts={})
+    other = open_checkpoint({name: second.read(name)[:1] for name in second.tensors}, config=dict(second.config))
+    assert describe_like(describe(first), other) is None
+
+
+def test_whether_a_table_is_tied_is_looked_at_in_every_model():
+    """One file has a table of its own where the other's is a copy, and nothing else tells them apart."""
+    tensors, config = stored("gpt2-lm")
+    copied = open_checkpoint(tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()}, config=config)
+    own = open_checkpoint(tensors | {"lm_head.weight": tensors["transformer.wte.weight"] + 1}, config=config)
+    assert own.tensors == copied.tensors and own.config == copied.config
+    for first, second in ((copied, own), (own, copied)):
+        assert describe_like(describe(first), second) is None
 
 
 def test_a_tensor_nobody_knows_holds_the_stream_and_says_so():

@@ -102,7 +102,7 @@ def test_a_tag_is_asked_at_the_first_token_of_its_word(models: Path, data: Path)
     inputs = Inputs(str(models / "all-MiniLM-L6-v2"), data, None, None, 24)
     row = next(row for row in inputs.rows("wikigold", "test") if len(row["labels"]) == 6)
     assert row["labels"] == [-100, 1, 2, 0, 3, -100]  # [CLS] anna b sees paris [SEP]
-    batch = next(inputs.batches("wikigold", "test", 2))
+    batch = next(inputs.batches("wikigold", "test", 2, range(2)))
     assert batch["labels"].shape == batch["input_ids"].shape == batch["attention_mask"].shape == (2, 6)
     assert sorted(batch["attention_mask"].sum(1).tolist()) == [4, 6]
 
@@ -194,7 +194,7 @@ def test_the_score_of_entities_is_that_of_seqeval(models: Path, data: Path, tmp_
     state["classifier.weight"] *= 50  # an untrained model's guesses, of all kinds
     found = judge(state, "wikigold")["score"]
     said, right = [], []
-    for batch in inputs.batches("wikigold", "test", 1):
+    for batch in inputs.batches("wikigold", "test", 1, inputs.by_length("wikigold", "test")):
         labels = batch.pop("labels")[0]
         guess = judge.model(**batch).logits[0].argmax(-1)[labels != -100]
         said.append([corpora.TAGS[n] for n in guess.tolist()])

@@ -178,6 +178,7 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
         def __exit__(self, *_: object) -> None: ...
 
         def submit(self, function: Any, *given: Any) -> Any:
+            order.append(list(given[-1]))
             from concurrent.futures import Future
 
             future: Future[Any] = Future()
@@ -188,6 +189,7 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
             return future
 
     asked: list[int] = []
+    order: list[list[str]] = []
 
     def double(number: int) -> dict[str, Any]:
         asked.append(number)
@@ -211,6 +213,9 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
     with pytest.raises(ValueError, match="negative"):
         crew.cells(run, double, {"d": -1, "e": 5})
     assert run.known("e") and not run.known("d")
+    order.clear()
+    crew.cells(run, double, {"f": 10, "g": 21, "h": 12, "i": 23}, kin=lambda number: number % 2)
+    assert order == [["f", "h"], ["g", "i"]]  # those that are kin after each other in one process
 
 
 def test_workers_are_no_more_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,15 @@ def test_plain_regression_is_least_squares_on_the_stacked_activations(name: str)
         torch.testing.assert_close(merged[tensor], (stored[0][tensor] + stored[1][tensor]) / 2)
 
 
+def test_statistics_kept_in_float32_give_the_same_weights_up_to_their_digits() -> None:
+    folders = [model("bert", 0), model("bert", 1)]
+    measured = [calibrate(f, batches(data(f, 0, MANY), 10, 20), what={"gram"}) for f in folders]
+    light = [Statistics.of({n: m.stored.read(n).float() for n in m.stored.tensors}, m.info) for m in measured]
+    exact, found = (dict(merge_regmean(folders, given)) for given in (measured, light))
+    for name, tensor in exact.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["vit", "gpt2"])
 def test_an_augmented_bias_is_least_squares_with_a_column_of_ones(name: str) -> None:
     folders, inputs = [model(name, 0), model(name, 1)], [data(model(name), seed, MANY) for seed in (0, 1)]

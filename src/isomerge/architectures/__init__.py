@@ -66,8 +66,10 @@ def head_of(checkpoint: Checkpoint) -> tuple[str, str]:
 
 def is_tied(checkpoint: Checkpoint, family: Family) -> bool:
     """Whether config.json says that the output table is the input table, and there is an output table."""
+    if head_of(checkpoint)[0] not in ("lm", "pretraining"):
+        return False
     value = checkpoint.config.get("tie_word_embeddings")
-    return head_of(checkpoint)[0] in ("lm", "pretraining") and (family.tied_by_default if value is None else bool(value))
+    return family.tied_by_default if value is None else bool(value)
 
 
 def own_output_table(checkpoint: Checkpoint, family: Family, head: str) -> str | None:
@@ -113,7 +115,7 @@ def describe(checkpoint: Checkpoint, *, untie: bool = False) -> BoundModel:
 
 
 def describe_like(model: BoundModel, checkpoint: Checkpoint) -> BoundModel | None:
-    """The description of a model, for another with the same config and tensors, without fitting it to names and shapes again.
+    """The description of a model, for another with the same config and tensors: nothing is fitted again.
 
     None where it has to be looked at itself: a tied table is one only if its values are.
     """

@@ -7,8 +7,9 @@
 | `moment:SITE`, `moment_sum:SITE` | Σ x xᵀ and Σ x of the activations at a site (see `isomerge.calibrate.sites`) |
 | `unit_sum:WEIGHT`, `unit_squares:WEIGHT` | Σ y and Σ y² of what a linear map makes |
 
-All in float64. Counts, the model, the data's sha256 and the settings stand in the file's metadata, as JSON under
-`isomerge`. Maps that read the same tensor share one matrix, under the name of the first of them.
+All in float64, and read as such where they were stored in less. Counts, the model, the data's sha256 and the settings
+stand in the file's metadata, as JSON under `isomerge`. Maps that read the same tensor share one matrix, under the name
+of the first of them.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Statistics:
     def gram(self, weight: str) -> Gram:
         entry = self._entry("maps", weight, "Gram matrix", "gram")
         owner = entry.get("same", weight)
-        total, product = self.stored.read("sum:" + owner), self.stored.read("gram:" + owner)
+        total, product = (self.stored.read(kind + owner).to(torch.float64) for kind in ("sum:", "gram:"))
         return Gram(entry["count"], total, product, entry["transposed"], entry.get("bias"))
 
     def moment(self, site: str) -> tuple[int, Tensor, Tensor]:
