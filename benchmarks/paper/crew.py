@@ -27,7 +27,7 @@ WORKERS = {"small": 8}
 """At most, and about two for three cores. Models of the original size fill a GPU by themselves, and one job uses all
 cores of a CPU."""
 EACH = 14 << 30
-"""Bytes that one takes at the small scale: of the GPU to fine-tune the larger base, of the machine to merge two."""
+"""Bytes of the GPU that one takes at the small scale, to fine-tune the larger base; and, about, of the machine."""
 
 
 def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
@@ -41,11 +41,16 @@ def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> lis
 
 
 def cells(
-    run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, J], kin: Callable[[J], Any] = id
+    run: Run,
+    function: Callable[[J], dict[str, Any]],
+    jobs: Mapping[str, J],
+    kin: Callable[[J], Any] = id,
+    each: int = EACH,
 ) -> dict[str, dict[str, Any]]:
     """One cell a job; those that are not there yet are computed side by side, where the GPU can be shared.
 
-    Jobs that are `kin`, so that one can use what another read and measured, follow each other in one process.
+    Jobs that are `kin`, so that one can use what another read and measured, follow each other in one process, which
+    takes `each` bytes.
     """
     missing = [] if run.dry else [key for key in jobs if not run.known(key)]
     if run.finished:
@@ -56,7 +61,7 @@ def cells(
     families: dict[Any, dict[str, J]] = {}
     for key in missing:
         families.setdefault(kin(jobs[key]), {})[key] = jobs[key]
-    workers = _workers(run, len(families)) if shared() else 1
+    workers = _workers(run, len(families), each) if shared() else 1
     if workers < 2:
         return {key: run.cell(key, partial(function, job)) for key, job in jobs.items()}
     with _pool(workers) as pool:
@@ -90,10 +95,11 @@ def shared() -> bool:
     return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
 
 
-def _workers(run: Run, jobs: int) -> int:
+def _workers(run: Run, jobs: int, each: int = EACH) -> int:
     if run.device == "cpu":
         return 1
-    return min(jobs, WORKERS.get(run.scale, 1), max(2, 2 * (os.cpu_count() or 1) // 3), max(1, _memory() // EACH))
+    cores, memory = max(2, 2 * (os.cpu_count() or 1) // 3), max(1, _memory() // each)
+    return min(jobs, WORKERS.get(run.scale, 1), cores, memory)
 
 
 def _memory() -> int:

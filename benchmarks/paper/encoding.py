@@ -109,14 +109,14 @@ class Inputs:
         order = self.by_length(corpus, "train", range(min(limit, len(self.rows(corpus, "train")))))
         return lambda: self.batches(corpus, "train", size, order)
 
-    def shuffled(self, corpus: str, size: int, generator: torch.Generator) -> list[list[int]]:
-        """Training batches for one epoch: random, but with texts of like lengths together, since padding costs as much
-        as text. Out of every sixteen batches' worth of texts, in random order, sixteen are made by length."""
+    def shuffled(self, corpus: str, size: int, generator: torch.Generator, near: int = 1) -> list[list[int]]:
+        """Training batches for one epoch, random; but out of so many batches' worth of texts, these are made by length:
+        padding costs as much as text."""
         places = torch.randperm(len(self.rows(corpus, "train")), generator=generator).tolist()
         found: list[list[int]] = []
-        for start in range(0, len(places), 16 * size):
-            near = self.by_length(corpus, "train", places[start : start + 16 * size])
-            found += [near[k : k + size] for k in range(0, len(near), size)]
+        for start in range(0, len(places), near * size):
+            alike = self.by_length(corpus, "train", places[start : start + near * size])
+            found += [alike[k : k + size] for k in range(0, len(alike), size)]
         return [found[place] for place in torch.randperm(len(found), generator=generator).tolist()]
 
     def by_length(self, corpus: str, split: str, places: Iterable[int] | None = None) -> list[int]:

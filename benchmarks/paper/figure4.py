@@ -183,7 +183,9 @@ def layer_of(name: str) -> int:
 def report(bases: Sequence[str], sets: Sequence[str], found: Mapping[str, Mapping[str, Any]]) -> Result:
     result = Result([])
     for base in bases:
-        depth = next(cell["depth"] for key, cell in found.items() if key.startswith(f"{base}, "))
+        depth = next((cell["depth"] for key, cell in found.items() if key.startswith(f"{base}, ")), None)
+        if depth is None:  # nothing of it is finished
+            continue
         readings = itertools.product((ACROSS, WITHIN), sets)
         groups = {f"{name}, {way}": losses_of(found, f"{base}, {way}", name) for way, name in readings}
         part = report_of(base, depth, {name: losses for name, losses in groups.items() if losses})

@@ -24,9 +24,8 @@ MATCHING = {"level": "rotation", "only": "attention"}
 def script(run: Run) -> Result:
     vision = Vision(run)
     found = [run.cell(f"pair {a}-{b}", partial(measure, vision, (a, b))) for a, b in vision.pairs]
-    if run.dry:
-        return Result([])
-    return report_of("ViT", vision.layers, {"trained apart": [cell["losses"] for cell in found]})
+    losses = [cell["losses"] for cell in found if "losses" in cell]  # else it is a dry run, or not finished
+    return report_of("ViT", vision.layers, {"trained apart": losses}) if losses else Result([])
 
 
 def measure(vision: Vision, pair: Pair) -> dict[str, Any]:

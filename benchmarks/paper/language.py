@@ -55,13 +55,13 @@ class Plan:
     bfloat16: bool = False
     """Forward and backward passes of training, on a GPU."""
     by_length: bool = True
-    """Batches of training are of texts of like lengths."""
+    """Whether batches of training have texts of like lengths."""
 
 
 PLANS = {
     "reduced": Plan(2, 16, 3e-4, 128, 0, 64, 48, 12, length=48),
     "small": Plan(3, 64, 1e-4, 4000, 150, 1000, 512, 256),
-    "original": Plan(20, 16, 1e-5, None, 0, None, 1000, 1000, length=256),
+    "original": Plan(20, 16, 1e-5, None, 0, None, 1000, 1000, length=256, by_length=False),
 }
 
 
@@ -199,7 +199,7 @@ def fine_tune(job: Job) -> Path:
     kind = torch.device(job.device).type
     with _fast_products():
         for _ in range(steps):
-            order = order or inputs.shuffled(job.corpus, plan.batch, generator)
+            order = order or inputs.shuffled(job.corpus, plan.batch, generator, near=16 if plan.by_length else 1)
             chosen = order.pop()
             batch = _moved(next(inputs.batches(job.corpus, "train", len(chosen), chosen)), job.device)
             with torch.autocast(kind, torch.bfloat16, enabled=plan.bfloat16 and kind == "cuda"):

@@ -30,11 +30,12 @@ def script(run: Run) -> Result:
         f"The paper draws this by hand; here it is measured at {points} × {points} places on {images:,} test images, "
         "for the first pair of models. Axes are distances in the space of weights; far-off losses are cut."
     )
-    found = {
+    planes = {
         name: run.cell(f"plane, {name}", partial(measure, vision, options, points, images))
         for name, options in LEVELS.items()
     }
-    if run.dry:
+    found = {name: each for name, each in planes.items() if "marks" in each}  # else it is a dry run, or not finished
+    if not found:
         return Result([])
     names = ["A", "B", "B aligned", "merge of A and B", "merge of A and B aligned"]
     rows: list[list[str | Mean]] = [

@@ -153,7 +153,7 @@ def _finish(axes: Any, plot: Plot) -> None:
     axes.set_xlabel(plot.x)
     axes.set_ylabel(plot.y)
     axes.grid(alpha=0.3)
-    if plot.log:
+    if plot.log and any(value > 0 for row in plot.series.values() for value in _numbers(row)):
         axes.set_yscale("log")
     if len(plot.series) > 1:  # beside the plot, where it hides nothing
         axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))

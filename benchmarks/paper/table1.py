@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import table1_report
 from corpora import prepare
-from crew import cells, side_by_side
+from crew import EACH, cells, side_by_side
 from encoding import Inputs
 from language import (
     Job,
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from isomerge.checkpoint.memory import MemoryCheckpoint
 
 METHODS = ("Simple", "Fisher", "RegMean")
+TIMES = 50
+"""The size of its base, a process takes with all models of a task and what was measured of them."""
 MATCHINGS: dict[str, dict[str, Any] | None] = {
     "": None,
     "+match": {"level": "rotation", "only": "attention"},
@@ -144,9 +146,10 @@ def script(run: Run) -> Result:
         if told := origin(base):
             run.note(told)
     found = cells(run, judge_alone, alone)
-    for base in reversed(bases.values()):  # one after the other: a process with all models of a task takes 25 GB
+    for base in reversed(bases.values()):  # one after the other, as all models of a task are in memory at once
         own = {key: group for key, group in together.items() if group.base == base}
-        found |= cells(run, merge_and_judge, own, kin=everyone)
+        size = sum(file.stat().st_size for file in Path(base).glob("*.safetensors"))
+        found |= cells(run, merge_and_judge, own, kin=everyone, each=max(EACH // 4, TIMES * size))
     return table1_report.report(run, list(bases), suites, found)
 
 

@@ -151,13 +151,17 @@ def noise(mean: Mean) -> float:
     return max(2 * mean.error, LEAST) if len(mean.known) > 2 else math.inf
 
 
-def distances(cells: Cells, bases: Sequence[str], mark: str) -> str:
+def distances(cells: Cells, bases: Sequence[str], mark: str) -> list[str]:
     told = []
     for base in bases:
         both = [cell["distances"][mark] for key, cell in cells.items() if key.startswith(base) and "distances" in cell]
+        if not both:  # nothing of it is finished
+            continue
         before, after = (100 * statistics.mean(side) for side in zip(*both, strict=True))
         told.append(f"{before:.3f} % to {after:.3f} % ({base})")
-    return f"{MARKS[mark]} brings a model from a distance to the other of {' and of '.join(told)} of its length."
+    if not told:
+        return []
+    return [f"{MARKS[mark]} brings a model from a distance to the other of {' and of '.join(told)} of its length."]
 
 
 def claims(bases: Sequence[str], suites: Sequence[Any], cells: Cells) -> list[str]:
@@ -167,19 +171,23 @@ def claims(bases: Sequence[str], suites: Sequence[Any], cells: Cells) -> list[st
             (base, suite.task, kind, method): Mean(differences(cells, suite, base, kind, method, mark), 2)
             for base, suite, kind, method in itertools.product(bases, suites, KINDS, METHODS)
         }
+        changes = {key: mean for key, mean in changes.items() if mean.known}
+        if not changes:
+            return []
         if mark == "+match":
             gains = {base: Mean([m.mean for key, m in changes.items() if key[0] == base], 2) for base in bases}
+        decided = sum(math.isfinite(noise(mean)) for mean in changes.values())
         better = [key for key, mean in changes.items() if mean.mean > noise(mean)]
         worse = [key for key, mean in changes.items() if mean.mean < -noise(mean)]
         every = Mean([mean.mean for mean in changes.values()], 2)
         held = "held in part" if better and worse else "held" if better else "did not hold"
         held = held if better or worse else "not to be told from noise"
-        if all(math.isinf(noise(mean)) for mean in changes.values()):
+        if not decided:
             held = "not decided, with fewer than three numbers for each comparison"
         sentences.append(
-            f"Matching helps ({MARKS[mark]}): {held}. Of "
-            f"{len(changes)} comparisons {len(better)} rose and {len(worse)} fell by more than two standard errors "
-            f"(by chance {CHANCE * len(changes):.1f} would each way); "
+            f"Matching helps ({MARKS[mark]}): {held}. Of {decided} comparisons with at least three numbers "
+            f"{len(better)} rose and {len(worse)} fell by more than two standard errors "
+            f"(by chance {CHANCE * decided:.1f} would each way); "
             f"the mean change is {every} points of F1, from {min(m.mean for m in changes.values()):+.2f} to "
             f"{max(m.mean for m in changes.values()):+.2f}."
         )
@@ -187,7 +195,7 @@ def claims(bases: Sequence[str], suites: Sequence[Any], cells: Cells) -> list[st
             told = "; ".join(f"{method} on {task} ({base}, {kind}): {changes[base, task, kind, method]}"
                              for base, task, kind, method in worse)  # fmt: skip
             sentences.append(f"Worse by more than noise with {MARKS[mark]}: {told}.")
-        sentences.append(distances(cells, bases, mark))
+        sentences += distances(cells, bases, mark)
     if len(bases) < 2:
         return sentences
     small, *_, large = bases

@@ -166,7 +166,7 @@ def noted(run: Run, vision: Vision) -> None:
 def claims(
     run: Run, vision: Vision, found: Mapping[tuple[str, str], Mean], more: Mapping[str, Mean], parents: Mean
 ) -> list[str]:
-    if run.dry:
+    if not all(mean.known for mean in (parents, *found.values(), *more.values())):  # a dry run, or not finished
         return []
     images = int(run.cells["parent 0"]["values"]["images"])
     said = []

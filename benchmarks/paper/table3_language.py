@@ -40,7 +40,8 @@ class LanguagePair:
         self.pairs = [(0, 1)]
 
     def training_seconds(self) -> list[float | None]:
-        return [json.loads((job.folder / "training.json").read_text()).get("seconds") for job in self.jobs]
+        records = [job.folder / "training.json" for job in self.jobs]
+        return [json.loads(record.read_text()).get("seconds") if record.exists() else None for record in records]
 
     @cached_property
     def _models(self) -> list[MemoryCheckpoint]:
@@ -87,6 +88,8 @@ def language_pairs(run: Run) -> dict[str, LanguagePair]:
     except ImportError as error:
         run.note(f"Language models are left out: {error}.")
         return {}
+    plans = {title(base): plan_for(run.scale, base) for base in bases_of(run)}
+    run.settings["texts"] = f"{examples(run.scale)} of each set, the short ones first, by models of {plans!r}"
     found, missing = {}, []
     for base in bases_of(run):
         try:
@@ -94,9 +97,9 @@ def language_pairs(run: Run) -> dict[str, LanguagePair]:
         except SystemExit:
             missing.append(title(base))
             continue
-        plan, sets = plan_for(run.scale, base), SUITES[run.scale][0].inside[:2]
+        plan, sets = plans[title(base)], SUITES[run.scale][0].inside[:2]
         jobs = [Job(where, corpus, 0, plan, run.data, run.work, run.device) for corpus in sets]
-        if all(job.done for job in jobs):
+        if run.finished or all(job.done for job in jobs):
             found[title(base)] = LanguagePair(jobs, examples(run.scale))
         else:
             missing.append(title(base))

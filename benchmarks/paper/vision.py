@@ -199,7 +199,7 @@ class Vision:
 
     def _train(self, missing: Sequence[tuple[Path, int]]) -> None:
         """Side by side on a GPU: one model takes about half as long as three."""
-        if not missing:
+        if not missing or self.run.finished:
             return
         self.run.say(f"training {', '.join(str(folder) for folder, _ in missing)}")
         _ = self.images  # decoded and kept before processes want them

@@ -1,4 +1,4 @@
-"""Work in threads: in order, all of it, the same error whoever meets it, and an interrupt waits for nothing queued."""
+"""Work in threads: in order, all of it, the same error whoever meets it, and nothing queued is waited for."""
 
 from __future__ import annotations
 
@@ -30,6 +30,30 @@ def test_short_work_stays_in_one_thread_and_long_work_gets_all(monkeypatch: pyte
     with parallel(4) as run:
         run(lambda _: together.wait(), range(4))
     assert not together.broken
+
+
+def test_what_nobody_takes_is_not_computed() -> None:
+    begun: list[int] = []
+    found = ahead(lambda n: begun.append(n) or n, range(1000), 2)
+    assert [next(found), next(found)] == [0, 1]
+    found.close()  # type: ignore[attr-defined]
+    assert len(begun) < 10
+
+
+def test_an_interrupt_does_not_wait_for_what_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def work(n: int) -> None:
+        time.sleep(0.01)
+        done.append(n)
+
+    monkeypatch.setattr(threads, "wait", interrupted)  # where the main thread is while others work
+    with pytest.raises(KeyboardInterrupt), parallel(2) as run:
+        run(work, range(1000))
+    assert len(done) < 10
 
 
 def test_the_first_error_in_order_is_raised_and_the_rest_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,13 @@ def test_figure4_of_images_goes_from_the_plain_average_to_that_of_the_matched_mo
     assert [claim.split(" (")[0] for claim in record["claims"]] == ["First layers matter most"]
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_with_finished_nothing_is_trained_and_a_page_with_gaps_is_written(name: str, tmp_path: Path) -> None:
+    record = start(name, tmp_path, "--finished")
+    assert record["cells"] == {} and not (tmp_path / "vits-reduced").exists()
+    assert (tmp_path / "results" / f"{name}.md").exists() and any("Not finished" in note for note in record["notes"])
+
+
 def test_table3_gives_shares_of_its_own_seconds(work: Path) -> None:
     record = start("table3", work)
     match, fisher = (values(record, 0, name)[0][0] for name in (table3.PAPERS, "Fisher"))

@@ -44,8 +44,9 @@ def parallel(threads: int | None = None) -> Iterator[Run]:
             stopped = threading.Event()
 
             def work() -> None:
-                for place in left:
-                    if stopped.is_set():
+                while not stopped.is_set():
+                    place = next(left, None)
+                    if place is None:
                         return
                     try:
                         results[place] = function(items[place])

@@ -7,9 +7,9 @@
 | `moment:SITE`, `moment_sum:SITE` | Σ x xᵀ and Σ x of the activations at a site (see `isomerge.calibrate.sites`) |
 | `unit_sum:WEIGHT`, `unit_squares:WEIGHT` | Σ y and Σ y² of what a linear map makes |
 
-All in float64, and read as such where they were stored in less. Counts, the model, the data's sha256 and the settings
-stand in the file's metadata, as JSON under `isomerge`. Maps that read the same tensor share one matrix, under the name
-of the first of them.
+All in float64; Gram matrices that were stored in less are read as such. Counts, the model, the data's sha256 and the
+settings stand in the file's metadata, as JSON under `isomerge`. Maps that read the same tensor share one matrix, under
+the name of the first of them.
 """
 
 from __future__ import annotations
