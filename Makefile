@@ -91,7 +91,7 @@ bench: $(STAMP)  ## the benchmark tables that two cores can make (minutes)
 # DATA=folder MODELS=folder SCALE=small|reduced|original WORK=folder: see benchmarks/paper/README.md
 PAPER := vision $(sort $(basename $(notdir $(wildcard $(addprefix benchmarks/paper/,table?.py figure*.py))))) plane
 WORK ?= build/paper
-paper: $(STAMP)  ## the founding paper's tables and figures (40 minutes of GPU; without: a reduced form)
+paper: $(STAMP)  ## the founding paper's tables and figures (with a GPU; without: a reduced form)
 	@unfinished=; for name in $(PAPER); do \
 	  $(BIN)/python benchmarks/paper/$$name.py --work $(WORK) $(if $(SCALE),--scale $(SCALE)) \
 	    $(if $(DATA),--data $(DATA)) $(if $(MODELS),--models $(MODELS)) || unfinished="$$unfinished $$name"; \
