@@ -218,8 +218,8 @@ def prepare(name: str, given: argparse.Namespace) -> Run:
     if not given.dry_run:
         given.work.mkdir(parents=True, exist_ok=True)
     commit = given.commit or _commit()
-    places_of_it = (given.work, device, seeds, given.data, given.models, out)
-    run = Run(name, scale, *places_of_it, given.dry_run, given.finished, given.bases, commit)
+    options = {"dry": given.dry_run, "finished": given.finished, "bases": given.bases, "commit": commit}
+    run = Run(name, scale, given.work, device, seeds, given.data, given.models, out, **options)
     run.say(f"scale {scale}, {device}, seeds {seeds}, work in {given.work}, results in {out}")
     if scale == "reduced":
         run.note(

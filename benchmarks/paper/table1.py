@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 METHODS = ("Simple", "Fisher", "RegMean")
 TIMES = 50
-"""The size of its base, a process takes with all models of a task and what was measured of them."""
+"""How much memory a process takes with all models of a task and what was measured of them, in sizes of their base."""
 MATCHINGS: dict[str, dict[str, Any] | None] = {
     "": None,
     "+match": {"level": "rotation", "only": "attention"},

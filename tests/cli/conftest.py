@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 import isomerge
+from align.tiny import model, noisy
 
 
 @dataclass
@@ -99,3 +102,14 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         return CliRunner().invoke(app, line.split())
 
     return invoke
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two models that can be merged, `a` and `b`."""
+    first = model("llama", 0, torch.float32)
+    shutil.copytree(first, tmp_path / "a")
+    shutil.copytree(noisy(first, 0.05), tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from align.tiny import model, noisy
+from cli.asked import MERGE, MODELS, told
 from cli.spoiled import (
     adapter,
     adapter_and_text,
@@ -43,20 +39,6 @@ from cli.spoiled import (
 from isomerge.cli.app import app
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two models that can be merged, `a` and `b`."""
-    first = model("llama", 0, torch.float32)
-    shutil.copytree(first, tmp_path / "a")
-    shutil.copytree(noisy(first, 0.05), tmp_path / "b")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return tmp_path
-
-
-MODELS = "models:\n- model: a\n- model: b\n"
-
-
 @dataclass(frozen=True)
 class Mistake:
     line: str
@@ -67,7 +49,6 @@ class Mistake:
     code: int = 2
 
 
-MERGE = "merge a b -o out"
 MISTAKES = {
     "a path that is not there": Mistake(
         "merge a ./bb -o out", ("./bb", "no such file or folder", "Did you mean 'b'?")
@@ -382,12 +363,6 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def told(line: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, line.split())
-    assert "Traceback" not in done.output and not isinstance(done.exception, Exception)
-    return done.exit_code, done.stderr
-
-
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_met_with_a_message_to_act_on(name: str, here: Path) -> None:
     mistake = MISTAKES[name]
@@ -418,67 +393,3 @@ def test_an_adapter_is_verified_as_one_and_told_how_to_become_a_model(here: Path
 
 def test_there_are_at_least_twenty() -> None:
     assert len(MISTAKES) >= 20
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
-def test_a_recipe_as_editors_and_shells_write_it_is_read(here: Path, encoding: str) -> None:
-    """With a mark of its encoding in front, and lines that end as on another system."""
-    text = f"merge_method: linear\n{MODELS}".replace("\n", "\r\n")
-    Path("recipe.yml").write_bytes(text.encode(encoding))
-    code, message = told("merge recipe.yml -o out")
-    assert code == 0, message
-    half = [load_file(here / name / "model.safetensors")["lm_head.weight"] for name in "ab"]
-    assert torch.allclose(load_file(here / "out" / "model.safetensors")["lm_head.weight"], (half[0] + half[1]) / 2)
-
-
-def test_a_recipe_that_may_not_be_read_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by taking rights away: who runs as root has them all the same."""
-    Path("recipe.yml").write_text(f"merge_method: linear\n{MODELS}")
-    read = Path.read_bytes
-
-    def refuse(path: Path) -> bytes:
-        if path.name == "recipe.yml":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    code, message = told("merge recipe.yml -o out")
-    assert code == 2 and "recipe.yml: it may not be read. Give yourself the right to (chmod u+r)" in message
-
-
-def test_a_disk_too_small_is_told_before_anything_is_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(here)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    code, message = told(MERGE)
-    assert code == 1 and not (here / "out").exists()
-    assert all(part in message for part in ("out", "disk is full or too small", "1,000 bytes", "Make room"))
-
-
-def test_a_disk_that_fills_up_leaves_nothing_that_looks_finished(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit on the size of files stands for the disk's: the system refuses in the middle of a write."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        code, message = told(MERGE)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert code == 1 and "While writing out" in message and "then run again" in message
-    assert not (here / "out").exists()
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_folder_that_cannot_be_written_is_named(here: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Not by taking rights away: who runs as root has them all the same."""
-    made = Path.mkdir
-
-    def refuse(path: Path, *args: Any, **kwargs: Any) -> None:
-        if path.name == "out":
-            raise OSError(number, os.strerror(number), str(path))
-        made(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    code, message = told(MERGE)
-    assert code == 1 and os.strerror(number) in message and "(out)" in message
-    assert "Check that the folder can be written to, or name another" in message

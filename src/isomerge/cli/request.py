@@ -207,7 +207,12 @@ def _as_flags(problem: str, base: str | None) -> str:
 
 def _require_commas(models: Sequence[str], weights: str | None) -> None:
     """A number among the models is one of several values that were written apart."""
-    stray = [word for word in models if _is_number(word.strip(",")) and not Path(word).exists()]
+    absent = [word for word in models if not Path(word).exists()]
+    if not absent:
+        return
+    from isomerge.data.columns import is_number
+
+    stray = [word for word in absent if is_number(word.strip(","))]
     if not stray:
         return
     together = ",".join(word.strip(",") for word in ([weights] if weights else []) + stray)
@@ -216,14 +221,6 @@ def _require_commas(models: Sequence[str], weights: str | None) -> None:
         f"'{stray[0]}' was read as a model. The values for several models are joined by commas, without spaces: write "
         f"{example}."
     )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def numbers(weights: str, count: int) -> list[float]:

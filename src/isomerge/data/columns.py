@@ -101,7 +101,7 @@ def _label_columns(
     # The label is usually last; elsewhere a number says more than a word, which may be the source of the text.
     if few and few[-1] == len(sample[0]) - 1:
         return (few[-1],)
-    numbers = [i for i in few if all(_is_number(part) for row in sample for part in row[i].split(","))]
+    numbers = [i for i in few if all(is_number(part) for row in sample for part in row[i].split(","))]
     return tuple((numbers or few)[:1])
 
 
@@ -109,7 +109,7 @@ def _looks_like_label(sample: Sequence[Sequence[str]], column: int) -> bool:
     values = [row[column].strip() for row in sample]
     if not all(values):
         return False
-    if all(_is_number(value) for value in values) and any("." in value for value in values):
+    if all(is_number(value) for value in values) and any("." in value for value in values):
         return True
     single = {part for value in values for part in value.split(",")}
     return 1 < len(single) <= max(2, len(values) // 3) and max(map(len, single)) < 40
@@ -148,7 +148,7 @@ def _is_position(text: str) -> bool:
     return text.removeprefix("-").isdecimal()
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:

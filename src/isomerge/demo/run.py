@@ -89,16 +89,10 @@ def _train(count: int, digits: Any, run: Any, progress: Progress | None) -> list
 
     tick()
     models = [task.new_model(seed) for seed in range(count)]
-
-    def one(seed: int) -> Any:
-        try:
-            return task.train(models[seed], seed, digits, epochs=task.EPOCHS, tick=tick)
-        except BaseException:
-            stop.set()  # the others end with their epoch
-            raise
-
     try:
-        trained: list[Any] = run(one, range(count))
+        trained: list[Any] = run(
+            lambda seed: task.train(models[seed], seed, digits, epochs=task.EPOCHS, tick=tick), range(count)
+        )
     except BaseException:
         stop.set()  # an interrupt waits for an epoch, not for whole models
         raise
