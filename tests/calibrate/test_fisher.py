@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -219,6 +221,34 @@ def test_experts_have_their_information_under_their_names_on_disk() -> None:
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value.double(), rtol=1e-5, atol=1e-10, msg=name)
     assert set(found) == set(tensors(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "count"),
+    [("vit", r"layer\.1\..*attention", 8), ("bert", "embeddings|classifier", 7), ("mixtral", r"0\..*experts\.2", 3)],
+)
+def test_a_part_of_a_model_has_the_information_it_has_in_the_whole(name: str, pattern: str, count: int) -> None:
+    """For names that are other ones in memory, and for tensors stacked there; the whole is compared above."""
+    folder = model(name)
+    batch = data(folder, examples=3, labels=True)
+    part = calibrate(folder, batches(batch), what={"fisher"}, fisher="empirical", only=pattern)
+    whole = calibrate(folder, batches(batch), what={"fisher"}, fisher="empirical")
+    assert set(part.fisher) == {each for each in tensors(folder) if re.search(pattern, each)}
+    assert len(part.fisher) == count
+    assert part.info["only"] == pattern
+    assert_same(part.fisher, {each: whole.fisher[each] for each in part.fisher})
+    assert all(bool(value.any()) for value in part.fisher.values())
+
+
+def test_information_of_what_is_no_parameter_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model("bert"), tmp_path / "bert")
+    file = tmp_path / "bert" / "model.safetensors"
+    save_file({**load_file(file), "bert.embeddings.position_ids": torch.arange(8.0)}, file, metadata={"format": "pt"})
+    batch = data(tmp_path / "bert")
+    with pytest.raises(RequestError, match=r"no tensor that is asked for is a parameter \('bert.embeddings.position_ids"):
+        calibrate(tmp_path / "bert", batches(batch), what={"fisher"}, only="position_ids")
 
 
 def test_information_that_cannot_be_measured_is_refused() -> None:

@@ -190,8 +190,11 @@ class Alignment:
         anchor = self.solution.anchor
         if not self._distances and anchor is not None:
             move = self.move()
-            target = anchor.raw if move.gauge is not None else self.anchor_move().tensor
-            self._distances = reporting.distances(self.solution.source, anchor, move.tensor, target)
+            as_stored = move.gauge is not None
+            target = anchor.raw if as_stored else self.anchor_move().tensor
+            self._distances = reporting.distances(
+                self.solution.source, anchor, move.tensor, target, stays=lambda name: as_stored and move.stays(name)
+            )
         return self._distances
 
     def report(self) -> dict[str, Any]:

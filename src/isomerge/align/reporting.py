@@ -15,20 +15,35 @@ from isomerge.symmetry.binding import BoundModel
 
 Distance = tuple[float, float, float]  # ‖source − anchor‖², ‖moved − anchor‖², ‖anchor‖²
 Provider = Callable[[str], Tensor]
+BLOCKS = {"cpu": 1 << 17, "cuda": 1 << 24}
+"""Numbers compared at once: as many as fit a processor's cache, or keep an accelerator busy."""
 
 
-def distances(source: BoundModel, anchor: BoundModel, moved: Provider, target: Provider) -> dict[str, Distance]:
-    """Per tensor both have; `target` is the anchor in the form the moved source is compared with."""
+def distances(
+    source: BoundModel, anchor: BoundModel, moved: Provider, target: Provider, stays: Callable[[str], bool]
+) -> dict[str, Distance]:
+    """Per tensor both have; `target` is the anchor in the form the moved source is compared with.
+
+    What `stays` is the same before and after, and is not made again.
+    """
     found = {}
     for name in sorted(set(source.layouts) & set(anchor.layouts)):
-        start, goal = common_part(source.raw(name), anchor.raw(name))
-        after, end = common_part(moved(name).double(), target(name))
-        found[name] = _squared(start - goal), _squared(after - end), _squared(goal)
+        start, goal = common_part(*(model.raw(name, model.stored_precision) for model in (source, anchor)))
+        before, size = _squared(start, goal), _squared(goal)
+        after = before if stays(name) else _squared(*common_part(moved(name), target(name)))
+        found[name] = before, after, size
     return found
 
 
-def _squared(tensor: Tensor) -> float:
-    return float(tensor.square().sum())
+def _squared(tensor: Tensor, other: Tensor | None = None) -> float:
+    """‖tensor − other‖² in float64, part by part."""
+    block = BLOCKS.get(tensor.device.type, BLOCKS["cuda"])
+    parts = [each.flatten().split(block) for each in (tensor, other) if each is not None]
+    total = torch.zeros((), dtype=torch.float64, device=tensor.device)
+    for some in zip(*parts, strict=True):
+        values = some[0].double() if other is None else some[0].double() - some[1].double()
+        total += values @ values
+    return float(total)
 
 
 def relative(rows: Iterable[Distance], column: int) -> float | None:

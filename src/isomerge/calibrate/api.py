@@ -46,7 +46,7 @@ def calibrate(
     Memory does not grow with the data. `what` is any of: `gram` (Σ x xᵀ of every linear map's input), `activations`
     (the same at every site of the specification's spaces), `units` (mean and spread of every linear map's outputs),
     `fisher` (diagonal Fisher information, `true` or `empirical`). `only` is a pattern that names of weights must
-    contain. `limit` is the most examples to read.
+    contain, for all of these but `activations`. `limit` is the most examples to read.
 
     >>> statistics = calibrate("model", batches, what={"gram"})                                        # doctest: +SKIP
     >>> statistics.save("statistics.safetensors")                                                      # doctest: +SKIP
@@ -69,6 +69,8 @@ def calibrate(
         "model_sha256": tensors_digest(hash_tensors(checkpoint, threads=1)),
         "what": sorted(wanted),
     }
+    if only is not None:
+        info["only"] = only
     if given is not batches:
         info |= {"data": batches.name, "source_sha256": batches.sha256}
     if wanted - {"fisher"}:
@@ -76,8 +78,9 @@ def calibrate(
         info |= {"data_sha256": reading.sha256, "examples": reading.examples}
     if "fisher" in wanted:
         found, record, reading = diagonal_fisher(
-            stock, given, kind=fisher, samples=samples, seed=seed, limit=limit, progress=progress
-        )
+            stock, given, kind=fisher, samples=samples, seed=seed, names=_tensors(stock, only), limit=limit,
+            progress=progress,
+        )  # fmt: skip
         tensors |= found
         info |= {"fisher": record, "data_sha256": reading.sha256, "examples": reading.examples}
     if given is not batches and batches.notes:
@@ -141,6 +144,12 @@ def _weights(stock: Stock, only: str | None) -> set[str] | None:
             f"{name_some(sorted(m.weight for m in stock.maps()), 3)}."
         )
     return found
+
+
+def _tensors(stock: Stock, only: str | None) -> set[str] | None:
+    """Tensors of the checkpoint that the pattern names; None for all."""
+    chosen = _weights(stock, only)
+    return None if chosen is None else chosen & stock.checkpoint.tensors.keys()
 
 
 class _MomentPass:

@@ -16,7 +16,7 @@ A model with one output number is read as a normal distribution of variance 1 ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import Tensor
 from isomerge.calibrate.batches import Batch, Batches, Progress, Reading, examples_in, forward
 from isomerge.calibrate.maps import Stock
 from isomerge.calibrate.squares import Squares
+from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.module import saved_state
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
 
@@ -43,15 +44,26 @@ def diagonal_fisher(
     kind: str = "true",
     samples: int = 1,
     seed: int = 0,
+    names: Collection[str] | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any], Reading]:
-    """Fisher information under the checkpoint's names, how it was computed, and what was read. Uses up the module."""
+    """Fisher information under the checkpoint's names, how it was computed, and what was read. Uses up the module.
+
+    `names` are those of the tensors to measure, if not all.
+    """
     if kind not in KINDS:
         raise RequestError(f"Measuring Fisher information: '{kind}' is not a kind of it. {did_you_mean(kind, KINDS)}")
     if samples < 1:
         raise RequestError(f"Measuring Fisher information with {samples} draws per example: at least one is needed.")
-    model = stock.model.requires_grad_(True)
+    model, measured = stock.model, list(_measured(stock, names))
+    if not measured:
+        raise RequestError(
+            f"Measuring Fisher information of {stock.checkpoint.name}: no tensor that is asked for is a parameter "
+            f"({name_some(sorted(names or ()))}). Name weights."
+        )
+    for parameter in measured:
+        parameter.requires_grad_(True)
     exact = True
 
     def scores(batch: Batch, first: int) -> Iterator[Tensor]:
@@ -82,7 +94,7 @@ def diagonal_fisher(
     record = {"kind": kind, "examples": done, "exact": exact if kind == "true" else None, "samples": samples,
               "seed": seed, "unit": "example"}  # fmt: skip
     found = {id(p): total / done for p, total in zip(squares.parameters, squares.sums, strict=True)}
-    return _on_disk(stock, found), record, reading
+    return _on_disk(stock, found, names), record, reading
 
 
 @dataclass(frozen=True)
@@ -187,19 +199,42 @@ def _require_finite(found: Predictions, stock: Stock, first: int) -> None:
         )
 
 
-def _on_disk(stock: Stock, found: dict[int, Tensor]) -> dict[str, Tensor]:
-    """Under the names and in the shapes of the checkpoint: the values take the places of the weights, and transformers
-    is asked how it would save them. What is no parameter counts nothing."""
-    in_memory = {n: found[id(p)] for n, p in stock.model.named_parameters(remove_duplicate=False)}
-    model = stock.model.double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(found[id(parameter)])
-    saved = saved_state(model, stock.checkpoint.name)
+def _measured(stock: Stock, names: Collection[str] | None) -> Iterator[Tensor]:
+    """The parameters that these tensors are in memory; one that is stacked or cut there may be any of the rest."""
+    if names is None or not all(name in stock.layout.in_memory for name in names):
+        yield from stock.model.parameters()
+        return
+    wanted = {stock.layout.in_memory[name] for name in names}
+    for name, parameter in stock.model.named_parameters(remove_duplicate=False):
+        if name in wanted:
+            yield parameter
+
+
+def _on_disk(stock: Stock, found: dict[int, Tensor], names: Collection[str] | None) -> dict[str, Tensor]:
+    """Under the names and in the shapes of the checkpoint. What is no parameter counts nothing.
+
+    Where a tensor is stacked or cut in memory, the values take the places of the weights, and transformers is asked how
+    it would save them.
+    """
+    values = {n: found[id(p)] for n, p in stock.model.named_parameters(remove_duplicate=False) if id(p) in found}
+    wanted = [
+        name for name, info in stock.checkpoint.tensors.items()
+        if info.dtype.is_floating_point and (names is None or name in names)
+    ]  # fmt: skip
+    in_memory = {name: stock.layout.in_memory.get(name, name) for name in wanted}
+    saved: dict[str, Tensor] = {}
+    if any(name not in stock.layout.in_memory and memory not in values for name, memory in in_memory.items()):
+        model = stock.model.double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(found[id(parameter)])
+        saved = saved_state(model, stock.checkpoint.name)
     result = {}
-    for name, info in stock.checkpoint.tensors.items():
-        memory = stock.layout.in_memory.get(name, name)
-        value = in_memory.get(memory, saved.get(name) if name not in stock.layout.in_memory else None)
-        if info.dtype.is_floating_point:
-            result[name] = torch.zeros(info.shape, dtype=torch.float64) if value is None else value.cpu().clone()
+    for name, memory in in_memory.items():
+        value = values.get(memory, saved.get(name) if name not in stock.layout.in_memory else None)
+        shape = stock.checkpoint.tensors[name].shape
+        # A copy: two names may be one tensor.
+        result[name] = (
+            torch.zeros(shape, dtype=torch.float64) if value is None else value.detach().to("cpu", copy=True)
+        )
     return result

@@ -30,10 +30,10 @@ first of them."""
 
 
 class Squares:
-    """Sums of squared gradients, in float64."""
+    """Sums of squared gradients of the parameters that ask for gradients, in float64."""
 
     def __init__(self, model: torch.nn.Module, scores: Scores) -> None:
-        self.parameters = list(model.parameters())
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.sums = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters]
         self.one_by_one = False
         """Examples could not be told apart."""

@@ -222,7 +222,7 @@ def _importance(statistics: Statistics, name: str, info: TensorInfo) -> Source:
     if name not in held or held[name].shape != info.shape:
         raise RequestError(
             f"Merging by Fisher information: {statistics.name} has nothing for '{name}' in the shape {info.shape}. "
-            "Measure this very model."
+            "Measure this very model, and all of it."
         )
     return _Information(statistics.stored.read(name), f"the information of '{name}' in {statistics.name}")
 
