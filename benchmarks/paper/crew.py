@@ -27,7 +27,8 @@ WORKERS = {"small": 8}
 """At most, and about two for three cores. Models of the original size fill a GPU by themselves, and one job uses all
 cores of a CPU."""
 EACH = 14 << 30
-"""Bytes of the GPU that one takes at the small scale, to fine-tune the larger base; and, about, of the machine."""
+"""Bytes of the GPU that one takes at the small scale, to fine-tune the larger base; and, about, of the machine, to
+merge eight of its models."""
 
 
 def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
@@ -40,50 +41,34 @@ def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> lis
         return list(pool.map(function, jobs))
 
 
-def cells(
-    run: Run,
-    function: Callable[[J], dict[str, Any]],
-    jobs: Mapping[str, J],
-    kin: Callable[[J], Any] = id,
-    each: int = EACH,
-) -> dict[str, dict[str, Any]]:
-    """One cell a job; those that are not there yet are computed side by side, where the GPU can be shared.
-
-    Jobs that are `kin`, so that one can use what another read and measured, follow each other in one process, which
-    takes `each` bytes.
-    """
+def cells(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, J]) -> dict[str, dict[str, Any]]:
+    """One cell a job; those that are not there yet are computed side by side, where the GPU can be shared."""
     missing = [] if run.dry else [key for key in jobs if not run.known(key)]
     if run.finished:
         jobs = {key: job for key, job in jobs.items() if key not in missing}
         if missing:
             run.note(f"Not finished: {len(missing)} of {len(jobs) + len(missing)} ({_told(missing)}).")
         missing = []
-    families: dict[Any, dict[str, J]] = {}
-    for key in missing:
-        families.setdefault(kin(jobs[key]), {})[key] = jobs[key]
-    workers = _workers(run, len(families), each) if shared() else 1
+    workers = _workers(run, len(missing)) if shared() else 1
     if workers < 2:
         return {key: run.cell(key, partial(function, job)) for key, job in jobs.items()}
     with _pool(workers) as pool:
-        waiting = [pool.submit(_one_by_one, run, function, family) for family in families.values()]
+        waiting = [pool.submit(_compute, run, function, key, jobs[key]) for key in missing]
         failed = [error for done in waiting if (error := done.exception())]
     if failed:
         raise failed[0]
     return {key: run.cell(key, dict) for key in jobs}  # they are there
 
 
-def _one_by_one(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, J]) -> None:
-    """Each written at once; one that fails takes none with it."""
-    failed = []
-    for key, job in jobs.items():
-        try:
-            run.cell(key, partial(function, job))
-        except Exception as error:
-            run.say(f"{key}: failed, {error}")
-            failed.append(error)
+def _compute(run: Run, function: Callable[[J], dict[str, Any]], key: str, job: J) -> None:
+    """Written at once; one that fails takes none with it."""
+    try:
+        run.cell(key, partial(function, job))
+    except Exception as error:
+        run.say(f"{key}: failed, {error}")
+        raise
+    finally:
         torch.cuda.empty_cache()  # the others may need it
-    if failed:
-        raise failed[0]
 
 
 def _told(keys: Sequence[str]) -> str:
@@ -95,10 +80,10 @@ def shared() -> bool:
     return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
 
 
-def _workers(run: Run, jobs: int, each: int = EACH) -> int:
+def _workers(run: Run, jobs: int) -> int:
     if run.device == "cpu":
         return 1
-    cores, memory = max(2, 2 * (os.cpu_count() or 1) // 3), max(1, _memory() // each)
+    cores, memory = max(2, 2 * (os.cpu_count() or 1) // 3), max(1, _memory() // EACH)
     return min(jobs, WORKERS.get(run.scale, 1), cores, memory)
 
 

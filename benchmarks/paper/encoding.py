@@ -105,7 +105,7 @@ class Inputs:
             yield batch_of([rows[place] for place in order[start : start + size]], self._tokenizer.pad_token_id)
 
     def passes(self, corpus: str, limit: int, size: int = 32) -> Callable[[], Iterator[dict[str, Tensor]]]:
-        """The first training examples, the short ones first (little padding), as often as a merge wants them."""
+        """The first training examples, as often as a merge wants them."""
         order = self.by_length(corpus, "train", range(min(limit, len(self.rows(corpus, "train")))))
         return lambda: self.batches(corpus, "train", size, order)
 
@@ -120,6 +120,7 @@ class Inputs:
         return [found[place] for place in torch.randperm(len(found), generator=generator).tolist()]
 
     def by_length(self, corpus: str, split: str, places: Iterable[int] | None = None) -> list[int]:
-        """These places, or all, from the shortest text to the longest."""
+        """These places, or all, from the longest text to the shortest: batches have little padding, and memory that a
+        GPU gave for the first of them serves the others."""
         rows = self.rows(corpus, split)
-        return sorted(range(len(rows)) if places is None else places, key=lambda place: len(rows[place]["input_ids"]))
+        return sorted(range(len(rows)) if places is None else places, key=lambda place: -len(rows[place]["input_ids"]))

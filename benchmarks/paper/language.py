@@ -253,9 +253,20 @@ class Judge:
         self.head = head_names(self.model)
         self._task, self._inputs, self._device = task, inputs, device
 
-    @torch.no_grad()
     def __call__(self, state: State, corpus: str) -> dict[str, float]:
+        self.take(state)
+        return self.score(corpus)
+
+    def take(self, state: State) -> None:
+        """The model to judge from now on."""
         self.model.load_state_dict(state)
+
+    def take_head(self, owner: State) -> None:
+        """… with the head of another."""
+        self.model.load_state_dict({name: owner[name] for name in self.head}, strict=False)
+
+    @torch.no_grad()
+    def score(self, corpus: str) -> dict[str, float]:
         counted = _counting(self._task)
         for batch in self._inputs.batches(corpus, "test", 100, self._inputs.by_length(corpus, "test")):
             batch = _moved(batch, self._device)

@@ -89,7 +89,7 @@ def language_pairs(run: Run) -> dict[str, LanguagePair]:
         run.note(f"Language models are left out: {error}.")
         return {}
     plans = {title(base): plan_for(run.scale, base) for base in bases_of(run)}
-    run.settings["texts"] = f"{examples(run.scale)} of each set, the short ones first, by models of {plans!r}"
+    run.settings["texts"] = f"{examples(run.scale)} of each set, the long ones first, by models of {plans!r}"
     found, missing = {}, []
     for base in bases_of(run):
         try:

@@ -247,7 +247,9 @@ def test_information_of_what_is_no_parameter_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "bert" / "model.safetensors"
     save_file({**load_file(file), "bert.embeddings.position_ids": torch.arange(8.0)}, file, metadata={"format": "pt"})
     batch = data(tmp_path / "bert")
-    with pytest.raises(RequestError, match=r"no tensor that is asked for is a parameter \('bert.embeddings.position_ids"):
+    with pytest.raises(
+        RequestError, match=r"no tensor that is asked for is a parameter \('bert.embeddings.position_ids"
+    ):
         calibrate(tmp_path / "bert", batches(batch), what={"fisher"}, only="position_ids")
 
 

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "paper"
 import language
 import parsers
 
-from paper.tiny import OLD, SHAPE, WORDS, onward_tokenizer
+from paper.tiny import OLD, SHAPE, TINY, WORDS, onward_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +81,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(f"glue/STS-B/{part}.tsv", scores)
     write("glue/STS-B/test.tsv", ["index\tgenre\tfilename\tyear\told\ts1\ts2\tsentence1\tsentence2\tscore", *scores])
     return home  # fmt: skip
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, models: Path, data: Path, tmp_path: Path) -> list[str]:
+    monkeypatch.setitem(language.PLANS, "reduced", TINY)
+    monkeypatch.setattr(language, "OWN", {})
+    places = {"--data": data, "--models": models, "--work": tmp_path / "work", "--out": tmp_path / "out"}
+    return ["--scale", "reduced", "--device", "cpu", *(str(word) for pair in places.items() for word in pair)]

@@ -22,7 +22,7 @@ import runner
 import table1
 import table1_report
 
-from paper.tiny import OLD, TINY, job
+from paper.tiny import OLD, job
 
 
 # --- merging ----------------------------------------------------------------------------------------------------------
@@ -55,14 +55,6 @@ def test_mixing_layers_is_matching_only_those(models: Path, data: Path, tmp_path
 
 
 # --- the scripts ------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch, models: Path, data: Path, tmp_path: Path) -> list[str]:
-    monkeypatch.setitem(language.PLANS, "reduced", TINY)
-    monkeypatch.setattr(language, "OWN", {})
-    places = {"--data": data, "--models": models, "--work": tmp_path / "work", "--out": tmp_path / "out"}
-    return ["--scale", "reduced", "--device", "cpu", *(str(word) for pair in places.items() for word in pair)]
-
-
 @pytest.mark.filterwarnings("ignore::isomerge.merge.statistics.StatisticsWarning")
 def test_table1_from_end_to_end_and_again_from_its_cells(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -184,7 +176,6 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
         def __exit__(self, *_: object) -> None: ...
 
         def submit(self, function: Any, *given: Any) -> Any:
-            order.append(list(given[-1]))
             from concurrent.futures import Future
 
             future: Future[Any] = Future()
@@ -195,7 +186,6 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
             return future
 
     asked: list[int] = []
-    order: list[list[str]] = []
 
     def double(number: int) -> dict[str, Any]:
         asked.append(number)
@@ -219,9 +209,6 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
     with pytest.raises(ValueError, match="negative"):
         crew.cells(run, double, {"d": -1, "e": 5})
     assert run.known("e") and not run.known("d")
-    order.clear()
-    crew.cells(run, double, {"f": 10, "g": 21, "h": 12, "i": 23}, kin=lambda number: number % 2)
-    assert order == [["f", "h"], ["g", "i"]]  # those that are kin after each other in one process
 
 
 @pytest.mark.filterwarnings("ignore::isomerge.merge.statistics.StatisticsWarning")

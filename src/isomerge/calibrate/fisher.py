@@ -234,7 +234,5 @@ def _on_disk(stock: Stock, found: dict[int, Tensor], names: Collection[str] | No
         value = values.get(memory, saved.get(name) if name not in stock.layout.in_memory else None)
         shape = stock.checkpoint.tensors[name].shape
         # A copy: two names may be one tensor.
-        result[name] = (
-            torch.zeros(shape, dtype=torch.float64) if value is None else value.detach().to("cpu", copy=True)
-        )
+        result[name] = torch.zeros(shape, dtype=torch.float64) if value is None else value.detach().to("cpu", copy=True)
     return result
