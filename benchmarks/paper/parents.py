@@ -73,6 +73,12 @@ class Parent:
 
         return MemoryCheckpoint(self.corpus, self.state, self.config)
 
+    @property
+    def information(self) -> float:
+        """The sum over all weights."""
+        assert self.seen is not None
+        return sum(float(value.double().sum()) for value in self.seen.fisher.values())
+
     def gram(self) -> Statistics:
         return self._calibrated(self.job.plan.grams, what={"gram"})
 

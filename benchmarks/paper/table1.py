@@ -182,7 +182,8 @@ def judge_alone(group: Group) -> dict[str, Any]:
 
 
 def merge_and_judge(group: Group) -> dict[str, Any]:
-    """Scores and losses by method, matching and set; mean distances to the first model by matching."""
+    """Scores and losses by method, matching and set; mean distances to the first model by matching; and the models' sums
+    of Fisher information, as the one with the most decides."""
     plain = [parent_of(group.job(member)) for member in group.members]
     scores: dict[str, dict[str, float]] = {}
     losses: dict[str, dict[str, float]] = {}
@@ -202,7 +203,8 @@ def merge_and_judge(group: Group) -> dict[str, Any]:
             found = judged(group, merged(method, parents, group.device), parents)
             scores[row] = {name: each["score"] for name, each in found.items()}
             losses[row] = {name: each["loss"] for name, each in found.items()}
-    return {"scores": scores, "losses": losses, "distances": distances}
+    information = {parent.corpus: parent.information for parent in plain}
+    return {"scores": scores, "losses": losses, "distances": distances, "information": information}
 
 
 def merged(method: str, parents: Sequence[Parent], device: str) -> State:

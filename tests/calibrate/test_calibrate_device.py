@@ -8,7 +8,7 @@ import torch
 from align.tiny import MODELS, model
 from calibrate.seen import batches, data
 from isomerge.calibrate import WHAT, calibrate, cross_statistics
-from isomerge.merge.statistics import merge_regmean, repair
+from isomerge.merge.statistics import merge_fisher, merge_regmean, repair
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 
@@ -34,6 +34,11 @@ def test_the_device_does_not_change_what_is_merged(align: bool) -> None:
     expected, found = (dict(merge_regmean(folders, files, align=align, device=d)) for d in ("cpu", "cuda"))
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
+    if not align:  # information belongs to the weights as they were measured
+        files = [calibrate(f, batches(data(f)), what={"fisher"}, only="vit|classifier", device="cuda") for f in folders]
+        expected, found = (dict(merge_fisher(folders, files, device=d)) for d in ("cpu", "cuda"))
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
     given = batches(data(folders[0]))
     one, other = (repair(folders[0], folders, given, device=d) for d in ("cpu", "cuda"))
     for name, tensor in one.items():

@@ -55,7 +55,8 @@ def merge_fisher(
     yield from prepared.copied()
     for name, sources, info in prepared.tensors():
         extras = {"importance": [_importance(s, name, info) for s in prepared.statistics]}
-        job = Job(name, info, sources, None, METHODS["fisher"], {"weight": shares, "floor": floor}, extras)
+        options = {"weight": shares, "floor": floor}
+        job = Job(name, info, sources, None, METHODS["fisher"], options, extras, device=device)
         yield name, cast(job.tensor(), info.dtype)[0]
 
 
