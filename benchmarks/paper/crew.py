@@ -10,9 +10,10 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,8 +38,8 @@ def side_by_side(run: Run, function: Callable[[J], R], jobs: Sequence[J]) -> lis
         return []
     if _workers(run, len(jobs)) < 2:
         return [function(job) for job in jobs]
-    with _pool(_workers(run, len(jobs))) as pool:
-        return list(pool.map(function, jobs))
+    with _crew(_workers(run, len(jobs))) as pool:
+        return list(pool.map(partial(_tidily, function), jobs))
 
 
 def cells(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, J]) -> dict[str, dict[str, Any]]:
@@ -52,7 +53,7 @@ def cells(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, 
     workers = _workers(run, len(missing)) if shared() else 1
     if workers < 2:
         return {key: run.cell(key, partial(function, job)) for key, job in jobs.items()}
-    with _pool(workers) as pool:
+    with _crew(workers) as pool:
         waiting = [pool.submit(_compute, run, function, key, jobs[key]) for key in missing]
         failed = [error for done in waiting if (error := done.exception())]
     if failed:
@@ -63,12 +64,18 @@ def cells(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, 
 def _compute(run: Run, function: Callable[[J], dict[str, Any]], key: str, job: J) -> None:
     """Written at once; one that fails takes none with it."""
     try:
-        run.cell(key, partial(function, job))
+        run.cell(key, partial(_tidily, function, job))
     except Exception as error:
         run.say(f"{key}: failed, {error}")
         raise
+
+
+def _tidily(function: Callable[[J], R], job: J) -> R:
+    """Memory of the GPU that is not needed any more is left to the others."""
+    try:
+        return function(job)
     finally:
-        torch.cuda.empty_cache()  # the others may need it
+        torch.cuda.empty_cache()
 
 
 def _told(keys: Sequence[str]) -> str:
@@ -93,6 +100,19 @@ def _memory() -> int:
     return min(machine, torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else machine
 
 
+@contextmanager
+def _crew(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """The processes of the script's last jobs, if there were as many: to start them takes seconds."""
+    pool = _pool(workers)
+    try:
+        yield pool
+    except BaseException:
+        _pool.cache_clear()  # it may be broken
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+
+
+@lru_cache(maxsize=1)
 def _pool(workers: int) -> ProcessPoolExecutor:
     # Spawned: a forked process cannot use CUDA.
     context = multiprocessing.get_context("spawn")

@@ -104,10 +104,10 @@ class Inputs:
         for start in range(0, len(order), size):
             yield batch_of([rows[place] for place in order[start : start + size]], self._tokenizer.pad_token_id)
 
-    def passes(self, corpus: str, limit: int, size: int = 32) -> Callable[[], Iterator[dict[str, Tensor]]]:
+    def passes(self, corpus: str, limit: int) -> Callable[[], Iterator[dict[str, Tensor]]]:
         """The first training examples, as often as a merge wants them."""
         order = self.by_length(corpus, "train", range(min(limit, len(self.rows(corpus, "train")))))
-        return lambda: self.batches(corpus, "train", size, order)
+        return lambda: self.batches(corpus, "train", 32, order)
 
     def shuffled(self, corpus: str, size: int, generator: torch.Generator, near: int = 1) -> list[list[int]]:
         """Training batches for one epoch, random; but out of so many batches' worth of texts, these are made by length:

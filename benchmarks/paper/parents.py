@@ -83,14 +83,13 @@ class Parent:
         return self._calibrated(self.job.plan.grams, what={"gram"})
 
     def fisher(self, only: str | None = None) -> Statistics:
-        # With gradients, half as many texts at once.
-        return self._calibrated(self.job.plan.informed, 16, what={"fisher"}, fisher="empirical", only=only)
+        return self._calibrated(self.job.plan.informed, what={"fisher"}, fisher="empirical", only=only)
 
-    def _calibrated(self, count: int, size: int = 32, **options: Any) -> Statistics:
+    def _calibrated(self, count: int, **options: Any) -> Statistics:
         from isomerge.calibrate import calibrate
 
         job = self.job
-        batches = inputs_for(job.base, job.data, job.plan).passes(job.corpus, count, size)
+        batches = inputs_for(job.base, job.data, job.plan).passes(job.corpus, count)
         return calibrate(self.checkpoint, batches, device=job.device, **options)
 
 

@@ -182,8 +182,8 @@ def judge_alone(group: Group) -> dict[str, Any]:
 
 
 def merge_and_judge(group: Group) -> dict[str, Any]:
-    """Scores and losses by method, matching and set; mean distances to the first model by matching; and the models' sums
-    of Fisher information, as the one with the most decides."""
+    """Scores and losses by method, matching and set; mean distances to the first model by matching; sums of Fisher
+    information by model, as the one with the most decides."""
     plain = [parent_of(group.job(member)) for member in group.members]
     scores: dict[str, dict[str, float]] = {}
     losses: dict[str, dict[str, float]] = {}

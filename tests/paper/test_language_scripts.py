@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
@@ -170,11 +171,6 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
     class Now:
         """A pool that runs each job when it is handed in, so that no process has to start."""
 
-        def __enter__(self) -> Now:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
         def submit(self, function: Any, *given: Any) -> Any:
             from concurrent.futures import Future
 
@@ -264,6 +260,43 @@ def test_workers_end_with_a_script_that_was_killed(tmp_path: Path) -> None:
     script.kill()
     script.wait()
     until(lambda: not running(worker))
+
+
+def seen_by(job: int) -> tuple[int, int]:
+    """In a process of its own: which one it is, and whether it knows what a job before it left."""
+    import os
+
+    before = int(os.environ.get("LEFT", "0"))
+    os.environ["LEFT"] = str(job)
+    if job < 0:
+        raise ValueError("negative")
+    return os.getpid(), before
+
+
+def test_processes_stay_for_the_next_jobs_and_go_when_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    import crew
+
+    run = runner.Run("x", "small", tmp_path, "cuda", 1, None, None, tmp_path)
+    monkeypatch.setattr(crew, "_workers", lambda run, jobs: 2)
+    monkeypatch.setattr(crew, "_pool", functools.lru_cache(maxsize=1)(lambda workers: crew_of_one()))
+
+    def crew_of_one() -> Any:
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+
+        return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+    first = crew.side_by_side(run, seen_by, [1, 2])
+    second = crew.side_by_side(run, seen_by, [3])
+    assert [before for _, before in first + second] == [0, 1, 2]
+    assert len({process for process, _ in first + second}) == 1 and first[0][0] != os.getpid()
+    with pytest.raises(ValueError, match="negative"):
+        crew.side_by_side(run, seen_by, [-1])
+    assert crew.side_by_side(run, seen_by, [4])[0][0] != first[0][0]
 
 
 def until(happened: Callable[[], bool], seconds: float = 60) -> None:
