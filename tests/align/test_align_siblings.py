@@ -56,6 +56,24 @@ def test_siblings_whose_tensors_changed_by_different_amounts_are_recognised(fami
     assert_left_alone(variant(anchor, changed, "uneven"), anchor)
 
 
+@pytest.mark.parametrize("unit", [0, 5])
+def test_a_sibling_whose_unit_changed_its_sign_gets_it_back(unit: int) -> None:
+    """In an order that needs no change: the exit for such feed-forwards must not miss it."""
+    anchor = model("llama", 0, **WIDE["llama"])
+    near = noisy(anchor)
+    up, down = (f"model.layers.1.mlp.{side}_proj.weight" for side in ("up", "down"))
+    flipped = tensors(near)
+    flipped[up][unit] *= -1
+    flipped[down][:, unit] *= -1
+    source = variant(near, flipped, f"flipped-{unit}")
+    found = isomerge.align(source, anchor=anchor)
+    assert isinstance(found, isomerge.Alignment)
+    assert set(found.transform.elements) == {"up.1"}
+    assert [k for k, sign in enumerate(found.transform.elements["up.1"].flatten().tolist()) if sign < 0] == [unit]
+    after, before = found.state_dict(), tensors(near)
+    assert [name for name in before if not torch.allclose(after[name], before[name], rtol=0, atol=1e-2)] == []
+
+
 @pytest.mark.parametrize("family", MODELS)
 def test_a_model_aligned_to_itself_is_left_bit_identical(family: str) -> None:
     assert_left_alone(model(family, 0, torch.float32), model(family, 0, torch.float32))

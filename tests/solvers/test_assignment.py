@@ -108,6 +108,31 @@ def test_identity_exit_is_never_wrong_and_fires_for_siblings() -> None:
     assert fired > 100
 
 
+def test_identity_exit_is_never_wrong_where_rows_may_change_their_signs() -> None:
+    """Against the best order of all with the best signs: what a gated feed-forward may choose."""
+    fired = 0
+    for seed in range(400):
+        n, m = 2 + seed % 7, 3 + seed % 5
+        gate, up, down = (random(n, m, seed=3 * seed + k) for k in range(3))
+        if seed % 4 == 0:
+            gate[0] = gate[-1]  # two units that only what may be mirrored tells apart …
+        if seed % 8 == 0:
+            up[0], down[0] = -up[-1], -down[-1]  # … and there one is the other's mirror image
+        if seed % 5 == 0:
+            up *= 1e-2  # a unit's sign hardly matters
+            down *= 1e-2
+        near = 10.0 ** -(seed % 5)
+        moved = [part + near * random(n, m, seed=5000 + 3 * seed + k) for k, part in enumerate((gate, up, down))]
+        if seed % 3 == 0:
+            moved[1][0], moved[2][0] = -moved[1][0], -moved[2][0]
+        if identity_is_optimal(moved, [gate, up, down], [False, True, True], directions=1 + seed % 8):
+            fired += 1
+            plain, mirrored = moved[0] @ gate.T, moved[1] @ up.T + moved[2] @ down.T
+            best = plain + mirrored.abs()
+            assert float((plain + mirrored).trace()) >= score(best, assign(best)) - 1e-9
+    assert fired > 80
+
+
 def test_identity_exit_does_not_depend_on_blocks_and_reads_stored_dtypes() -> None:
     parts = [random(100, 30, seed=1).half(), random(100, 1, seed=2).float(), random(40, 100, seed=3).T]
     near = [p + (1e-2 * random(*p.shape, seed=4)).to(p.dtype) for p in parts]
@@ -116,6 +141,8 @@ def test_identity_exit_does_not_depend_on_blocks_and_reads_stored_dtypes() -> No
         assert identity_is_optimal(near, parts, block=block)
         assert not identity_is_optimal(far, parts, block=block)
         assert not identity_is_optimal([p.flip(0) for p in parts], parts, block=block)
+        assert identity_is_optimal(near, parts, [False, True, True], block=block)
+        assert not identity_is_optimal([near[0], *(-p for p in near[1:])], parts, [False, True, True], block=block)
 
 
 def test_equal_units_pass_only_when_nothing_moved() -> None:

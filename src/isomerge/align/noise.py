@@ -11,13 +11,15 @@ import math
 
 from torch import Tensor
 
+from isomerge.align.distance import squared
+
 LEAST_CHANGE = 1e-10  # of the squared size: a tensor that hardly changed counts as much as one that changed by this
 
 
 def precision(source: Tensor, anchor: Tensor) -> float:
     """The weight of a tensor's squared distance that makes it one per parameter; 0 for a tensor of zeros."""
-    size = float(anchor.square().sum() + source.square().sum())
-    return anchor.numel() / max(float((source - anchor).square().sum()), LEAST_CHANGE * size) if size > 0 else 0.0
+    size = squared(anchor) + squared(source)
+    return anchor.numel() / max(squared(source, anchor), LEAST_CHANGE * size) if size > 0 else 0.0
 
 
 def is_noise(gain: float, dimension: int, parameters: int) -> bool:

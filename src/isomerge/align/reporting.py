@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isomerge.align.distance import squared
 from isomerge.align.evidence import common_part
 from isomerge.align.pairwise import Solution
 from isomerge.checkpoint import CastReport
@@ -15,8 +16,6 @@ from isomerge.symmetry.binding import BoundModel
 
 Distance = tuple[float, float, float]  # ‖source − anchor‖², ‖moved − anchor‖², ‖anchor‖²
 Provider = Callable[[str], Tensor]
-BLOCKS = {"cpu": 1 << 17, "cuda": 1 << 24}
-"""Numbers compared at once: as many as fit a processor's cache, or keep an accelerator busy."""
 
 
 def distances(
@@ -29,21 +28,10 @@ def distances(
     found = {}
     for name in sorted(set(source.layouts) & set(anchor.layouts)):
         start, goal = common_part(*(model.raw(name, model.stored_precision) for model in (source, anchor)))
-        before, size = _squared(start, goal), _squared(goal)
-        after = before if stays(name) else _squared(*common_part(moved(name), target(name)))
+        before, size = squared(start, goal), squared(goal)
+        after = before if stays(name) else squared(*common_part(moved(name), target(name)))
         found[name] = before, after, size
     return found
-
-
-def _squared(tensor: Tensor, other: Tensor | None = None) -> float:
-    """‖tensor − other‖² in float64, part by part."""
-    block = BLOCKS.get(tensor.device.type, BLOCKS["cuda"])
-    parts = [each.flatten().split(block) for each in (tensor, other) if each is not None]
-    total = torch.zeros((), dtype=torch.float64, device=tensor.device)
-    for some in zip(*parts, strict=True):
-        values = some[0].double() if other is None else some[0].double() - some[1].double()
-        total += values @ values
-    return float(total)
 
 
 def relative(rows: Iterable[Distance], column: int) -> float | None:

@@ -19,7 +19,16 @@ from isomerge.align.evidence import Block, Pair, stream_cross, unit_blocks
 from isomerge.align.nested import Elements, Unit
 from isomerge.align.parallel import Run
 from isomerge.symmetry.architecture import RESIDUAL
-from isomerge.symmetry.groups import Group, Permutation, Rotation, RotationFixingOnes, SignedPermutation, Trivial
+from isomerge.symmetry.groups import (
+    Group,
+    Permutation,
+    Rotation,
+    RotationFixingOnes,
+    Scale,
+    SignedPermutation,
+    SignedScale,
+    Trivial,
+)
 from isomerge.symmetry.transform import Transform, dimension
 
 STOP_RISING = 1e-6  # relative rise of the objective below which a sweep was the last
@@ -140,20 +149,26 @@ class Sweeper:
         return found if self.activations is None else self.activations.combined(unit, found, self.pair)
 
     def _keeps_its_order(self, unit: Unit, around: Transform) -> bool:
-        """The exit that needs no cost matrix: near-identical units are already in the best order."""
-        inner = [g for s, g in unit.spaces.items() if s != unit.root]
-        if not isinstance(unit.spaces[unit.root], Permutation) or any(not isinstance(g, Trivial) for g in inner):
+        """The exit that needs no cost matrix: near-identical units are already in the best order, with the best signs."""
+        inner = {s: g for s, g in unit.spaces.items() if s != unit.root and not isinstance(g, Trivial)}
+        # Balanced, a scale has nothing left to choose but its sign.
+        signs = {s for s, g in inner.items() if isinstance(g, SignedScale) and g.size == 1 and g.per == (unit.root,)}
+        if not isinstance(unit.spaces[unit.root], Permutation) or signs != inner.keys():
             return False
         if around.elements or (self.activations is not None and self.activations.speaks_of(unit)):
             return False
+        mirrors = {s for s in signs if not isinstance(inner[s], Scale)}
         rows: tuple[list[Tensor], list[Tensor]] = ([], [])
+        mirrored = []
         for name in self.pair.touching([unit.root]):
             for side, tensor in zip(rows, self.pair.tensors(name), strict=True):
                 for axis, segments in enumerate(self.pair.layouts[name].axes):
                     for s in segments:
                         if s.atoms[0].space == unit.root:
                             side.append(s.take(tensor, axis).reshape(s.sizes[0], -1))
-        return solvers.identity_is_optimal(*rows)
+                            if side is rows[0]:
+                                mirrored.append(any(atom.space in mirrors for atom in s.atoms))
+        return solvers.identity_is_optimal(*rows, mirrored)
 
     def _done(self, unit: Unit) -> None:
         self.tick(self._bytes[unit.root], self._passes * sum(self._bytes.values()))
