@@ -149,7 +149,7 @@ class Sweeper:
         return found if self.activations is None else self.activations.combined(unit, found, self.pair)
 
     def _keeps_its_order(self, unit: Unit, around: Transform) -> bool:
-        """The exit that needs no cost matrix: near-identical units are already in the best order, with the best signs."""
+        """The exit that needs no cost matrix: near-identical units have the best order and signs already."""
         inner = {s: g for s, g in unit.spaces.items() if s != unit.root and not isinstance(g, Trivial)}
         # Balanced, a scale has nothing left to choose but its sign.
         signs = {s for s, g in inner.items() if isinstance(g, SignedScale) and g.size == 1 and g.per == (unit.root,)}
