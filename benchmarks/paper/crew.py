@@ -56,8 +56,8 @@ def cells(run: Run, function: Callable[[J], dict[str, Any]], jobs: Mapping[str, 
     with _crew(workers) as pool:
         waiting = [pool.submit(_compute, run, function, key, jobs[key]) for key in missing]
         failed = [error for done in waiting if (error := done.exception())]
-    if failed:
-        raise failed[0]
+        if failed:
+            raise failed[0]
     return {key: run.cell(key, dict) for key in jobs}  # they are there
 
 

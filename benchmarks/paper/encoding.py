@@ -112,10 +112,11 @@ class Inputs:
     def shuffled(self, corpus: str, size: int, generator: torch.Generator, near: int = 1) -> list[list[int]]:
         """Training batches for one epoch, random; but out of so many batches' worth of texts, these are made by length:
         padding costs as much as text."""
-        places = torch.randperm(len(self.rows(corpus, "train")), generator=generator).tolist()
+        rows = self.rows(corpus, "train")
+        places = torch.randperm(len(rows), generator=generator).tolist()
         found: list[list[int]] = []
         for start in range(0, len(places), near * size):
-            alike = self.by_length(corpus, "train", places[start : start + near * size])
+            alike = sorted(places[start : start + near * size], key=lambda place: len(rows[place]["input_ids"]))
             found += [alike[k : k + size] for k in range(0, len(alike), size)]
         return [found[place] for place in torch.randperm(len(found), generator=generator).tolist()]
 

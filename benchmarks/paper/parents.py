@@ -34,6 +34,8 @@ def inputs_for(base: str, data: Path | None, plan: Plan) -> Inputs:
 def made(wanted: tuple[Job, bool]) -> None:
     """A model, and what is measured of it if that is wanted, where they are not there yet."""
     job, is_measured = wanted
+    if not job.done:
+        forget([job])  # it was of a model that is there no more
     fine_tune(job)
     if is_measured and not measured_file(job).is_file():
         config = json.loads((job.folder / "config.json").read_text())
@@ -148,4 +150,4 @@ def _joined(tensors: dict[str, Tensor], *infos: Statistics) -> Statistics:
     for each in infos:
         info |= each.info
         maps |= each.info.get("maps", {})
-    return Statistics.of(tensors, {**info, "maps": maps, "what": ["fisher", "gram"]})
+    return Statistics.of(tensors, {**info, "maps": maps, "what": ["fisher", "gram"]})  # examples: the last one's

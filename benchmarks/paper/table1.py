@@ -126,7 +126,7 @@ def script(run: Run) -> Result:
         # The longest first, as the last ones have to be waited for.
         longest = sorted(own, key=lambda key: (own[key].merged, len(own[key].members)), reverse=True)
         found |= cells(run, judged_group, {key: own[key] for key in longest})
-        if all(run.known(key) for key in own):
+        if not (run.dry or run.finished) and all(run.known(key) for key in own):
             forget(group.job(member) for group in own.values() for member in group.members)
     return table1_report.report(run, list(bases), suites, found)
 
@@ -149,7 +149,10 @@ def get_ready(run: Run, groups: Mapping[str, Group]) -> None:
         for job, measured in jobs.items()
         if not job.done or (measured and not measured_file(job).is_file())
     ]
-    run.say(f"{sum(not job.done for job in jobs)} models to fine-tune, {sum(job.done for job in jobs)} are there")
+    run.say(
+        f"{sum(not job.done for job in jobs)} models to fine-tune, {sum(job.done for job in jobs)} are there; "
+        f"{sum(measured and not measured_file(job).is_file() for job, measured in jobs.items())} to measure"
+    )
     side_by_side(run, made, missing)
 
 

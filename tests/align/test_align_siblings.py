@@ -56,6 +56,22 @@ def test_siblings_whose_tensors_changed_by_different_amounts_are_recognised(fami
     assert_left_alone(variant(anchor, changed, "uneven"), anchor)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("level", ["permutation", "full"])
+def test_biases_of_noise_do_not_move_the_stream_of_siblings(level: str, seed: int) -> None:
+    """Norms whose biases begin at zero differ by all they have after a short training."""
+    base = model("bert", 0, **WIDE["bert"])
+    pair = []
+    for k in range(2):
+        generator = torch.Generator().manual_seed(100 * seed + k)
+        changed = tensors(noisy(base, seed=10 * seed + k))
+        for name, tensor in changed.items():
+            if name.endswith("LayerNorm.bias"):
+                changed[name] = 1e-3 * torch.randn(tensor.shape, generator=generator).to(tensor)
+        pair.append(variant(base, changed, f"biases-{level}-{seed}-{k}"))
+    assert_left_alone(pair[1], pair[0], level=level)
+
+
 @pytest.mark.parametrize("unit", [0, 5])
 def test_a_sibling_whose_unit_changed_its_sign_gets_it_back(unit: int) -> None:
     """In an order that needs no change: the exit for such feed-forwards must not miss it."""

@@ -247,10 +247,18 @@ def test_information_of_what_is_no_parameter_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "bert" / "model.safetensors"
     save_file({**load_file(file), "bert.embeddings.position_ids": torch.arange(8.0)}, file, metadata={"format": "pt"})
     batch = data(tmp_path / "bert")
-    with pytest.raises(
-        RequestError, match=r"no tensor that is asked for is a parameter \('bert.embeddings.position_ids"
-    ):
-        calibrate(tmp_path / "bert", batches(batch), what={"fisher"}, only="position_ids")
+    with pytest.raises(RequestError, match="no name of a parameter contains 'position_ids', only 'bert.embeddings.pos"):
+        calibrate(tmp_path / "bert", batches(batch), what={"gram", "fisher"}, only="position_ids")
+
+
+def test_the_information_of_a_tied_table_is_that_of_the_one_it_is_tied_to() -> None:
+    folder = model("gpt2", tie_word_embeddings=True)
+    assert "lm_head.weight" not in tensors(folder)
+    batch = data(folder, examples=3)
+    part = calibrate(folder, batches(batch), what={"gram", "fisher"}, only="lm_head")
+    assert part.weights == ["lm_head.weight"] and set(part.fisher) == {"transformer.wte.weight"}
+    assert_same(part.fisher, {"transformer.wte.weight": calibrate(folder, batches(batch), what={"fisher"}).fisher[
+        "transformer.wte.weight"]})  # fmt: skip
 
 
 def test_information_that_cannot_be_measured_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +192,7 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
         return {"twice": 2 * number}
 
     run = runner.Run("x", "small", tmp_path, "cuda", 1, None, None, tmp_path)
-    monkeypatch.setattr(crew, "_pool", lambda workers: Now())
+    monkeypatch.setattr(crew, "_crew", lambda workers: contextlib.nullcontext(Now()))
     monkeypatch.setattr(crew, "shared", lambda: True)
     monkeypatch.setattr(crew, "_memory", lambda: 64 << 30)
     run.cell("b", lambda: {"twice": 4})
@@ -268,9 +270,15 @@ def seen_by(job: int) -> tuple[int, int]:
 
     before = int(os.environ.get("LEFT", "0"))
     os.environ["LEFT"] = str(job)
-    if job < 0:
+    if job == -1:
         raise ValueError("negative")
+    if job < -1:
+        os._exit(9)
     return os.getpid(), before
+
+
+def kept_by(job: int) -> dict[str, Any]:
+    return {"process": seen_by(job)[0]}
 
 
 def test_processes_stay_for_the_next_jobs_and_go_when_one_fails(
@@ -296,7 +304,12 @@ def test_processes_stay_for_the_next_jobs_and_go_when_one_fails(
     assert len({process for process, _ in first + second}) == 1 and first[0][0] != os.getpid()
     with pytest.raises(ValueError, match="negative"):
         crew.side_by_side(run, seen_by, [-1])
-    assert crew.side_by_side(run, seen_by, [4])[0][0] != first[0][0]
+    third = crew.side_by_side(run, seen_by, [4])
+    assert third[0][0] != first[0][0]
+    monkeypatch.setattr(crew, "shared", lambda: True)
+    with pytest.raises(BrokenProcessPool):
+        crew.cells(run, kept_by, {"killed": -2})
+    assert crew.cells(run, kept_by, {"lives": 5})["lives"]["process"] != third[0][0]
 
 
 def until(happened: Callable[[], bool], seconds: float = 60) -> None:

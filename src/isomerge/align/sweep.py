@@ -151,13 +151,12 @@ class Sweeper:
     def _keeps_its_order(self, unit: Unit, around: Transform) -> bool:
         """The exit that needs no cost matrix: near-identical units have the best order and signs already."""
         inner = {s: g for s, g in unit.spaces.items() if s != unit.root and not isinstance(g, Trivial)}
-        # Balanced, a scale has nothing left to choose but its sign.
-        signs = {s for s, g in inner.items() if isinstance(g, SignedScale) and g.size == 1 and g.per == (unit.root,)}
-        if not isinstance(unit.spaces[unit.root], Permutation) or signs != inner.keys():
+        scales = {s for s, g in inner.items() if isinstance(g, SignedScale) and g.size == 1 and g.per == (unit.root,)}
+        mirrors = {s for s in scales if not isinstance(inner[s], Scale)}  # of a scale, only its sign is solved for
+        if not isinstance(unit.spaces[unit.root], Permutation) or scales != inner.keys() or len(mirrors) > 1:
             return False
         if around.elements or (self.activations is not None and self.activations.speaks_of(unit)):
             return False
-        mirrors = {s for s in signs if not isinstance(inner[s], Scale)}
         rows: tuple[list[Tensor], list[Tensor]] = ([], [])
         mirrored = []
         for name in self.pair.touching([unit.root]):
@@ -244,16 +243,33 @@ class Sweeper:
         """Siblings: nothing discrete moves and the best rotation gains no more than noise would let it."""
         spaces = self.pair.architecture.spaces
         names = self._stream_names()
-        if isinstance(self.stream, Permutation | SignedPermutation):
-            C, unsigned = self._with_activations(*self._stream_evidence(names, Transform(spaces)))
-            element, _ = leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])
-            return self.stream.is_identity(element[0])
         weights = dict(zip(names, self.run(lambda n: noise.precision(*self.pair.tensors(n)), names), strict=True))
-        C, _ = self._stream_evidence(names, Transform(spaces), weights)
-        _, score = leaf.solve(self.stream, C[None])
+        C, unsigned = self._stream_evidence(names, Transform(spaces), weights)
         parameters = sum(torch.Size(self.pair.layouts[n].shape).numel() for n in names)
+        if isinstance(self.stream, Permutation | SignedPermutation):
+            if self._stream_word() == "weights" and self._agrees_in_place(C, unsigned, parameters):
+                return True
+            return self._is_home(*self._with_activations(*self._stream_evidence(names, Transform(spaces))))
+        _, score = leaf.solve(self.stream, C[None])
         self.stream_gain = 2 * float(score[0] - C.diagonal().sum())
         return noise.is_noise(self.stream_gain, dimension(spaces, RESIDUAL), parameters)
+
+    def _is_home(self, C: Tensor, unsigned: Tensor | None) -> bool:
+        """No order of the stream is better than the one it has."""
+        element, _ = leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])
+        return self.stream.is_identity(element[0])
+
+    def _agrees_in_place(self, C: Tensor, unsigned: Tensor | None, parameters: int) -> bool:
+        """Whether models agree more than they differ, in the order they have, and would in no other order agree more.
+
+        Measured in units of each tensor's own change, as vectors that are nothing but noise would count as much as a
+        layer otherwise. What any order has in common, such as gains of about one, says nothing of this one.
+        """
+        signed = isinstance(self.stream, SignedPermutation)
+        here = float(C.diagonal().sum()) - (0.0 if signed else float(C.sum()) / len(C))
+        if unsigned is not None:
+            here += float(unsigned.diagonal().sum()) - float(unsigned.sum()) / len(C)
+        return 2 * here > parameters and self._is_home(C, unsigned)
 
     # --- weights ----------------------------------------------------------------------------------------------------
     def _root_of(self, name: str) -> str | None:

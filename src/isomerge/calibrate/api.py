@@ -59,6 +59,7 @@ def calibrate(
     checkpoint = open_checkpoint(model)
     _require_readable(checkpoint, batches)
     stock = Stock.load(checkpoint, device)
+    names = _tensors(stock, only) if "fisher" in wanted else None
     needs_labels = "fisher" in wanted and fisher == "empirical"
     given = as_batches(
         batches, checkpoint, limit=limit, labels=needs_labels, seed=seed, device=device, batch_size=batch_size
@@ -78,7 +79,7 @@ def calibrate(
         info |= {"data_sha256": reading.sha256, "examples": reading.examples}
     if "fisher" in wanted:
         found, record, reading = diagonal_fisher(
-            stock, given, kind=fisher, samples=samples, seed=seed, names=_tensors(stock, only), limit=limit,
+            stock, given, kind=fisher, samples=samples, seed=seed, names=names, limit=limit,
             progress=progress,
         )  # fmt: skip
         tensors |= found
@@ -147,9 +148,21 @@ def _weights(stock: Stock, only: str | None) -> set[str] | None:
 
 
 def _tensors(stock: Stock, only: str | None) -> set[str] | None:
-    """Tensors of the checkpoint that the pattern names; None for all."""
+    """Tensors of the checkpoint that the pattern names; None for all. A table that is not stored is the one it is tied
+    to."""
     chosen = _weights(stock, only)
-    return None if chosen is None else chosen & stock.checkpoint.tensors.keys()
+    if chosen is None:
+        return None
+    tied = {stock.layout.on_disk[source] for name, source in stock.layout.ties.items() if name in chosen}
+    found = (chosen | tied) & stock.checkpoint.tensors.keys()
+    parameters = {name for name, _ in stock.model.named_parameters(remove_duplicate=False)}
+    in_memory = [stock.layout.in_memory.get(name) for name in found]  # None: part of a parameter
+    if not any(name is None or name in parameters for name in in_memory):
+        raise RequestError(
+            f"Measuring Fisher information of {stock.checkpoint.name}: no name of a parameter contains '{only}', only "
+            f"{name_some(sorted(found or chosen))}. Name weights."
+        )
+    return found
 
 
 class _MomentPass:

@@ -26,7 +26,6 @@ from torch import Tensor
 from isomerge.calibrate.batches import Batch, Batches, Progress, Reading, examples_in, forward
 from isomerge.calibrate.maps import Stock
 from isomerge.calibrate.squares import Squares
-from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.module import saved_state
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
 
@@ -56,13 +55,8 @@ def diagonal_fisher(
         raise RequestError(f"Measuring Fisher information: '{kind}' is not a kind of it. {did_you_mean(kind, KINDS)}")
     if samples < 1:
         raise RequestError(f"Measuring Fisher information with {samples} draws per example: at least one is needed.")
-    model, measured = stock.model, list(_measured(stock, names))
-    if not measured:
-        raise RequestError(
-            f"Measuring Fisher information of {stock.checkpoint.name}: no tensor that is asked for is a parameter "
-            f"({name_some(sorted(names or ()))}). Name weights."
-        )
-    for parameter in measured:
+    model = stock.model
+    for parameter in _measured(stock, names):
         parameter.requires_grad_(True)
     exact = True
 

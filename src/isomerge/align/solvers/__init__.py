@@ -24,7 +24,7 @@ SOLVERS: dict[str, str] = {
     "assign": "permutation by linear assignment, exact, with an exit when the best partners already form one",
     "assign_batch": "the same for a stack of score matrices, with their scores",
     "assign_spoiling": "the same for one large matrix, used as its own workspace",
-    "identity_is_optimal": "proof, without computing C, that no permutation beats the identity",
+    "identity_is_optimal": "proof, without computing C, that no order and no sign of units beats the identity",
     "assign_signed": "signed permutation: assignment on |C|, then signs",
     "rotation": "rotation by the polar factor (orthogonal Procrustes)",
     "rotation_fixing_ones": "rotation that keeps the all-ones vector, as LayerNorm asks",

@@ -55,18 +55,18 @@ def identity_is_optimal(
         seen.append((X, kind))
     reach.sqrt_()
     # float32 halves the largest cost; 1e-5 of the norms covers its rounding (k ε ≈ 4e-6 of them, and 2e-7 for X
-    # itself), so that a distance is never overstated.
+    # itself), so that a distance is never overstated. An accelerator may be told to round products further.
     length = sum((X.square().sum(1) for X, _ in seen), torch.zeros_like(reach))
     scale = length.mean().sqrt().clamp_min(1e-300)  # keeps float32 inside its range
-    single = [((X / scale).float(), kind) for X, kind in seen]
+    dtype = torch.float32 if device.type == "cpu" else torch.float64
+    scaled = [((X / scale).to(dtype), (X / scale).to(dtype).square().sum(1), kind) for X, kind in seen]
     for start in range(0, n, block):
         rows = slice(start, start + block)
-        nearest = torch.zeros(len(reach[rows]), n, device=device)
+        nearest = torch.zeros(len(reach[rows]), n, dtype=dtype, device=device)
         own = torch.full_like(nearest[:, 0], torch.inf)  # a unit and its own mirror image
-        for X, kind in single:
-            norms = X.square().sum(1)
+        for X, norms, kind in scaled:
             products = X[rows] @ X.T
-            nearest += (norms[rows, None] + norms).mul_(1 - 1e-5) - 2 * (products.abs() if kind else products)
+            nearest += (norms[rows, None] + norms).mul_(1 - 1e-5).sub_(products.abs_() if kind else products, alpha=2)
             if kind:
                 own = 4 * norms[rows] * (1 - 1e-5)
         nearest.diagonal(start).copy_(own)
