@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,10 @@ from align.tiny import (
     variant,
     write_llama,
 )  # fmt: skip
+from isomerge.align import sweep
+from isomerge.align.nested import Unit
+from isomerge.symmetry.groups import Permutation, SignedScale
+from isomerge.symmetry.transform import Transform
 
 
 def assert_left_alone(source: Path, anchor: Path, **options: str) -> None:
@@ -70,6 +76,29 @@ def test_biases_of_noise_do_not_move_the_stream_of_siblings(level: str, seed: in
                 changed[name] = 1e-3 * torch.randn(tensor.shape, generator=generator).to(tensor)
         pair.append(variant(base, changed, f"biases-{level}-{seed}-{k}"))
     assert_left_alone(pair[1], pair[0], level=level)
+
+
+@pytest.mark.parametrize("family", ["llama", "vit", "opt"])
+def test_feed_forwards_of_siblings_need_no_cost_matrix(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gated ones, whose units may change their signs, as well as plain ones and those of ReLU."""
+    solved: list[str] = []
+    blocks = sweep.unit_blocks
+
+    def looked(pair: Any, unit: frozenset[str], *given: Any, **options: Any) -> Any:
+        solved.extend(sorted(unit))
+        return blocks(pair, unit, *given, **options)
+
+    monkeypatch.setattr(sweep, "unit_blocks", looked)
+    anchor = model(family, 0, **WIDE[family])
+    assert_left_alone(noisy(anchor), anchor)
+    assert solved and not any(space.startswith("ffn") for space in solved), solved
+
+
+def test_units_with_two_signs_of_their_own_are_always_solved() -> None:
+    """The proof turns all rows of a unit at once, and two spaces may turn one without the other."""
+    spaces = {"f": Permutation(4), **{name: SignedScale(1, per=("f",)) for name in ("a", "b")}}
+    unit = Unit("f", spaces)
+    assert not sweep.Sweeper._keeps_its_order(SimpleNamespace(activations=None), unit, Transform(spaces))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("unit", [0, 5])
