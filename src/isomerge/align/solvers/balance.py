@@ -21,10 +21,13 @@ def balance(X: Tensor, Y: Tensor, max_condition: float = 1e8) -> tuple[Tensor, T
 
     Reference: Bhatia, "Positive Definite Matrices" (2007), chapter 4 (the geometric mean).
     """
+    if X.device.type != "cpu":  # an accelerator factorises one small matrix after the other, far slower than a CPU
+        S, skipped = balance(X.cpu(), Y.cpu(), max_condition)
+        return S.to(X.device), skipped.to(X.device)
     P, e = X.shape[0], X.shape[1]
-    eye = torch.eye(e, dtype=torch.float64, device=X.device).expand(P, e, e)
+    eye = torch.eye(e, dtype=torch.float64).expand(P, e, e)
     if X.shape[2] < e or Y.shape[2] < e:
-        return eye.clone(), torch.ones(P, dtype=torch.bool, device=X.device)
+        return eye.clone(), torch.ones(P, dtype=torch.bool)
     Lx, Ly = _lower_factor(X), _lower_factor(Y)
     good = (_condition(Lx) <= max_condition) & (_condition(Ly) <= max_condition)
     Lx, Ly = torch.where(good[:, None, None], Lx, eye), torch.where(good[:, None, None], Ly, eye)
