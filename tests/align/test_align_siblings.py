@@ -179,6 +179,30 @@ def test_one_permuted_feed_forward_moves_back_and_nothing_else_does(level: str) 
     assert all(same_bytes(found[n], after[n]) for n in found)  # the permutation undone, all else untouched
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2"])
+def test_one_permuted_feed_forward_of_a_tied_sibling_moves_back_and_the_tables_stay_tied(family: str) -> None:
+    anchor = model(family, 0, tie_word_embeddings=True, **WIDE[family])
+    near = noisy(anchor)
+    found = tensors(near)
+    touched = {}
+    for name, tensor in found.items():
+        if ".1." not in name or ".mlp." not in name:
+            continue
+        writes = name.endswith(("down_proj.weight", "mlp.c_proj.weight"))
+        if writes or not name.endswith("c_proj.bias"):
+            axis = int((family == "gpt2") != writes) if tensor.ndim > 1 else 0  # GPT-2 stores (in, out)
+            touched[name] = tensor.flip(axis).contiguous()
+    assert touched
+    source = variant(near, touched, "tied-ffn")
+    alignment = isomerge.align(source, anchor=anchor)
+    assert set(alignment.transform.elements) - {"up.1"} == {"ffn.1"}  # units that move take their scales along
+    after = alignment.state_dict()
+    assert after.keys() == found.keys()
+    assert all(same_bytes(found[n], after[n]) for n in found if n not in touched)
+    assert all(difference(found[n], after[n]) < 0.05 for n in touched)
+    assert difference(logits(source), logits(near)) < 1e-9 and difference(logits(near, after), logits(near)) < 1e-6
+
+
 def test_two_swapped_heads_move_back_and_nothing_else_does() -> None:
     anchor = model("bert", 0)
     near = noisy(anchor)

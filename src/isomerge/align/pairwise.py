@@ -76,11 +76,26 @@ def solve_pair(
         activations = seen.prepared(models[0].architecture, (sides[0].balance, sides[1].balance))
     solution = _solve(sides, scope, run, sweeps, tick, activations)
     if untie is None and solution.untied and _needs_no_rotation(solution.transform.elements.get(RESIDUAL)):
+        if RESIDUAL not in solution.transform.elements and activations is None:
+            return _as_they_are(solution, describe_all([source, anchor], scope, False, device), sides)
         return solve_pair(
             source, anchor, scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick, untie=False,
             request=request,
         )  # fmt: skip
     return solution
+
+
+def _as_they_are(solution: Solution, models: list[BoundModel], sides: list[Prepared]) -> Solution:
+    """The same for models whose tables stay tied: of a stream that stays, nothing depends on how they are stored.
+
+    Tied, it could only change its order and signs, which are rotations that gained nothing.
+    """
+    source, anchor = models
+    moving = source.architecture.movable()
+    stays = {space: reason for space, reason in solution.stays.items() if space in moving}
+    transform = Transform(source.architecture.spaces, solution.transform.elements)
+    notes = _notes(source, anchor, sides)
+    return Solution(source, anchor, solution.scope, transform, stays, solution.objective, notes)
 
 
 def solve_to_anchor(checkpoints: list[Checkpoint], anchor: Checkpoint, scope: Scope, **options: Any) -> list[Solution]:
