@@ -268,7 +268,7 @@ class Judge:
     @torch.no_grad()
     def score(self, corpus: str) -> dict[str, float]:
         counted = _counting(self._task)
-        for batch in self._inputs.batches(corpus, "test", 100, self._inputs.by_length(corpus, "test")):
+        for batch in self._inputs.batches(corpus, "test", 250, self._inputs.by_length(corpus, "test")):
             batch = _moved(batch, self._device)
             outputs = self.model(**{key: value for key, value in batch.items() if key != "labels"})
             counted.add(*counted.predict(outputs, batch["labels"]))

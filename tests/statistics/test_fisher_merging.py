@@ -10,7 +10,7 @@ import torch
 import isomerge
 from align.tiny import model, tensors
 from calibrate.seen import batches, data
-from isomerge.calibrate import calibrate
+from isomerge.calibrate import Statistics, calibrate
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import RequestError
 from isomerge.merge.aligned import align_models
@@ -42,6 +42,37 @@ def test_data_and_files_give_the_importance_weighted_mean(kind: str, tmp_path: P
     for name, tensor in expected.items():
         for made in (from_data, from_files, called):
             torch.testing.assert_close(made[name], tensor, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_normalized_information_counts_alike_however_much_a_model_has(tmp_path: Path) -> None:
+    models = [model("vit", 0), model("vit", 1)]
+    found = [calibrate(f, batches(data(f, seed, 5)), what={"fisher"}) for seed, f in enumerate(models)]
+    parts = [{n: f / f.mean() if f.any() else f for n, f in each.fisher.items()} for each in found]
+    expected = weighted(models, parts, [1.0, 3.0], 1e-3)
+    little = Statistics.of({n: 1e-12 * t for n, t in found[0].fisher.items()}, found[0].info)
+    options = {"weight": [1.0, 3.0], "floor": 1e-3}
+    merged = dict(merge_fisher(models, found, normalize=True, **options))
+    as_little = dict(merge_fisher(models, [little, found[1]], normalize=True, **options))
+    files = [str(f.save(tmp_path / f"{k}.safetensors")) for k, f in enumerate((little, found[1]))]
+    called = isomerge.merge(models, method="fisher", importance=files, normalize=True, **options).state_dict()
+    for name, tensor in expected.items():
+        for made in (merged, as_little, called):
+            torch.testing.assert_close(made[name], tensor, rtol=1e-9, atol=1e-12, msg=name)
+    plain = dict(merge_fisher(models, [little, found[1]], weight=[1, 3], floor=0))
+    name = "vit.encoder.layer.1.output.dense.weight"
+    torch.testing.assert_close(plain[name], tensors(models[1])[name], rtol=1e-6, atol=1e-6)  # the other alone
+
+
+def test_a_model_without_any_information_of_a_tensor_counts_by_the_floor() -> None:
+    models = [model("vit", 0), model("vit", 1)]
+    found = [calibrate(f, batches(data(f)), what={"fisher"}) for f in models]
+    none = Statistics.of({n: torch.zeros_like(t) for n, t in found[0].fisher.items()}, found[0].info)
+    for one, other in ((none, found[1]), (none, none)):
+        merged = dict(merge_fisher(models, [one, other], normalize=True))
+        assert all(bool(tensor.isfinite().all()) for tensor in merged.values())
+    name = "vit.encoder.layer.1.output.dense.weight"
+    mean = sum(tensors(m)[name] for m in models) / 2
+    torch.testing.assert_close(merged[name], mean)
 
 
 def test_a_weight_that_nothing_touched_is_averaged() -> None:

@@ -21,6 +21,7 @@ def fisher(
     importance: PerModel[str | None] = each(None),
     weight: PerModel[float] = each(1.0),
     floor: float = 1e-6,
+    normalize: bool = False,
 ) -> Combine:
     """Fisher merging: each weight of each model counts by its Fisher information there.
 
@@ -31,22 +32,31 @@ def fisher(
         importance: a file of Fisher information for each model, as `isomerge calibrate --what fisher` writes it
         weight: how much each model's information counts
         floor: the least information of a weight, as a share of the tensor's mean
+        normalize: divide each model's information by its mean over the tensor, so that no model counts more than others
     """
     if "importance" not in group.extras:
         raise RequestError(NEEDED.format(name="fisher", tensor=group.name, option="importance"))
     if floor < 0:
         raise RequestError(f"fisher: the floor is {floor}; it must not be negative.")
-    least = floor * float(total(group, _information)) / max(1, group.elements * group.models)
+    means = total(group, _information).reshape(-1) / max(1, group.elements)
+    scales = torch.ones_like(means)
+    if normalize:  # up to the largest: the reciprocal of very little information might leave the number range
+        scales = torch.where(means > 0, means.max() / means, 1.0)
+    least = floor * float((means * scales).mean())
     merged = ewc(group, importance=importance, weight=weight)
 
     def combine(block: Block) -> Tensor:
-        return merged(replace(block, extras={"importance": block.extras["importance"] + least}))
+        found = block.extras["importance"]
+        if normalize:
+            found = found * block.like(scales.tolist())
+        return merged(replace(block, extras={"importance": found + least}))
 
     return combine
 
 
 def _information(block: Block) -> Tensor:
+    """(models,): the sum of each model's."""
     found = block.extras["importance"]
     if bool((found < 0).any()) or not bool(found.isfinite().all()):
         raise RequestError("fisher: some of the information is negative or not finite. Measure it again.")
-    return found.sum(dtype=torch.float64)
+    return found.reshape(len(found), -1).sum(1, dtype=torch.float64)

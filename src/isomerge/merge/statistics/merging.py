@@ -39,6 +39,7 @@ def merge_fisher(
     *,
     weight: Sequence[float] | None = None,
     floor: float = 1e-6,
+    normalize: bool = False,
     fisher: str = "true",
     align: bool = False,
     device: str = "cpu",
@@ -48,14 +49,15 @@ def merge_fisher(
     """Average models, each weight counted by its Fisher information: (name, tensor) of the first model's checkpoint.
 
     `data` is one entry for all models or one per model: batches, an opened data set, a statistics file or `Statistics`.
-    With `align` the models are brought to the first one, and measured there.
+    With `align` the models are brought to the first one, and measured there. A model that is sure of its data has
+    little information on them; with `normalize` it counts as much in every tensor as the others.
     """
     prepared = _prepare(models, data, "fisher", align, device, limit, fisher, seed)
     shares = _shares(weight, prepared)
     yield from prepared.copied()
     for name, sources, info in prepared.tensors():
         extras = {"importance": [_importance(s, name, info) for s in prepared.statistics]}
-        options = {"weight": shares, "floor": floor}
+        options = {"weight": shares, "floor": floor, "normalize": normalize}
         job = Job(name, info, sources, None, METHODS["fisher"], options, extras, device=device)
         yield name, cast(job.tensor(), info.dtype)[0]
 
