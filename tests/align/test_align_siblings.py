@@ -78,6 +78,42 @@ def test_biases_of_noise_do_not_move_the_stream_of_siblings(level: str, seed: in
     assert_left_alone(pair[1], pair[0], level=level)
 
 
+@pytest.mark.parametrize(
+    "shared", ["position_embeddings.weight", "token_type_embeddings.weight", "embeddings.LayerNorm."]
+)
+def test_one_tensor_that_strangers_share_does_not_hold_their_stream(shared: str) -> None:
+    """A table that nobody trained is equal to the last digit, and says as little of the others as any."""
+    anchor, other = (model("bert", seed, **WIDE["bert"]) for seed in (0, 1))
+    same = {name: tensor for name, tensor in tensors(anchor).items() if shared in name}
+    assert same
+    found = isomerge.align(variant(other, same, f"shares-{shared[:8]}"), anchor=anchor, level="permutation")
+    assert isinstance(found, isomerge.Alignment)
+    assert "residual" in found.transform.elements
+
+
+def test_a_stream_that_is_only_held_while_untied_is_solved_tied() -> None:
+    """A gain of zero cannot be folded into an output table of its own; in place, the order can still be found."""
+    anchor = model("gpt2", 0, tie_word_embeddings=True, **WIDE["gpt2"])
+    weak = tensors(anchor)
+    weak["transformer.ln_f.weight"][3] = 1e-14
+    anchor = variant(anchor, weak, "weak")
+    near = tensors(noisy(anchor, 0.05))
+    order = torch.randperm(len(weak["transformer.ln_f.weight"]), generator=torch.Generator().manual_seed(3))
+    permuted = {}
+    for name, tensor in near.items():
+        axes = {"wte": [1], "wpe": [1], "ln_": [0], "c_attn.weight": [0], "attn.c_proj.weight": [1], "c_fc.weight": [0],
+                "mlp.c_proj.weight": [1], "c_proj.bias": [0]}  # fmt: skip
+        axis = next((a for part, found in axes.items() if part in name for a in found), None)
+        permuted[name] = tensor if axis is None else tensor.index_select(axis, order).contiguous()
+    source = variant(anchor, permuted, "weak-permuted")
+    assert difference(logits(source), logits(anchor, near)) < 1e-9
+    found = isomerge.align(source, anchor=anchor)
+    assert isinstance(found, isomerge.Alignment)
+    assert set(found.transform.elements) == {"residual"}
+    before, after = (sum(row[column] for row in found.distances().values()) for column in (0, 1))
+    assert after < 0.02 * before
+
+
 @pytest.mark.parametrize("family", ["llama", "vit", "opt"])
 def test_feed_forwards_of_siblings_need_no_cost_matrix(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gated ones, whose units may change their signs, as well as plain ones and those of ReLU."""

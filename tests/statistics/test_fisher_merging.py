@@ -67,7 +67,8 @@ def test_a_model_without_any_information_of_a_tensor_counts_by_the_floor() -> No
     models = [model("vit", 0), model("vit", 1)]
     found = [calibrate(f, batches(data(f)), what={"fisher"}) for f in models]
     none = Statistics.of({n: torch.zeros_like(t) for n, t in found[0].fisher.items()}, found[0].info)
-    for one, other in ((none, found[1]), (none, none)):
+    little = Statistics.of({n: 1e-38 * t for n, t in found[0].fisher.items()}, found[0].info)
+    for one, other in ((little, found[1]), (none, found[1]), (none, none)):
         merged = dict(merge_fisher(models, [one, other], normalize=True))
         assert all(bool(tensor.isfinite().all()) for tensor in merged.values())
     name = "vit.encoder.layer.1.output.dense.weight"

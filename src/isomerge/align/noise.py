@@ -16,10 +16,10 @@ from isomerge.align.distance import squared
 LEAST_CHANGE = 1e-10  # of the squared size: a tensor that hardly changed counts as much as one that changed by this
 
 
-def precision(source: Tensor, anchor: Tensor) -> float:
+def precision(source: Tensor, anchor: Tensor, least: float = LEAST_CHANGE) -> float:
     """The weight of a tensor's squared distance that makes it one per parameter; 0 for a tensor of zeros."""
     size = squared(anchor) + squared(source)
-    return anchor.numel() / max(squared(source, anchor), LEAST_CHANGE * size) if size > 0 else 0.0
+    return anchor.numel() / max(squared(source, anchor), least * size) if size > 0 else 0.0
 
 
 def is_noise(gain: float, dimension: int, parameters: int) -> bool:

@@ -76,7 +76,7 @@ def solve_pair(
         activations = seen.prepared(models[0].architecture, (sides[0].balance, sides[1].balance))
     solution = _solve(sides, scope, run, sweeps, tick, activations)
     if untie is None and solution.untied and _needs_no_rotation(solution.transform.elements.get(RESIDUAL)):
-        if RESIDUAL not in solution.transform.elements and activations is None:
+        if RESIDUAL in solution.stays and activations is None:  # looked at, and not merely held
             return _as_they_are(solution, describe_all([source, anchor], scope, False, device), sides)
         return solve_pair(
             source, anchor, scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick, untie=False,

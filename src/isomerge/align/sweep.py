@@ -243,10 +243,14 @@ class Sweeper:
         """Siblings: nothing discrete moves and the best rotation gains no more than noise would let it."""
         spaces = self.pair.architecture.spaces
         names = self._stream_names()
-        weights = dict(zip(names, self.run(lambda n: noise.precision(*self.pair.tensors(n)), names), strict=True))
-        C, unsigned = self._stream_evidence(names, Transform(spaces), weights)
+        discrete = isinstance(self.stream, Permutation | SignedPermutation)
+        # No tensor says more of an order than its parameters do, however equal it is in both: one that nobody trained
+        # must not outvote all the others.
+        least = 0.5 if discrete else noise.LEAST_CHANGE
+        measured = self.run(lambda n: noise.precision(*self.pair.tensors(n), least), names)
+        C, unsigned = self._stream_evidence(names, Transform(spaces), dict(zip(names, measured, strict=True)))
         parameters = sum(torch.Size(self.pair.layouts[n].shape).numel() for n in names)
-        if isinstance(self.stream, Permutation | SignedPermutation):
+        if discrete:
             if self._stream_word() == "weights" and self._agrees_in_place(C, unsigned, parameters):
                 return True
             return self._is_home(*self._with_activations(*self._stream_evidence(names, Transform(spaces))))
@@ -260,9 +264,9 @@ class Sweeper:
         return self.stream.is_identity(element[0])
 
     def _agrees_in_place(self, C: Tensor, unsigned: Tensor | None, parameters: int) -> bool:
-        """Whether models agree more than they differ, in the order they have, and would in no other order agree more.
+        """Whether half of the parameters agree in the order they have, and would in no other order agree more.
 
-        Measured in units of each tensor's own change, as vectors that are nothing but noise would count as much as a
+        Tensors count by their parameters here, as short vectors that are nothing but noise would count as much as a
         layer otherwise. What any order has in common, such as gains of about one, says nothing of this one.
         """
         signed = isinstance(self.stream, SignedPermutation)

@@ -13,6 +13,8 @@ from isomerge.merge.methods.ewc import NEEDED, ewc
 from isomerge.merge.methods.method import PerModel, each, method
 from isomerge.merge.reduce import total
 
+NOTHING = 1e-20  # of the information of the model that has most: float32 keeps no digits much below
+
 
 @method(reference="https://arxiv.org/abs/2111.09832")
 def fisher(
@@ -40,8 +42,8 @@ def fisher(
         raise RequestError(f"fisher: the floor is {floor}; it must not be negative.")
     means = total(group, _information).reshape(-1) / max(1, group.elements)
     scales = torch.ones_like(means)
-    if normalize:  # up to the largest: the reciprocal of very little information might leave the number range
-        scales = torch.where(means > 0, means.max() / means, 1.0)
+    if normalize:  # up to the largest; a model with next to nothing has no digits left that could be scaled
+        scales = torch.where(means > NOTHING * means.max(), means.max() / means, 1.0)
     least = floor * float((means * scales).mean())
     merged = ewc(group, importance=importance, weight=weight)
 
