@@ -64,7 +64,7 @@ def test_normalized_information_counts_alike_however_much_a_model_has(tmp_path: 
 
 
 def test_a_model_without_any_information_of_a_tensor_counts_by_the_floor() -> None:
-    models = [model("vit", 0), model("vit", 1)]
+    models = [model("vit", seed, torch.float32) for seed in (0, 1)]
     found = [calibrate(f, batches(data(f)), what={"fisher"}) for f in models]
     none = Statistics.of({n: torch.zeros_like(t) for n, t in found[0].fisher.items()}, found[0].info)
     little = Statistics.of({n: 1e-38 * t for n, t in found[0].fisher.items()}, found[0].info)
