@@ -1,4 +1,4 @@
-"""Squared lengths and distances of large tensors, exactly enough and without copies of them."""
+"""Squared lengths and distances of large tensors in float64, without float64 copies of them."""
 
 from __future__ import annotations
 

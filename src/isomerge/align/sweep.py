@@ -244,6 +244,8 @@ class Sweeper:
         spaces = self.pair.architecture.spaces
         names = self._stream_names()
         discrete = isinstance(self.stream, Permutation | SignedPermutation)
+        if discrete and self._stream_word() != "weights":
+            return self._is_home(*self._with_activations(*self._stream_evidence(names, Transform(spaces))))
         # No tensor says more of an order than its parameters do, however equal it is in both: one that nobody trained
         # must not outvote all the others.
         least = 0.5 if discrete else noise.LEAST_CHANGE
@@ -251,9 +253,9 @@ class Sweeper:
         C, unsigned = self._stream_evidence(names, Transform(spaces), dict(zip(names, measured, strict=True)))
         parameters = sum(torch.Size(self.pair.layouts[n].shape).numel() for n in names)
         if discrete:
-            if self._stream_word() == "weights" and self._agrees_in_place(C, unsigned, parameters):
-                return True
-            return self._is_home(*self._with_activations(*self._stream_evidence(names, Transform(spaces))))
+            return self._agrees_in_place(C, unsigned, parameters) or self._is_home(
+                *self._stream_evidence(names, Transform(spaces))
+            )
         _, score = leaf.solve(self.stream, C[None])
         self.stream_gain = 2 * float(score[0] - C.diagonal().sum())
         return noise.is_noise(self.stream_gain, dimension(spaces, RESIDUAL), parameters)

@@ -79,9 +79,8 @@ def calibrate(
         info |= {"data_sha256": reading.sha256, "examples": reading.examples}
     if "fisher" in wanted:
         found, record, reading = diagonal_fisher(
-            stock, given, kind=fisher, samples=samples, seed=seed, names=names, limit=limit,
-            progress=progress,
-        )  # fmt: skip
+            stock, given, kind=fisher, samples=samples, seed=seed, names=names, limit=limit, progress=progress
+        )
         tensors |= found
         info |= {"fisher": record, "data_sha256": reading.sha256, "examples": reading.examples}
     if given is not batches and batches.notes:

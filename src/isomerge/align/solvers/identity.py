@@ -39,7 +39,7 @@ def identity_is_optimal(
     n, device = len(anchors[0]), anchors[0].device
     reach = torch.zeros(n, dtype=torch.float64, device=device)  # ‖a_i − b_i‖²
     generator = torch.Generator().manual_seed(seed)
-    seen: list[tuple[Tensor, bool]] = []  # Πa_i of the rows that keep their sign, and of those that may not
+    seen: list[tuple[Tensor, bool]] = []  # Πa_i of the rows that keep their sign, and of those that may change it
     for kind in sorted(set(flips)):
         pairs = [(b, a) for b, a, flip in zip(sources, anchors, flips, strict=True) if flip == kind]
         width = sum(a.shape[1] for _, a in pairs)
@@ -59,16 +59,18 @@ def identity_is_optimal(
     length = sum((X.square().sum(1) for X, _ in seen), torch.zeros_like(reach))
     scale = length.mean().sqrt().clamp_min(1e-300)  # keeps float32 inside its range
     dtype = torch.float32 if device.type == "cpu" else torch.float64
-    scaled = [((X / scale).to(dtype), (X / scale).to(dtype).square().sum(1), kind) for X, kind in seen]
+    scaled = [((X / scale).to(dtype), kind) for X, kind in seen]
+    norms = [X.square().sum(1) for X, _ in scaled]
     for start in range(0, n, block):
         rows = slice(start, start + block)
         nearest = torch.zeros(len(reach[rows]), n, dtype=dtype, device=device)
         own = torch.full_like(nearest[:, 0], torch.inf)  # a unit and its own mirror image
-        for X, norms, kind in scaled:
+        for (X, kind), length2 in zip(scaled, norms, strict=True):
             products = X[rows] @ X.T
-            nearest += (norms[rows, None] + norms).mul_(1 - 1e-5).sub_(products.abs_() if kind else products, alpha=2)
+            lengths = (length2[rows, None] + length2).mul_(1 - 1e-5)
+            nearest += lengths.sub_(products.abs_() if kind else products, alpha=2)
             if kind:
-                own = 4 * norms[rows] * (1 - 1e-5)
+                own = 4 * length2[rows] * (1 - 1e-5)
         nearest.diagonal(start).copy_(own)
         within = 2 * reach[rows] <= nearest.clamp_min_(0).amin(1).double().sqrt() * scale
         if not bool(within.all()):  # "not all" answers NaN with False
