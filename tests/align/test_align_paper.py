@@ -187,6 +187,22 @@ def test_under_rotary_positions_a_head_turns_by_one_number_per_frequency_and_gro
     assert difference(logits(source), logits(source, found)) <= 1e-10
 
 
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"], ids=["layer-by-layer", "all-layers-at-once"])
+def test_attention_alone_is_matched_alike_where_an_accelerator_takes_all_layers_at_once(device: str) -> None:
+    """A device that is not named "cpu" is treated as an accelerator, this one too."""
+    anchor, source = model("llama", 0), model("llama", 1)
+    a, expected = arrays(anchor), arrays(source)
+    for layer in range(2):
+        b = read_llama(expected, layer)
+        moved = paper_llama(b, read_llama(a, layer), scale=False)
+        write_llama(expected, layer, {**moved, **{n: b[n] for n in ("gate", "up", "down")}})
+    alignment = isomerge.align(source, anchor=anchor, level="rotation", only="attention", device=device)
+    assert_close(arrays(alignment.state_dict()), expected)
+    changed = arrays(dict(alignment.move().changed()))
+    assert {n.split(".")[-2] for n in changed} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert_close(changed, {n: expected[n] for n in changed})
+
+
 def test_no_angle_of_a_fine_search_beats_the_phase() -> None:
     a, b = (read_llama(arrays(model("llama", s)), 0) for s in (0, 1))
     found = read_llama(

@@ -7,8 +7,9 @@ is (pairs, *source sizes, *anchor sizes). Blocks with the same signature add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from isomerge.errors import AlignmentError
 from isomerge.symmetry.architecture import Architecture
+from isomerge.symmetry.groups import Group, Trivial
 from isomerge.symmetry.patterns import Layout, Segment
 from isomerge.symmetry.transform import Transform
 
@@ -52,8 +54,16 @@ class Pair:
         return source, anchor
 
     def touching(self, spaces: Iterable[str]) -> list[str]:
-        wanted = set(spaces)
-        return [name for name, layout in self.layouts.items() if wanted & layout.spaces()]
+        """The names of tensors that live in any of the spaces, in the order of the layouts."""
+        return [name for _, name in sorted({place for space in spaces for place in self._places.get(space, ())})]
+
+    @cached_property
+    def _places(self) -> dict[str, list[tuple[int, str]]]:
+        found: dict[str, list[tuple[int, str]]] = {}
+        for place in enumerate(self.layouts):
+            for space in self.layouts[place[1]].spaces():
+                found.setdefault(space, []).append(place)
+        return found
 
 
 def common_part(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -78,11 +88,15 @@ def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal
             for segment in segments:
                 if not any(a.space in unit for a in segment.atoms):
                     continue
-                key = (tuple(a.space for a in segment.atoms), any(a.unsigned for a in segment.atoms))
+                spaces = tuple(a.space for a in segment.atoms)
+                key = (spaces, any(a.unsigned for a in segment.atoms))
                 if not diagonal and len(segment.sizes) == 1 and segment.sizes[0] >= LARGE:
                     _add_large(found, key, segment.take(source, axis), segment.take(anchor, axis))
                     continue
-                value = cross(segment, source, anchor, axis, diagonal=diagonal)
+                if diagonal and is_shared(spaces, pair.architecture.spaces):
+                    key, value = (spaces[:1] + spaces[2:], key[1]), _summed(segment, source, anchor, axis)
+                else:
+                    value = cross(segment, source, anchor, axis, diagonal=diagonal)
                 found[key] = value if key not in found else found[key].add_(value)
     return [Block(spaces, unsigned, value) for (spaces, unsigned), value in found.items()]
 
@@ -138,6 +152,17 @@ def cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int, *, diagon
     if diagonal:
         return (left * right).sum(-1)  # (root,)
     return (left @ right.mT).reshape(1, *segment.sizes, *segment.sizes)
+
+
+def is_shared(spaces: Sequence[str], groups: Mapping[str, Group]) -> bool:
+    """Whether the units of the second space keep their places and share the third: query heads of one key head."""
+    return len(spaces) > 2 and isinstance(groups.get(spaces[1]), Trivial) and spaces[1] not in groups[spaces[2]].per
+
+
+def _summed(segment: Segment, source: Tensor, anchor: Tensor, axis: int) -> Tensor:
+    """(root, *inner, *inner) of such a segment: each query head with itself, added up."""
+    flat = Segment(segment.atoms[1:], (math.prod(segment.sizes[:2]), *segment.sizes[2:]), segment.index)
+    return cross(flat, source, anchor, axis, diagonal=True).unflatten(0, segment.sizes[:2]).sum(1)
 
 
 def stream_cross(pair: Pair, name: str, around: Transform, space: str) -> tuple[Tensor, bool] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isomerge.align.parallel import ahead
+from isomerge.align.parallel import ahead, thread_count
 from isomerge.checkpoint import CastReport, TensorInfo, cast, require_finite
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
@@ -24,6 +24,12 @@ class Move:
     canonical: Canonical
     gauge: Canonical | None
     threads: int | None = None
+
+    @property
+    def _workers(self) -> int:
+        """An accelerator works by itself: whoever tells it what to do next takes turns on Python's lock."""
+        count = thread_count(self.threads)
+        return count if self.model.device == "cpu" else min(2, count)
 
     def tensor(self, name: str) -> Tensor:
         """The moved tensor in float64, by its name in the specification."""
@@ -55,15 +61,19 @@ class Move:
         """Only the tensors that change, on the device they were worked on, in their stored dtypes."""
         plan = self.plan(None)
         names = [name for name in sorted(self.model.layouts) if not self.stays(name)]
-        for made in ahead(lambda name: self._made(name, plan), names, self.threads):
-            for file, (tensor, _) in made.items():
-                yield file, tensor
+
+        def made(name: str) -> list[tuple[str, Tensor]]:
+            parts = self.model.split(name, self.tensor(name))
+            return [(file, part.to(plan[file].dtype)) for file, part in parts.items()]
+
+        for parts in ahead(made, names, self._workers):
+            yield from parts
 
     def produce(
         self, plan: Mapping[str, TensorInfo], report: Callable[[str, CastReport], None]
     ) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the moved model, in the plan's order and dtypes; what a cast loses goes to `report`."""
-        for made in ahead(lambda name: self._made(name, plan), sorted(self.model.layouts), self.threads):
+        for made in ahead(lambda name: self._made(name, plan), sorted(self.model.layouts), self._workers):
             for file, (tensor, lost) in made.items():
                 report(file, lost)
                 yield file, tensor.cpu()

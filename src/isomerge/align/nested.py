@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from isomerge.align import leaf, solvers
-from isomerge.align.evidence import Block
+from isomerge.align.evidence import Block, is_shared
 from isomerge.symmetry.groups import Group, Permutation, SignedPermutation, Trivial
 
 FEW_ORDERS = 24
@@ -47,20 +47,19 @@ class Unit:
 
     @property
     def simple(self) -> bool:
-        """Heads that keep their places, each with spaces of its own: nothing to assign, nothing coupled."""
+        """Heads that keep their places, and query heads too: nothing to assign."""
         inner = [s for s in self.spaces if s != self.root]
-        return self.diagonal and all(
-            not self.children[s] and self._fixed(s) and not isinstance(self.spaces[s], Trivial) for s in inner
-        )
+        return self.diagonal and all(not self.children[s] and self._fixed(s) for s in inner)
 
     def evidence(self, blocks: Sequence[Block]) -> dict[str, Tensor]:
         """Of a simple unit: the cross-covariances of each inner space, (root units, n, n)."""
         found: dict[str, Tensor] = {}
         for block in blocks:
-            if block.depth == 2:
-                space = block.spaces[1]
-                found[space] = block.value if space not in found else found[space] + block.value
-        return found
+            if block.depth > 1:
+                *_, space = block.spaces
+                value = self._uncoupled(Block(block.spaces[1:], block.unsigned, block.value)).value
+                found[space] = value if space not in found else found[space] + value
+        return {space: C for space, C in found.items() if not isinstance(self.spaces[space], Trivial)}
 
     def solve(self, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
         """Elements of every space of the unit, and what they earn together."""
@@ -108,6 +107,7 @@ class Unit:
 
     def _score_children(self, space: str, blocks: Sequence[Block]) -> Tensor:
         """What every pair's best inner elements earn together."""
+        blocks = [self._uncoupled(b) for b in blocks]
         if self._coupled(blocks):
             return self._alternate(space, blocks)[1]
         total = None
@@ -124,6 +124,7 @@ class Unit:
         return total
 
     def _solve_children(self, space: str, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
+        blocks = [self._uncoupled(b) for b in blocks]
         if self._coupled(blocks):
             return self._alternate(space, blocks)
         elements: Elements = {}
@@ -143,13 +144,17 @@ class Unit:
         return any(b.depth > 1 and b.spaces[0] not in self.spaces[b.spaces[1]].per for b in blocks)
 
     # --- grouped queries --------------------------------------------------------------------------------------------
+    def _uncoupled(self, block: Block) -> Block:
+        """Query heads that keep their places only add up: (pairs, h, e, h, e) -> (pairs, e, e)."""
+        if not is_shared(("", *block.spaces), self.spaces):
+            return block
+        return Block(block.spaces[1:], block.unsigned, block.value.diagonal(dim1=1, dim2=1 + block.depth).sum(-1))
+
     def _alternate(self, space: str, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
         """Order the query heads and solve the spaces they share, together."""
         query = next(b.spaces[0] for b in blocks if b.depth > 1)
         size, device = self.spaces[query].size, blocks[0].value.device
-        if self._fixed(query):
-            orders = torch.arange(size, device=device).expand(blocks[0].value.shape[0], 1, size)
-        elif math.factorial(size) <= FEW_ORDERS:
+        if math.factorial(size) <= FEW_ORDERS:
             every = torch.tensor(list(itertools.permutations(range(size))), device=device)
             orders = every.expand(blocks[0].value.shape[0], *every.shape)
         else:
@@ -160,9 +165,7 @@ class Unit:
         for k in range(orders.shape[1]):
             order = orders[:, k]
             elements, scores = self._given_order(query, blocks, order)
-            elements[query] = (
-                self.spaces[query].identity((len(order),)).to(device) if self._fixed(query) else order.clone()
-            )
+            elements[query] = order.clone()
             if best is None:
                 best = elements, scores
                 continue

@@ -125,8 +125,8 @@ class Architecture:
             repeat={},
         )  # fmt: skip
 
-    def _values(self, *templates: str) -> list[dict[str, int]]:
-        letters = [x for x in self.repeat if any(x in _letters(t) for t in templates)]
+    def _values(self, *templates: str, fixed: Mapping[str, int] | None = None) -> list[dict[str, int]]:
+        letters = [x for x in self.repeat if x not in (fixed or ()) and any(x in _letters(t) for t in templates)]
         return [
             dict(zip(letters, numbers, strict=True))
             for numbers in itertools.product(*(range(self.repeat[x]) for x in letters))
@@ -140,8 +140,8 @@ class Architecture:
 
     def _all(self, templates: Iterable[str], fixed: Mapping[str, int]) -> tuple[str, ...]:
         return tuple(
-            dict.fromkeys(_fill(t, {**values, **fixed}) for t in templates for values in self._values(t))
-        )  # a template with a letter that is already fixed would otherwise repeat itself
+            dict.fromkeys(_fill(t, {**values, **fixed}) for t in templates for values in self._values(t, fixed=fixed))
+        )
 
     def restricted(self, rule: Callable[[str, Group], Group], note: str = "") -> Architecture:
         """The same architecture with smaller groups, `rule(space, group)` saying which."""
