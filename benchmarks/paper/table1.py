@@ -21,8 +21,8 @@ from crew import cells, side_by_side
 from language import Job, Judge, Plan, State, base_path, bases_of, origin, plan_for, seeds_for, title
 from parents import Parent, forget, inputs_for, made, measured_file, moved, parent_of
 from runner import Result, Run, main
+from table1_report import BEYOND, METHODS
 
-METHODS = ("Simple", "Fisher", "RegMean")
 MATCHINGS: dict[str, dict[str, Any] | None] = {
     "": None,
     "+match": {"level": "rotation", "only": "attention"},
@@ -95,7 +95,7 @@ class Group:
 def script(run: Run) -> Result:
     suites = SUITES[run.scale]
     plans = {title(base): plan_for(run.scale, base) for base in bases_of(run)}
-    run.settings["plan"] = repr(plans)
+    run.settings |= {"plan": repr(plans), "methods": repr((*METHODS, *BEYOND))}
     prepare(run, [name for suite in suites for name in (*suite.inside, *suite.outside)])
     bases = {title(base): base_path(base, run.models) for base in bases_of(run)}
     groups: dict[str, Group] = {}
@@ -198,7 +198,7 @@ def merge_and_judge(group: Group) -> dict[str, Any]:
             parents = [plain[0], *(parent for parent, _ in there)]
             distances[mark] = [statistics.mean(side) for side in zip(*(both for _, both in there), strict=True)]
         same = matching is not None and all(a is b for a, b in zip(parents, plain, strict=True))
-        for method in METHODS:
+        for method in METHODS if mark else (*METHODS, *BEYOND):
             row = method + mark
             if same:  # nothing moved, so the merge is the one that was judged before
                 scores[row], losses[row] = scores[method], losses[method]
@@ -217,8 +217,9 @@ def merged(method: str, parents: Sequence[Parent], device: str) -> State:
     if method == "Simple":
         return isomerge.merge_state_dicts([parent.state for parent in parents])
     models, seen = [parent.checkpoint for parent in parents], [parent.seen for parent in parents]
-    merge = merge_fisher if method == "Fisher" else merge_regmean
-    return dict(merge(models, seen, device=device))
+    if method == "RegMean":
+        return dict(merge_regmean(models, seen, device=device))
+    return dict(merge_fisher(models, seen, device=device, normalize=method in BEYOND))
 
 
 def judged(group: Group, state: State, parents: Sequence[Parent]) -> dict[str, dict[str, float]]:

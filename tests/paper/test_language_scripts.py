@@ -66,9 +66,11 @@ def test_table1_from_end_to_end_and_again_from_its_cells(
     runner.main(*told, tiny)
     record = json.loads((tmp_path / "out" / "table1.json").read_text())
     rows = {row[0]: row[1:] for row in record["tables"][0]["rows"]}
-    assert len(rows) == 1 + len(table1.METHODS) * len(table1.MATCHINGS)
+    assert len(rows) == 1 + len(table1.METHODS) * len(table1.MATCHINGS) + len(table1.BEYOND)
     assert all(len(cell["values"]) == 1 and 0 <= cell["values"][0] <= 100 for row in rows.values() for cell in row)
     assert any("Larger models gain more" in claim for claim in record["claims"])
+    assert rows["Fisher normalized"] != rows["Fisher"]
+    assert any("Fisher counts a model by its information" in claim for claim in record["claims"])
     markdown = (tmp_path / "out" / "table1.md").read_text()
     assert "RegMean +full" in markdown and "Left out" in markdown
     monkeypatch.setattr(table1, "merged", None)  # would fail if anything were merged again
