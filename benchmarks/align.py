@@ -228,6 +228,7 @@ def line_of(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--pairs", nargs="+", default=["independent", "near"], choices=["independent", "near"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--no-memory", action="store_true")
@@ -239,7 +240,7 @@ def main() -> None:
     heads = ("loop s", "loop64 s", "isomerge s", "×loop", "×loop64", "peak MB", "2 units MB")
     print(f"{'shape':18}{'pair':13}{'what':18}" + "".join(f"{h:>10}" for h in heads))
     for shape in options.shapes:
-        for near in (False, True):
+        for near in (pair == "near" for pair in options.pairs):
             source, anchor, config = random_models(shape, near)
             source, anchor = ({n: t.to(options.device) for n, t in m.items()} for m in (source, anchor))
             for what, level, ffn in WHAT:
