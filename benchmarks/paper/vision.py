@@ -84,7 +84,8 @@ class Vision:
     # --- where things are ---------------------------------------------------------------------------------------------
     @property
     def _given(self) -> Path | None:
-        there = self.run.models / "vits" if self.run.models else None
+        """Those of --models, which are made for CIFAR-10: digits have models of their own."""
+        there = self.run.models / "vits" if self.run.models and self.run.scale != "reduced" else None
         return there if there is not None and (there.is_dir() or self.run.scale == "original") else None
 
     @property
@@ -122,6 +123,8 @@ class Vision:
         run = self.run
         if run.scale == "reduced":
             run.note("Models: 2 layers of width 64 on scikit-learn's digits, instead of 7 of width 384 on CIFAR-10.")
+            if run.models and (run.models / "vits").is_dir():
+                run.note("The image classifiers of --models are left alone, as they are not made for digits.")
         else:
             run.note(
                 "CIFAR-10 is stored as JPEG here, so accuracies cannot be compared with those on the original pixels."
@@ -179,6 +182,8 @@ class Vision:
         """Whether a model has to be trained; one that cannot be is refused."""
         run = self.run
         if (folder / "model.safetensors").exists() or (folder / "pytorch_model.bin").exists():
+            if run.scale == "small":
+                self._require_fitting(folder)
             return False
         if run.scale == "original":
             wanted = (
@@ -196,6 +201,18 @@ class Vision:
             run.say(f"would train: {folder}, {self.plan.epochs} epochs, seed {seed}")
             return False
         return True
+
+    def _require_fitting(self, folder: Path) -> None:
+        import transformers
+
+        config = transformers.AutoConfig.from_pretrained(folder)
+        wanted, here = ((c["image_size"], c["num_channels"]) for c in (vars(config), self.plan.shape))
+        if wanted != here:
+            raise SystemExit(
+                f"{self.run.name}: the model in {folder} takes images of {wanted[0]} × {wanted[0]} with {wanted[1]} "
+                f"channels, and CIFAR-10's have {here[0]} × {here[0]} with {here[1]}. Put models for these there, or "
+                "leave --models out to train them."
+            )
 
     def _train(self, missing: Sequence[tuple[Path, int]]) -> None:
         """Side by side on a GPU: one model takes about half as long as three."""

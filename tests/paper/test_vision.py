@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -214,6 +215,28 @@ def test_given_models_must_be_as_many_as_seeds(tmp_path: Path) -> None:
     (tmp_path / "vits").mkdir()
     with pytest.raises(SystemExit, match="no model in .*vits/0"):
         vision.Vision(new_run(tmp_path, scale="small", models=tmp_path))
+
+
+def tiny_vit(folder: Path, **shape: Any) -> None:
+    config = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+                                    patch_size=4, **shape)  # fmt: skip
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+
+
+def test_given_models_for_other_images_are_refused_with_what_they_take(tmp_path: Path) -> None:
+    for number in range(2):
+        tiny_vit(tmp_path / "vits" / str(number), image_size=64)
+    with pytest.raises(SystemExit, match="64 × 64 with 3 channels, and CIFAR-10's have 32 × 32 with 3"):
+        vision.Vision(new_run(tmp_path, scale="small", models=tmp_path))
+
+
+def test_the_reduced_form_trains_its_own_models_beside_those_that_are_given(work: Path, tmp_path: Path) -> None:
+    """As where `make paper MODELS=…` meets a machine without a GPU."""
+    for number in range(2):
+        tiny_vit(tmp_path / "vits" / str(number), image_size=32)
+    record = start("vision", work, "--models", str(tmp_path))
+    assert any("left alone" in note for note in record["notes"])
+    assert {folder.name for folder in (work / "vits-reduced").iterdir()} >= {"0", "1"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
