@@ -19,7 +19,7 @@ from report.made import Page, adapters, made, page_of, record_of, said, verb, wo
 
 KINDS = ["ties", "aligned-merge", "align", "reconstruct", "adapters"]
 SECTIONS = {
-    "ties": {"relations", "recipe", "lineage", "lock", "verification", "run"},
+    "ties": {"relations", "recipe", "lineage", "lock", "verification", "run", "notes"},
     "aligned-merge": {"alignment", "relations", "recipe", "lineage", "lock", "verification", "run"},
     "align": {"alignment", "relations", "request", "lineage", "lock", "verification", "run"},
     "reconstruct": {"alignment", "relations", "method", "recipe", "lineage", "lock", "verification", "run", "notes"},
