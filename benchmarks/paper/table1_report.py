@@ -175,14 +175,15 @@ def informed(bases: Sequence[str], suites: Sequence[Any], cells: Cells) -> list[
         for key, cell in cells.items():
             if key.startswith(f"{base}, {suite.task}, ") and "information" in cell:
                 seeds.setdefault(key.split(", ")[2], {}).update(cell["information"])
-        ratios = [max(found.values()) / min(found.values()) for found in seeds.values() if min(found.values()) > 0]
+        least = [(max(found.values()), min(found.values())) for found in seeds.values()]
+        ratios = [most / few if few > 0 else math.inf for most, few in least]
         if ratios:
             told.append(f"{statistics.median(ratios):,.0f} ({base}, {suite.task})")
     if not told:
         return []
     return [
-        "Fisher counts a model by its information, of which one that is sure of its training set has little. Between "
-        f"models of a seed the sum over all weights differs by a factor of up to, in the median: {', '.join(told)}."
+        "Fisher counts a model by its information, of which one that is sure of its training set has little. The "
+        f"largest sum of a seed's models is, in the median over seeds, so many times the smallest: {', '.join(told)}."
     ]
 
 

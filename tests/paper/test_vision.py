@@ -226,8 +226,14 @@ def tiny_vit(folder: Path, **shape: Any) -> None:
 def test_given_models_for_other_images_are_refused_with_what_they_take(tmp_path: Path) -> None:
     for number in range(2):
         tiny_vit(tmp_path / "vits" / str(number), image_size=64)
-    with pytest.raises(SystemExit, match="64 × 64 with 3 channels, and CIFAR-10's have 32 × 32 with 3"):
+    with pytest.raises(SystemExit, match=r"vits/0 does not fit CIFAR-10, .* 32 × 32 .* has image_size 64"):
         vision.Vision(new_run(tmp_path, scale="small", models=tmp_path))
+    (tmp_path / "vits" / "0" / "config.json").unlink()
+    with pytest.raises(SystemExit, match="has image_size not named"):
+        vision.Vision(new_run(tmp_path, scale="small", models=tmp_path))
+    for number in range(2):
+        tiny_vit(tmp_path / "vits" / str(number), image_size=[32, 32])
+    assert not vision.Vision(new_run(tmp_path, scale="small", models=tmp_path)).trained_here
 
 
 def test_the_reduced_form_trains_its_own_models_beside_those_that_are_given(work: Path, tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal
                 if not diagonal and len(segment.sizes) == 1 and segment.sizes[0] >= LARGE:
                     _add_large(found, key, segment.take(source, axis), segment.take(anchor, axis))
                     continue
-                if diagonal and is_shared(spaces, pair.architecture.spaces):
-                    key, value = (spaces[:1] + spaces[2:], key[1]), _summed(segment, source, anchor, axis)
+                if diagonal and is_shared(spaces[1:], pair.architecture.spaces):
+                    key, value = (spaces[:1] + spaces[2:], key[1]), _shared_cross(segment, source, anchor, axis)
                 else:
                     value = cross(segment, source, anchor, axis, diagonal=diagonal)
                 found[key] = value if key not in found else found[key].add_(value)
@@ -155,12 +155,12 @@ def cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int, *, diagon
 
 
 def is_shared(spaces: Sequence[str], groups: Mapping[str, Group]) -> bool:
-    """Whether the units of the second space keep their places and share the third: query heads of one key head."""
-    return len(spaces) > 2 and isinstance(groups.get(spaces[1]), Trivial) and spaces[1] not in groups[spaces[2]].per
+    """Whether the units of the first space keep their places and share the second: query heads of one key head."""
+    return len(spaces) > 1 and isinstance(groups.get(spaces[0]), Trivial) and spaces[0] not in groups[spaces[1]].per
 
 
-def _summed(segment: Segment, source: Tensor, anchor: Tensor, axis: int) -> Tensor:
-    """(root, *inner, *inner) of such a segment: each query head with itself, added up."""
+def _shared_cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int) -> Tensor:
+    """(root, *inner, *inner) where query heads share: each with itself, added up. Pairs of them are never compared."""
     flat = Segment(segment.atoms[1:], (math.prod(segment.sizes[:2]), *segment.sizes[2:]), segment.index)
     return cross(flat, source, anchor, axis, diagonal=True).unflatten(0, segment.sizes[:2]).sum(1)
 

@@ -25,12 +25,6 @@ class Move:
     gauge: Canonical | None
     threads: int | None = None
 
-    @property
-    def _workers(self) -> int:
-        """An accelerator works by itself: whoever tells it what to do next takes turns on Python's lock."""
-        count = thread_count(self.threads)
-        return count if self.model.device == "cpu" else min(2, count)
-
     def tensor(self, name: str) -> Tensor:
         """The moved tensor in float64, by its name in the specification."""
         return self._moved(name) if self.gauge is None else self.gauge.in_gauge(name, self._moved)
@@ -66,14 +60,16 @@ class Move:
             parts = self.model.split(name, self.tensor(name))
             return [(file, part.to(plan[file].dtype)) for file, part in parts.items()]
 
-        for parts in ahead(made, names, self._workers):
+        # An accelerator works by itself: whoever tells it what to do next takes turns on Python's lock.
+        workers = self.threads if self.model.device == "cpu" else min(2, thread_count(self.threads))
+        for parts in ahead(made, names, workers):
             yield from parts
 
     def produce(
         self, plan: Mapping[str, TensorInfo], report: Callable[[str, CastReport], None]
     ) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the moved model, in the plan's order and dtypes; what a cast loses goes to `report`."""
-        for made in ahead(lambda name: self._made(name, plan), sorted(self.model.layouts), self._workers):
+        for made in ahead(lambda name: self._made(name, plan), sorted(self.model.layouts), self.threads):
             for file, (tensor, lost) in made.items():
                 report(file, lost)
                 yield file, tensor.cpu()

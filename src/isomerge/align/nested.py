@@ -5,7 +5,8 @@ each other. So each pair is scored by what its best inner elements earn, the out
 and inner elements are kept for the chosen pairs.
 
 Grouped queries couple two inner spaces (the order of the query heads and the rotations they share): there the two
-alternate from two starts, one of them the order as it is, or all orders are tried when there are few.
+alternate from two starts, one of them the order as it is, or all orders are tried when there are few. Query heads that
+keep their places couple nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class Unit:
         return self.diagonal and all(not self.children[s] and self._fixed(s) for s in inner)
 
     def evidence(self, blocks: Sequence[Block]) -> dict[str, Tensor]:
-        """Of a simple unit: the cross-covariances of each inner space, (root units, n, n)."""
+        """Of a simple unit: the cross-covariances of each inner space, (root units, n, n).
+
+        What stays in its place is left out: it earns the same whatever the others do.
+        """
         found: dict[str, Tensor] = {}
         for block in blocks:
             if block.depth > 1:
@@ -146,7 +150,7 @@ class Unit:
     # --- grouped queries --------------------------------------------------------------------------------------------
     def _uncoupled(self, block: Block) -> Block:
         """Query heads that keep their places only add up: (pairs, h, e, h, e) -> (pairs, e, e)."""
-        if not is_shared(("", *block.spaces), self.spaces):
+        if not is_shared(block.spaces, self.spaces):
             return block
         return Block(block.spaces[1:], block.unsigned, block.value.diagonal(dim1=1, dim2=1 + block.depth).sum(-1))
 

@@ -22,6 +22,7 @@ from isomerge.merge.prepare import foresee, prepare
 from isomerge.merge.recipe import ModelReference, Recipe, load_recipe, plan_tensors, recipe_of
 from isomerge.merge.roles import base_among_models
 from isomerge.merge.settings import RunSettings
+from isomerge.merge.strangers import name_strangers
 from isomerge.merge.tokens import ROWS, require_same_ids
 from isomerge.merge.whole import EVERY
 
@@ -145,6 +146,7 @@ def _merge(
     if same_ids:
         require_same_ids(documents[-1], list(known.values()))
     merged: Merged | None = None
+    strangers: list[str] = []
     files: dict[str, Checkpoint] = {}
     for place, document in enumerate(documents):
         own = {reference: known[reference] for reference in document.referenced_models()}
@@ -152,6 +154,8 @@ def _merge(
         donor = own[plan.donor]
         made = prepare(document, donor, own, settings) if solve else foresee(document, own, settings)
         merged = combine(document, plan, own, made, settings, solved=solve)
+        if solve and made.aligned is None and made.solved is None:
+            strangers += name_strangers(plan, {r: checkpoint for r, checkpoint in own.items() if r in checkpoints})
         files |= {name: found for name, found in merged.inputs.items() if ModelReference.parse(name) not in own}
         if place < len(documents) - 1:
             known[ModelReference.parse(str(document.name))] = as_checkpoint(merged, str(document.name))
@@ -159,7 +163,7 @@ def _merge(
     merged.data = list(settings.data.opened.values())
     merged.recipes = list(documents)
     merged.inputs = {str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files
-    merged.notes = notes + merged.notes
+    merged.notes = notes + merged.notes + strangers
     merged.started = start
     return merged
 

@@ -13,13 +13,10 @@ from isomerge.merge.group import Source
 from isomerge.merge.pipeline import Job
 from isomerge.merge.recipe import Input, TensorPlan
 from isomerge.report.measured import measured, touched_files
-from isomerge.report.relations import Relation, Rows, likeness, relation
+from isomerge.report.relations import Relation, Rows, relation
 
 if TYPE_CHECKING:
     from isomerge.merge.merged import Merged
-
-UNRELATED = 0.1
-"""The cosine of strangers is about 0. Once `align` has brought them together it was 0.3 and more (vision models)."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,6 @@ class Comparison:
         self._donor = merged.donor
         self._found: dict[str, Relation] = {}
         self._seen: set[str] = set()
-        self._direct: list[str] = []
-        """Tensors that a method was given; methods for whole models find their own way from one to the other."""
 
     def watched(self, jobs: Sequence[Job]) -> list[Job]:
         """The same jobs, observed."""
@@ -69,19 +64,6 @@ class Comparison:
         spaces = touched_files(self._donor)
         return measured(self._found, models=self._models, reference=self._reference, base=base, spaces=spaces)
 
-    def warnings(self) -> list[str]:
-        """Of models that have nothing in common with the reference, and were merged tensor by tensor as they are."""
-        found = likeness([self._found[name] for name in sorted(self._direct)], "after") if self._anchor is None else {}
-        strangers = [f"{name} (cosine {cosine:.2f})" for name, cosine in found.items() if cosine < UNRELATED]
-        if not strangers:
-            return []
-        have = "has" if len(strangers) == 1 else "have"
-        return [
-            f"{' and '.join(strangers)} {have} nothing in common with the weights of {self._reference}, where siblings "
-            "have a cosine near 1. Merged as they are, such models hardly work: align them first (--align, or "
-            "align: in the recipe). `isomerge check` tells more"
-        ]
-
     def _look(self, job: Job) -> None:
         self._seen.add(job.name)
         plan = self._plans.get(job.name)
@@ -91,7 +73,6 @@ class Comparison:
         if len(named) < 2:
             return
         merged = self._as_merged(job, plan)
-        self._direct += [job.name] if merged is not None else []
         stored = self._as_stored(named, job.info.shape) if self._anchor is not None or merged is None else None
         if self._anchor is None:  # nothing moved: how the models are stored is how they are merged
             merged, stored = merged or stored, None

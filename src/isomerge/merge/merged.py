@@ -65,7 +65,6 @@ class Merged:
     checks: list[dict[str, Any]] = field(default_factory=list)
     """What `verify` asked of the written folder, and the answers."""
     _vanished: dict[str, int] = field(default_factory=dict)
-    _warnings: list[str] = field(default_factory=list)
 
     @property
     def recipe(self) -> Recipe:
@@ -142,10 +141,8 @@ class Merged:
                 if lock:
                     writer.add("isomerge.lock.json", lock_text(self, writer, options).encode())
                 if report:
-                    related = comparison.record(jobs)
-                    self._warnings = comparison.warnings()
                     files = card_files(self, writer, writer.sha256())
-                    files |= record_files(self, related, writer.sha256())
+                    files |= record_files(self, comparison.record(jobs), writer.sha256())
                     for name, text in files.items():
                         writer.add(name, text.encode())
                 written = writer.commit()
@@ -187,7 +184,7 @@ class Merged:
 
     def report(self) -> dict[str, Any]:
         """The JSON record of the merge."""
-        notes = [*self.notes, *self._warnings]
+        notes = list(self.notes)
         gone = {name: count for name, count in sorted(self._vanished.items()) if count}
         notes += [f"{name}: {count} values became zero in the written dtype" for name, count in gone.items()]
         return {

@@ -145,7 +145,7 @@ def _exact(distance: Distance, sample: Relation | None, name: str, shape: tuple[
     elements = 1
     for length in shape:
         elements *= length
-    empty = Sums({}, 0, {}, {}, 0.0)
+    empty = Sums({}, 0, {}, 0.0)
     sides = []
     for place, sums in enumerate((sample.before, sample.after) if sample else (None, None)):
         share = sample.elements / sample.sampled if sample and sample.sampled else 0.0

@@ -32,8 +32,6 @@ class Sums:
     """Elements that some model has above zero and another below."""
     apart: Mapping[str, float]
     """‖model − reference‖²"""
-    squares: Mapping[str, float]
-    """‖model‖² of the same models."""
     size: float
     """‖reference‖²"""
 
@@ -104,20 +102,18 @@ def _sums(models: Mapping[str, Array], reference: str | None, base: str | None) 
         vectors -= models[base]
     # einsum: numpy's own @ would start the threads of its linear algebra in every worker.
     gram = np.einsum("in,jn->ij", vectors, vectors).tolist()
-    apart, squares, size = {}, {}, 0.0
+    apart, size = {}, 0.0
     if reference is not None:
         origin = models[reference]
         size = float(np.einsum("n,n->", origin, origin))
         for name in models:
             if name != reference:
-                own, step = models[name], models[name] - origin
+                step = models[name] - origin
                 apart[name] = float(np.einsum("n,n->", step, step))
-                squares[name] = float(np.einsum("n,n->", own, own))
     return Sums(
         products={(a, b): gram[i][j] for i, a in enumerate(names) for j, b in enumerate(names) if i <= j},
         conflicts=int(np.count_nonzero((vectors.min(0) < 0) & (vectors.max(0) > 0))),
         apart=apart,
-        squares=squares,
         size=size,
     )
 
@@ -159,20 +155,6 @@ def distances(relations: Iterable[Relation], side: str) -> dict[str, float]:
             apart[name] = apart.get(name, 0.0) + value * one.elements / one.sampled
             size[name] = size.get(name, 0.0) + sums.size * one.elements / one.sampled
     return {name: math.sqrt(apart[name] / size[name]) for name in apart if size[name] > 0}
-
-
-def likeness(relations: Iterable[Relation], side: str) -> dict[str, float]:
-    """The cosine of every model with the reference, over the matrices: the models themselves, whatever the base."""
-    products: dict[str, float] = {}
-    squares: dict[str, tuple[float, float]] = {}
-    for one, sums in _of([one for one in relations if one.matrix], side):
-        share = one.elements / one.sampled
-        for name, apart in sums.apart.items():
-            own, reference = squares.get(name, (0.0, 0.0))
-            squares[name] = own + share * sums.squares[name], reference + share * sums.size
-            products[name] = products.get(name, 0.0) + share * (sums.squares[name] + sums.size - apart) / 2
-    lengths = {name: math.sqrt(own * reference) for name, (own, reference) in squares.items()}
-    return {name: products[name] / length for name, length in lengths.items() if length > 0}
 
 
 def _of(relations: Iterable[Relation], side: str) -> list[tuple[Relation, Sums]]:
