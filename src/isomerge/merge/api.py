@@ -24,6 +24,7 @@ from isomerge.merge.roles import base_among_models
 from isomerge.merge.settings import RunSettings
 from isomerge.merge.strangers import name_strangers
 from isomerge.merge.tokens import ROWS, require_same_ids
+from isomerge.merge.uneven import name_uneven
 from isomerge.merge.whole import EVERY
 
 
@@ -146,7 +147,7 @@ def _merge(
     if same_ids:
         require_same_ids(documents[-1], list(known.values()))
     merged: Merged | None = None
-    strangers: list[str] = []
+    warnings: list[str] = []
     files: dict[str, Checkpoint] = {}
     for place, document in enumerate(documents):
         own = {reference: known[reference] for reference in document.referenced_models()}
@@ -155,7 +156,8 @@ def _merge(
         made = prepare(document, donor, own, settings) if solve else foresee(document, own, settings)
         merged = combine(document, plan, own, made, settings, solved=solve)
         if solve and made.aligned is None and made.solved is None:
-            strangers += name_strangers(plan, {r: checkpoint for r, checkpoint in own.items() if r in checkpoints})
+            warnings += name_strangers(plan, {r: checkpoint for r, checkpoint in own.items() if r in checkpoints})
+        warnings += name_uneven(merged.jobs, plan) if solve else []
         files |= {name: found for name, found in merged.inputs.items() if ModelReference.parse(name) not in own}
         if place < len(documents) - 1:
             known[ModelReference.parse(str(document.name))] = as_checkpoint(merged, str(document.name))
@@ -163,7 +165,7 @@ def _merge(
     merged.data = list(settings.data.opened.values())
     merged.recipes = list(documents)
     merged.inputs = {str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files
-    merged.notes = notes + merged.notes + strangers
+    merged.notes = notes + merged.notes + warnings
     merged.started = start
     return merged
 

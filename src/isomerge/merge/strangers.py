@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -47,13 +47,22 @@ def _compared(
 ) -> Iterator[tuple[ModelReference, ModelReference, Array, Array]]:
     """Some elements of a matrix of two models, the first of them its base or the first that it is made from."""
     meeting = {name: found for name, one in plan.tensors.items() if len(found := _meeting(one, models)) > 1}
-    layers = sorted({place_of(name)[:2] for name in meeting})
+    for name in in_few_layers(meeting):
+        first, *others = [(given.model, _elements(models[given.model], given.tensor, name)) for given in meeting[name]]
+        for other, values in others:
+            yield first[0], other, first[1], values
+
+
+def in_few_layers(names: Iterable[str]) -> list[str]:
+    """Those of the first layer, of one in the middle and of the last.
+
+    >>> in_few_layers([f"layers.{number}.weight" for number in range(9)] + ["head.weight"])
+    ['layers.0.weight', 'layers.4.weight', 'layers.8.weight']
+    """
+    inside = [name for name in names if place_of(name)[1] >= 0]
+    layers = sorted({place_of(name)[:2] for name in inside})
     seen = {layers[place] for place in (0, len(layers) // 2, -1)} if layers else set()
-    for name, inputs in meeting.items():
-        if place_of(name)[:2] in seen:
-            first, *others = [(given.model, _elements(models[given.model], given.tensor, name)) for given in inputs]
-            for other, values in others:
-                yield first[0], other, first[1], values
+    return [name for name in inside if place_of(name)[:2] in seen]
 
 
 def _meeting(plan: TensorPlan, models: Mapping[ModelReference, Checkpoint]) -> list[Input]:
@@ -65,7 +74,7 @@ def _meeting(plan: TensorPlan, models: Mapping[ModelReference, Checkpoint]) -> l
     infos = [models[given.model].tensors[given.tensor] for given in every]
     if len({place_of(given.tensor)[1:] for given in every}) != 1 or len({info.shape for info in infos}) != 1:
         return []
-    if len(infos[0].shape) < 2 or not all(info.dtype.is_floating_point for info in infos) or place_of(plan.name)[1] < 0:
+    if len(infos[0].shape) < 2 or not all(info.dtype.is_floating_point for info in infos):
         return []
     return list({given.model: given for given in every}.values())
 
