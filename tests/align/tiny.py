@@ -135,6 +135,18 @@ def noisy(like: Path, share: float = 0.01, seed: int = 7) -> Path:
     return variant(like, changed, f"noisy-{share}-{seed}")
 
 
+def in_two_documents(first: Path, second: Path, third: Path) -> str:
+    """A recipe: the mean of two models, and then the mean of that and another one."""
+    return f"""
+name: inner
+merge_method: linear
+models: [{{model: {first}}}, {{model: {second}}}]
+---
+merge_method: linear
+models: [{{model: inner}}, {{model: {third}}}]
+"""
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 

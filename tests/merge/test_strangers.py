@@ -11,7 +11,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import isomerge
-from align.tiny import model, noisy, tensors, variant
+from align.tiny import in_two_documents, model, noisy, tensors, variant
 from isomerge.align.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.cli.app import app
@@ -133,15 +133,7 @@ def test_a_model_that_does_not_count_is_no_stranger() -> None:
 
 def test_strangers_are_found_in_every_document() -> None:
     first, second = model("vit", 0), model("vit", 1)
-    recipe = f"""
-name: inner
-merge_method: linear
-models: [{{model: {first}}}, {{model: {second}}}]
----
-merge_method: linear
-models: [{{model: inner}}, {{model: {noisy(first, 0.05)}}}]
-"""
-    (note,) = told(isomerge.merge_recipe(recipe))
+    (note,) = told(isomerge.merge_recipe(in_two_documents(first, second, noisy(first, 0.05))))
     assert note.startswith(str(second))
 
 

@@ -29,7 +29,10 @@ def notes_of(folder: Path, times: float, **options: Any) -> list[str]:
 def test_a_model_that_will_hardly_count_is_named(tmp_path: Path) -> None:
     (note,) = notes_of(tmp_path, 36_000.0)
     first = model("vit", 0)
-    assert f"of {noisy(first, 0.05)} is about 36,000 times that of {first}" in note and "--normalize" in note
+    assert (
+        f"of {noisy(first, 0.05)}, by its weight, is about 36,000 times that of {first}" in note
+        and "--normalize" in note
+    )
 
 
 def test_one_without_any_information_is_named(tmp_path: Path) -> None:
@@ -37,7 +40,16 @@ def test_one_without_any_information_is_named(tmp_path: Path) -> None:
     assert f"any number of times that of {noisy(model('vit', 0), 0.05)}" in note
 
 
-@pytest.mark.parametrize(("times", "options"), [(20.0, {}), (1.0, {}), (36_000.0, {"normalize": True})])
+@pytest.mark.parametrize(
+    ("times", "options"),
+    [
+        (20.0, {}),
+        (1.0, {}),
+        (36_000.0, {"normalize": True}),
+        (36_000.0, {"weights": [36_000.0, 1.0]}),
+        (36_000.0, {"weights": [0.0, 1.0]}),
+    ],
+)
 def test_models_that_count_are_not(tmp_path: Path, times: float, options: dict[str, Any]) -> None:
     assert notes_of(tmp_path, times, **options) == []
 

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import isomerge
+from align.tiny import in_two_documents
 from report.made import made, record_of, said, verb, workshop
 
 SIX_DIGITS = 6e-6  # relative: half of the last digit that is kept, and a little
@@ -145,15 +146,7 @@ def test_recipes_that_stack_layers_or_go_from_one_model_to_another_are_measured(
 
 def test_two_documents_are_measured_with_what_the_first_makes(tmp_path: Path) -> None:
     first, second, third = (workshop() / n for n in ("first", "second", "third"))
-    recipe = f"""
-name: inner
-merge_method: linear
-models: [{{model: {first}}}, {{model: {second}}}]
----
-merge_method: linear
-models: [{{model: inner}}, {{model: {third}}}]
-"""
-    isomerge.merge_recipe(recipe).save(tmp_path / "out")
+    isomerge.merge_recipe(in_two_documents(first, second, third)).save(tmp_path / "out")
     (pair,) = record_of(tmp_path / "out")["measured"]["pairs"]
     one, other, last = (joined(matrices(f), "") for f in (first, second, third))
     assert pair["models"][0] == "inner"

@@ -19,17 +19,19 @@ def name_uneven(jobs: Iterable[Job], plan: RecipePlan) -> list[str]:
     sums: dict[str, float] = {}
     for name in in_few_layers(weighed):
         job = weighed[name]
-        for given, information in zip(plan.tensors[name].inputs, job.extras["importance"], strict=True):
-            rows = sampled_rows(name, job.info.shape)
-            found = sum(float(information.rows(*some).double().sum()) for some in rows)
-            sums[str(given.model)] = sums.get(str(given.model), 0.0) + found
+        of = zip(plan.tensors[name].inputs, job.extras["importance"], job.options["weight"], strict=True)
+        for given, information, weight in of:
+            if weight:
+                rows = sampled_rows(name, job.info.shape)
+                found = weight * sum(float(information.rows(*some).double().sum()) for some in rows)
+                sums[str(given.model)] = sums.get(str(given.model), 0.0) + found
     if len(sums) < 2 or max(sums.values()) <= UNEVEN * min(sums.values()):
         return []
     most, least = max(sums, key=sums.__getitem__), min(sums, key=sums.__getitem__)
     times = f"about {sums[most] / sums[least]:,.0f} times" if sums[least] > 0 else "any number of times"
     return [
-        f"the Fisher information of {most} is {times} that of {least}, which will hardly count: a model that is sure "
-        "of its data has little. With normalize: true (--normalize) all count alike"
+        f"the Fisher information of {most}, by its weight, is {times} that of {least}, which will hardly count: "
+        "a model that is sure of its data has little. With normalize: true (--normalize) all count alike"
     ]
 
 

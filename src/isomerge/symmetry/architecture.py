@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any
@@ -125,8 +125,8 @@ class Architecture:
             repeat={},
         )  # fmt: skip
 
-    def _values(self, *templates: str, fixed: Mapping[str, int] | None = None) -> list[dict[str, int]]:
-        letters = [x for x in self.repeat if x not in (fixed or ()) and any(x in _letters(t) for t in templates)]
+    def _values(self, *templates: str, fixed: Collection[str] = ()) -> list[dict[str, int]]:
+        letters = [x for x in self.repeat if x not in fixed and any(x in _letters(t) for t in templates)]
         return [
             dict(zip(letters, numbers, strict=True))
             for numbers in itertools.product(*(range(self.repeat[x]) for x in letters))
