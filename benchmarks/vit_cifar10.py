@@ -111,6 +111,9 @@ def train(folder: Path, plan: Plan, x: Tensor, y: Tensor, seed: int, device: str
     model = new_model(plan).to(device).train()
     runner = copy.deepcopy(model).bfloat16() if torch.device(device).type == "cuda" else model
     learning, running = list(model.parameters()), list(runner.parameters())
+    if runner is not model:
+        for parameter in learning:
+            parameter.grad = torch.empty_like(parameter)
     x, y = x.to(device), y.to(device)
     steps = plan.epochs * (len(x) // plan.batch)
     decay = [{"params": [p for p in learning if p.ndim > 1], "weight_decay": plan.decay},
@@ -130,9 +133,7 @@ def train(folder: Path, plan: Plan, x: Tensor, y: Tensor, seed: int, device: str
             runner.zero_grad(set_to_none=True)
             loss.backward()
             if runner is not model:
-                for parameter, copied in zip(learning, running, strict=True):
-                    assert copied.grad is not None
-                    parameter.grad = copied.grad.float()
+                torch._foreach_copy_([p.grad for p in learning], [p.grad for p in running])
             torch.nn.utils.clip_grad_norm_(learning, 1.0)
             optimizer.step()
             schedule.step()

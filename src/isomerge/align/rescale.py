@@ -5,6 +5,9 @@ With rotary positions the factor is one modulus per frequency, solved together w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -15,8 +18,31 @@ from isomerge.symmetry.groups import Group, Permutation, Rotary
 from isomerge.symmetry.transform import Transform
 
 
-def rescaled(pair: Pair, space: str, element: Tensor) -> Tensor:
-    """The element of a per-head space with its best scale: a·R, or r·phase per rotary pair."""
+def rescaled_all(pair: Pair, found: Transform, run: Run) -> Transform:
+    """Every continuous element of a transform with its best scale: a·R, or r·phase per rotary pair."""
+    spaces = pair.architecture.spaces
+    wanted = [s for s in found.elements if not isinstance(spaces[s], Permutation)]
+    sums = dict(zip(wanted, run(lambda s: _sums(pair, s, found.elements[s]), wanted), strict=True))
+    rotary = [s for s in wanted if isinstance(spaces[s], Rotary)]
+    others = [s for s in wanted if s not in rotary]
+    scaled = _together(lambda N, a, b, M: solvers.rotary_scaled(a, b, N, M), {s: sums[s] for s in rotary})
+    scales = _together(partial(solvers.head_scale, signed=True), {s: sums[s] for s in others})
+    scaled |= {s: found.elements[s] * scale[:, None, None] for s, scale in scales.items()}
+    return Transform(found.spaces, {**found.elements, **scaled})
+
+
+def _together(solve: Callable[..., Tensor], sums: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
+    """All spaces at once: their numbers are few, and solving takes hundreds of small steps."""
+    if not sums:
+        return {}
+    parts = [torch.cat([part.flatten() for part in side]) for side in zip(*sums.values(), strict=True)]
+    sizes = [own[0].numel() for own in sums.values()]
+    solved = solve(*parts).split(sizes)
+    return {s: part.reshape(own[0].shape) for (s, own), part in zip(sums.items(), solved, strict=True)}
+
+
+def _sums(pair: Pair, space: str, element: Tensor) -> list[Tensor]:
+    """What the scale of every head of a space depends on: ‖Q_B‖², ⟨Q_B, Q_A⟩, ⟨K_B, K_A⟩, ‖K_B‖², B rotated."""
     group = pair.architecture.spaces[space]
     moved = Transform(pair.architecture.spaces, {space: element})
     sums: dict[bool, list[Tensor]] = {False: [], True: []}  # by side: [‖source‖², ⟨source, anchor⟩]
@@ -33,17 +59,7 @@ def rescaled(pair: Pair, space: str, element: Tensor) -> Tensor:
                 terms = _terms(group, left, right)
                 side[:] = terms if not side else [a + b for a, b in zip(side, terms, strict=True)]
     (forward, forward_cross), (dual, dual_cross) = sums[False], sums[True]
-    if isinstance(group, Rotary):
-        return solvers.rotary_scaled(forward_cross, dual_cross, forward.real, dual.real).cpu()
-    scale = solvers.head_scale(forward, forward_cross, dual_cross, dual, signed=True).cpu()
-    return element * scale[:, None, None]
-
-
-def rescaled_all(pair: Pair, found: Transform, run: Run) -> Transform:
-    """Every continuous element of a transform with its best scale."""
-    wanted = [s for s in found.elements if not isinstance(pair.architecture.spaces[s], Permutation)]
-    scaled = run(lambda space: rescaled(pair, space, found.elements[space]), wanted)
-    return Transform(found.spaces, {**found.elements, **dict(zip(wanted, scaled, strict=True))})
+    return [t.cpu() for t in (forward.real, forward_cross, dual_cross, dual.real)]
 
 
 def _terms(group: Group, left: Tensor, right: Tensor) -> list[Tensor]:
