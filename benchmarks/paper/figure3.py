@@ -9,7 +9,8 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from merges import matched
+from crew import shared, side_by_side
+from merges import Pair, matched
 from runner import Mean, Plot, Result, Run, Table, main
 from vision import Vision
 
@@ -45,6 +46,8 @@ def script(run: Run) -> Result:
     )
     run.note("OT fusion is applied to feed-forwards only, as in the paper, by activations with hard plans.")
     run.note("The level `full` also moves the residual stream, scales and norm gains, which the paper leaves alone.")
+    if shared() and not run.dry:  # every pair in a process of its own; what follows finds its cells
+        side_by_side(run, measure_pair, [(run, pair) for pair in vision.pairs])
     found = {name: distances(vision, name) for name in WAYS}
     before = found[NOTHING]
     rows: list[list[str | Mean]] = [[name, value, relative(value, before)] for name, value in found.items()]
@@ -59,12 +62,23 @@ def script(run: Run) -> Result:
     return Result([table], [plot], [] if run.dry else claims(found))
 
 
+def measure_pair(job: tuple[Run, Pair]) -> None:
+    """Every way for one pair, into the cells."""
+    run, pair = job
+    vision = Vision(run)
+    for name in WAYS:
+        measure(vision, name, pair)
+
+
 def distances(vision: Vision, name: str) -> Mean:
-    cells = [vision.run.cell(f"{name} {pair[0]}-{pair[1]}", partial(one, vision, pair, name)) for pair in vision.pairs]
-    return Mean([cell["distance"] for cell in cells], 2)
+    return Mean([measure(vision, name, pair)["distance"] for pair in vision.pairs], 2)
 
 
-def one(vision: Vision, pair: tuple[int, int], name: str) -> dict[str, float]:
+def measure(vision: Vision, name: str, pair: Pair) -> dict[str, Any]:
+    return vision.run.cell(f"{name} {pair[0]}-{pair[1]}", partial(one, vision, pair, name))
+
+
+def one(vision: Vision, pair: Pair, name: str) -> dict[str, float]:
     options = WAYS[name]
     if options is not None and "layers" in options:  # naming layers leaves the residual stream alone
         options = {**options, "layers": f"0-{vision.layers - 1}"}
@@ -76,7 +90,7 @@ def one(vision: Vision, pair: tuple[int, int], name: str) -> dict[str, float]:
     return {"distance": distance(state, vision.state(pair[0]))}
 
 
-def carried(vision: Vision, pair: tuple[int, int]) -> State:
+def carried(vision: Vision, pair: Pair) -> State:
     from isomerge.merge.transport import transported
 
     anchor, source = matched(vision, pair, None)
