@@ -103,10 +103,15 @@ def base_path(base: str, models: Path | None) -> str:
     if models is None:
         return base
     folder = models / title(base)
-    if not (folder / "config.json").is_file():
+    config, wrong = folder / "config.json", ""
+    if not config.is_file():
+        wrong = f"{folder} holds no config.json"
+    elif "model_type" not in json.loads(config.read_text()):  # one of a pooling layer, say
+        wrong = f"{config} is not that of a model, as it names no model_type"
+    if wrong:
         raise SystemExit(
-            f"Loading {base}: {folder} holds no config.json. Put the model there as save_pretrained writes it, with "
-            "its tokenizer, or leave --models out to take it from the hub."
+            f"Loading {base}: {wrong}. Put the model there as save_pretrained writes it, with its tokenizer, or leave "
+            "--models out to take it from the hub."
         )
     return str(folder)
 

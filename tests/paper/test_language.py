@@ -60,6 +60,10 @@ def test_missing_data_are_refused_with_what_to_put_where(tmp_path: Path) -> None
 def test_a_missing_base_is_refused_with_its_folder(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="roberta-base holds no config.json"):
         language.base_path("FacebookAI/roberta-base", tmp_path)
+    (tmp_path / "roberta-base").mkdir()
+    (tmp_path / "roberta-base" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    with pytest.raises(SystemExit, match="config.json is not that of a model, as it names no model_type"):
+        language.base_path("FacebookAI/roberta-base", tmp_path)
     assert language.base_path("FacebookAI/roberta-base", None) == "FacebookAI/roberta-base"
 
 
