@@ -26,6 +26,7 @@ from align.tiny import (
     write_layer,
     write_llama,
 )  # fmt: skip
+from isomerge.align import rescale
 
 ENCODERS = ["bert", "roberta", "vit", "gpt2"]
 
@@ -176,8 +177,13 @@ def paper_llama(b: Layer, a: Layer, *, scale: bool) -> Layer:
     return moved
 
 
+@pytest.mark.parametrize("block", [3, 1024], ids=["blocks-of-3", "one-block"])
 @pytest.mark.parametrize("scale", [False, True], ids=["phases", "complex-numbers"])
-def test_under_rotary_positions_a_head_turns_by_one_number_per_frequency_and_group(scale: bool) -> None:
+def test_under_rotary_positions_a_head_turns_by_one_number_per_frequency_and_group(
+    scale: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of a block may belong to several layers, and those of a layer to several blocks."""
+    monkeypatch.setattr(rescale, "BLOCK", block)
     anchor, source = model("llama", 0), model("llama", 1)
     a, expected = arrays(anchor), arrays(source)
     for layer in range(2):

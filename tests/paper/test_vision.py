@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import types
 from collections.abc import Iterator
@@ -128,6 +129,21 @@ def test_cells_of_a_pair_in_a_process_of_its_own_are_those_of_the_script(
     run = new_run(work)
     table2.measure_pair((run, (0, 1)))
     assert len(run.cells) == len(table2.rows_of(vision.Vision(new_run(work))))
+
+
+def test_figure3_finds_the_cells_of_pairs_in_processes_of_their_own(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "control").touch()  # as the MPS server leaves it
+    shutil.copytree(work / "vits-reduced", tmp_path / "work" / "vits-reduced")
+    alone = start("figure3", work)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    measured: list[Any] = []
+    whole = figure3.measure_pair
+    monkeypatch.setattr(figure3, "measure_pair", lambda job: (measured.append(job[1]), whole(job)))
+    assert start("figure3", tmp_path / "work")["tables"] == alone["tables"]
+    again = start("figure3", tmp_path / "work")
+    assert again["tables"] == alone["tables"] and measured == [(0, 1)], "a second run finds nothing to do"
 
 
 def test_a_merge_with_kept_statistics_is_that_without(work: Path) -> None:

@@ -17,6 +17,9 @@ from isomerge.align.parallel import Run
 from isomerge.symmetry.groups import Group, Permutation, Rotary
 from isomerge.symmetry.transform import Transform
 
+BLOCK = 1024
+"""Numbers solved at once: each takes some 30 kB meanwhile, so that memory does not grow with the model."""
+
 
 def rescaled_all(pair: Pair, found: Transform, run: Run) -> Transform:
     """Every continuous element of a transform with its best scale: a·R, or r·phase per rotary pair."""
@@ -25,19 +28,20 @@ def rescaled_all(pair: Pair, found: Transform, run: Run) -> Transform:
     sums = dict(zip(wanted, run(lambda s: _sums(pair, s, found.elements[s]), wanted), strict=True))
     rotary = [s for s in wanted if isinstance(spaces[s], Rotary)]
     others = [s for s in wanted if s not in rotary]
-    scaled = _together(lambda N, a, b, M: solvers.rotary_scaled(a, b, N, M), {s: sums[s] for s in rotary})
-    scales = _together(partial(solvers.head_scale, signed=True), {s: sums[s] for s in others})
+    scaled = _together(lambda N, a, b, M: solvers.rotary_scaled(a, b, N, M), {s: sums[s] for s in rotary}, run)
+    scales = _together(partial(solvers.head_scale, signed=True), {s: sums[s] for s in others}, run)
     scaled |= {s: found.elements[s] * scale[:, None, None] for s, scale in scales.items()}
     return Transform(found.spaces, {**found.elements, **scaled})
 
 
-def _together(solve: Callable[..., Tensor], sums: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
-    """All spaces at once: their numbers are few, and solving takes hundreds of small steps."""
+def _together(solve: Callable[..., Tensor], sums: Mapping[str, Sequence[Tensor]], run: Run) -> dict[str, Tensor]:
+    """The numbers of all spaces in common blocks: a space has few of them, and solving takes hundreds of steps."""
     if not sums:
         return {}
-    parts = [torch.cat([part.flatten() for part in side]) for side in zip(*sums.values(), strict=True)]
+    sides = [torch.cat([part.flatten() for part in side]) for side in zip(*sums.values(), strict=True)]
+    blocks = list(zip(*(side.split(BLOCK) for side in sides), strict=True))
     sizes = [own[0].numel() for own in sums.values()]
-    solved = solve(*parts).split(sizes)
+    solved = torch.cat(run(lambda block: solve(*block), blocks)).split(sizes)
     return {s: part.reshape(own[0].shape) for (s, own), part in zip(sums.items(), solved, strict=True)}
 
 
