@@ -196,11 +196,12 @@ def test_integer_buffers_and_masks_are_allowed():
         "bert.embeddings.position_ids": torch.arange(4),
         "h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.uint8),
         "mask": torch.tensor([True]),
+        "routing_table": torch.arange(6),
         "w": torch.zeros(1),
     }
     require_floating(open_checkpoint(tensors))
-    with pytest.raises(CheckpointError, match="position_ids"):
-        require_floating(open_checkpoint(tensors), allowed=lambda name: False)
+    with pytest.raises(CheckpointError, match="int32: 'routing_table'"):
+        require_floating(open_checkpoint({**tensors, "routing_table": torch.arange(6, dtype=torch.int32)}))
 
 
 def test_nan_and_infinity_are_counted():

@@ -2,7 +2,7 @@
 
 from isomerge.checkpoint.base import Checkpoint, TensorInfo
 from isomerge.checkpoint.cast import CastReport, cast
-from isomerge.checkpoint.checks import is_harmless_buffer, require_finite, require_floating
+from isomerge.checkpoint.checks import is_buffer, is_harmless_buffer, require_finite, require_floating
 from isomerge.checkpoint.disk import refuse_overwrite
 from isomerge.checkpoint.module import load_into_module
 from isomerge.checkpoint.open import Source, open_checkpoint
@@ -16,6 +16,7 @@ __all__ = [
     "TensorInfo",
     "Written",
     "cast",
+    "is_buffer",
     "is_harmless_buffer",
     "load_into_module",
     "open_checkpoint",

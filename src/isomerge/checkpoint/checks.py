@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 
 import torch
 
@@ -12,6 +11,8 @@ from isomerge.checkpoint.base import Checkpoint, failure, name_some
 from isomerge.errors import CheckpointError
 
 FLOATING = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+WHOLE = {torch.bool, torch.int64}
+"""Masks, counters and indices: nobody stores quantised weights in these."""
 BUFFERS = re.compile(
     r"(^|\.)(position_ids|token_type_ids|num_batches_tracked|(attn|attention)\.bias|masked_bias|inv_freq|"
     r"relative_position_index)$"
@@ -27,8 +28,13 @@ def is_harmless_buffer(name: str) -> bool:
     return BUFFERS.search(name) is not None
 
 
-def require_floating(checkpoint: Checkpoint, *, allowed: Callable[[str], bool] = is_harmless_buffer) -> None:
-    """Raise unless every weight is an unquantised float. Masks (bool) and integers that `allowed` accepts pass."""
+def is_buffer(checkpoint: Checkpoint, name: str) -> bool:
+    """A tensor that is no weight, by its name or since it holds whole numbers: copied, never moved or merged."""
+    return checkpoint.tensors[name].dtype in WHOLE or is_harmless_buffer(name)
+
+
+def require_floating(checkpoint: Checkpoint) -> None:
+    """Raise unless every weight is an unquantised float. Buffers pass."""
     problems: list[str] = []
     quantization = checkpoint.config.get("quantization_config")
     if quantization:
@@ -36,7 +42,7 @@ def require_floating(checkpoint: Checkpoint, *, allowed: Callable[[str], bool] =
         problems.append(f"config.json has a quantization_config{f' ({method})' if method else ''}")
     by_dtype: dict[torch.dtype, list[str]] = {}
     for name, info in checkpoint.tensors.items():
-        if info.dtype not in FLOATING and info.dtype != torch.bool and not allowed(name):
+        if info.dtype not in FLOATING and not is_buffer(checkpoint, name):
             by_dtype.setdefault(info.dtype, []).append(name)
     for dtype, names in by_dtype.items():
         problems.append(f"stored as {str(dtype).removeprefix('torch.')}: {name_some(names)}")

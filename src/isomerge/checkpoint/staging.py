@@ -20,7 +20,8 @@ from isomerge.errors import CheckpointError, RequestError
 STAGING = ".isomerge-partial"
 JOURNAL = "journal.jsonl"
 STALE = re.compile(
-    r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?|isomerge(\.lock)?\.json|report\.html"
+    r"(model|pytorch_model|adapter_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?|adapter_config\.json|"
+    r"isomerge(\.lock)?\.json|report\.html"
 )
 
 SIDE = re.compile(

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from isomerge.adapters.adapter import CONFIG, is_adapter
 from isomerge.adapters.refuse import holds_adapter, into_its_base
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Checkpoint, name_some
@@ -129,7 +130,7 @@ def _index(folder: Path, checkpoint: Checkpoint) -> Check:
 
 
 def _is_weight_file(name: str) -> bool:
-    return STALE.fullmatch(name) is not None and name.endswith(".safetensors")
+    return STALE.fullmatch(name) is not None and name.endswith(".safetensors") and not name.startswith("adapter_")
 
 
 def _format(folder: Path) -> Check:
@@ -147,6 +148,11 @@ def _format(folder: Path) -> Check:
 
 
 def _fit(checkpoint: Checkpoint, donor: Checkpoint | None) -> Fit:
+    folder = checkpoint.folder
+    if folder is not None and (folder / CONFIG).is_file() and not is_adapter(folder):
+        risk = "transformers puts it on top of the model wherever peft is installed"
+        step = f"move {CONFIG} and the adapter's weights to a folder of their own"
+        return Fit(False, f"an adapter lies beside the model ({CONFIG}): {risk}; {step}")
     if donor is not None and same_structure(checkpoint, donor):
         return Fit(True, f"the same names, shapes and config as {donor.name}", _tied_tables(donor))
     if holds_adapter(checkpoint):

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from isomerge.checkpoint import Checkpoint, is_harmless_buffer, require_floating
+from isomerge.checkpoint import Checkpoint, require_floating
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.evaluate.device import require_device
 from isomerge.merge.combine import combine
@@ -141,7 +139,7 @@ def _merge(
     known = dict(checkpoints)
     require_device(settings.device)
     for checkpoint in known.values():
-        require_floating(checkpoint, allowed=lambda name, of=checkpoint: _is_counter(of, name))  # type: ignore[misc]
+        require_floating(checkpoint)
     notes = differences(list(known.values()), documents, ids=not same_ids)
     notes += [note for document in documents for note in base_among_models(document)]
     if same_ids:
@@ -168,11 +166,6 @@ def _merge(
     merged.notes = notes + merged.notes + warnings
     merged.started = start
     return merged
-
-
-def _is_counter(checkpoint: Checkpoint, name: str) -> bool:
-    """Whole numbers that are no quantised weights: they are copied."""
-    return is_harmless_buffer(name) or checkpoint.tensors[name].dtype == torch.int64
 
 
 def _tokenizer(given: str | os.PathLike[str] | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:

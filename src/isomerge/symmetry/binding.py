@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.checkpoint.checks import is_harmless_buffer, require_finite
+from isomerge.checkpoint.checks import is_buffer, require_finite
 from isomerge.errors import SpecificationError
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, part_of
 from isomerge.symmetry.patterns import Atom, Layout, Node, Product, bind, parse
@@ -132,7 +132,7 @@ def _account_for_the_rest(
     stale = tuple(n for n in rest if any(n in _spellings(t, spec) for t in absent_ties))
     extra = tuple(name for name in rest if name not in stale)
     notes = [f"{name} is a copy of a tied table that the model never reads; it is left out" for name in stale]
-    unknown = [name for name in extra if not is_harmless_buffer(name)]
+    unknown = [name for name in extra if not is_buffer(checkpoint, name)]
     if unknown:
         held = [s for s in spec.spaces if part_of(spec.root(s)) in (RESIDUAL, "head")]
         shown = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")

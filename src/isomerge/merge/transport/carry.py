@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from isomerge.architectures import describe
-from isomerge.checkpoint import Checkpoint, TensorInfo, is_harmless_buffer
+from isomerge.checkpoint import Checkpoint, TensorInfo, is_buffer
 from isomerge.merge.transport.compatible import require_same_kind
 from isomerge.merge.transport.pair import Found, Request, solve_plans
 from isomerge.merge.transport.stream import softness
@@ -30,7 +30,7 @@ def carry(source: Checkpoint, anchor: BoundModel, request: Request) -> tuple[Sta
         moved |= {file: part.cpu() for file, part in anchor.split(name, carried).items()}
     for name in anchor.extra:
         info = source.tensors.get(name)
-        if info is not None and info.shape == anchor.checkpoint.tensors[name].shape and not is_harmless_buffer(name):
+        if info is not None and info.shape == anchor.checkpoint.tensors[name].shape and not is_buffer(source, name):
             moved[name] = source.read(name).double()
     return moved, _record(bound, found)
 
@@ -80,7 +80,7 @@ def finished(state: State, anchor: BoundModel) -> State:
     """In the precision the weights are stored in; buffers are the anchor's own."""
     found = {}
     for name, tensor in state.items():
-        if name in anchor.extra and is_harmless_buffer(name):
+        if name in anchor.extra and is_buffer(anchor.checkpoint, name):
             found[name] = anchor.checkpoint.read(name)
         else:
             found[name] = tensor.to(anchor.stored_precision) if tensor.is_floating_point() else tensor
