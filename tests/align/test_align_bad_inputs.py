@@ -246,7 +246,7 @@ def test_modules_are_untouched_by_an_alignment() -> None:
     ({"layers": "7"}, "layers 0 to 1"),
     ({"layers": "0-5"}, "layers 0 to 1"),
     ({"layers": "two"}, "'two'"),
-    ({"layers": "1-0"}, "1-0"),
+    ({"layers": "1-0"}, "runs backwards. Write 0-1"),
     ({"layers": ""}, "Name some"),
     ({"layers": "-1"}, "'-1'"),
     ({"max_memory": "lots"}, "lots"),

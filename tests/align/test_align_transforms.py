@@ -22,6 +22,7 @@ def test_a_stored_transform_gives_the_same_bytes_without_the_anchor(family: str,
     found = isomerge.align(source, anchor, level=level)
     found.save_transform(tmp_path / "t.safetensors")
     again = isomerge.align(source, transform=tmp_path / "t.safetensors")
+    assert {space["gain"] for space in again.report()["spaces"]} == {None}, "nothing was measured"
     first, second = found.state_dict(), again.state_dict()
     assert first.keys() == second.keys()
     assert all(same_bytes(first[n], second[n]) for n in first)

@@ -87,6 +87,17 @@ def test_old_buffers_are_copied_and_hold_nothing_back(row_id, buffers):
     assert all(torch.equal(written[name], value) for name, value in values.items())
 
 
+@pytest.mark.parametrize("row_id", ["llama-lm", "bert-token"])
+def test_whole_numbers_under_any_name_are_copied_and_hold_nothing_back(row_id):
+    tensors, config = stored(row_id)
+    values = {"routing.table": torch.arange(6), "routing.mask": torch.tensor([True, False])}
+    model = described(tensors | values, config)
+    assert set(model.extra) == set(values) and not model.notes
+    assert not isinstance(model.architecture.spaces["residual"], Trivial)
+    written = state(model, moving(model).tensor)
+    assert all(torch.equal(written[name], value) for name, value in values.items())
+
+
 @pytest.mark.parametrize("row_id", ["gpt2-lm", "opt-lm", "llama-lm-tied", "neox-lm-tied"])
 def test_a_stale_copy_of_a_tied_table_is_left_out(row_id):
     tensors, config = stored(row_id)

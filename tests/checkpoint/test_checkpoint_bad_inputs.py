@@ -32,6 +32,8 @@ def test_a_name_that_is_neither_path_nor_hub_id_says_so():
 
 def test_empty_folder(tmp_path):
     assert "the folder is empty" in message(tmp_path)
+    (tmp_path / "images").mkdir()
+    assert "holds no weights (it has 'images/')" in message(tmp_path)
 
 
 def test_folder_without_weights(tmp_path):

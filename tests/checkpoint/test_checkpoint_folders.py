@@ -84,6 +84,8 @@ def test_a_tensor_the_index_forgot_is_read_where_it_lies(sharded_folder, state):
 
 
 def test_side_files_are_everything_but_weights_config_and_stale_copies(model_folder):
+    (model_folder / "checkpoint-500").mkdir()
+    (model_folder / "checkpoint-500" / "trainer_state.json").write_text("{}")
     names = [p.relative_to(model_folder).as_posix() for p in open_checkpoint(model_folder).side_files()]
     expected = "1_Pooling/config.json LICENSE README.md chat_template.jinja generation_config.json tokenizer.json"
     assert names == expected.split()

@@ -154,6 +154,16 @@ def test_a_folder_in_use_is_refused_unless_forced(tmp_path, state):
     assert list(open_checkpoint(out).tensors) == sorted(state)
 
 
+def test_a_forced_write_leaves_no_adapter_of_what_was_there(tmp_path, state):
+    """Wherever peft is installed, transformers would put it on top of the new model."""
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "adapters.txt"):
+        (out / name).write_text("{}")
+    write(out, state, config={"v": 1}, force=True)
+    assert files_in(out) == ["adapters.txt", "config.json", "model.safetensors"]
+
+
 def test_an_empty_folder_may_be_filled_and_a_file_may_not_be_replaced(tmp_path, state):
     (tmp_path / "empty").mkdir()
     write(tmp_path / "empty", state)

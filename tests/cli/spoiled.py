@@ -86,6 +86,13 @@ def adapter_and_text(folder: Path) -> None:
     Path("x.txt").write_text("some words")
 
 
+def body(folder: Path) -> None:
+    """As the class without a head saves it."""
+    from transformers import LlamaModel
+
+    LlamaModel.from_pretrained(folder, dtype=torch.float32).save_pretrained(folder)
+
+
 def wider(folder: Path) -> None:
     """Twice as wide, as far as one norm tells."""
     config = json.loads((folder / "config.json").read_text())

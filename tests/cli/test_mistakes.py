@@ -18,6 +18,7 @@ from cli.spoiled import (
     adapter_and_text,
     alone,
     another_family,
+    body,
     classes,
     config_not_json,
     config_with_nan,
@@ -130,12 +131,20 @@ MISTAKES = {
     ),
     "a setting that is no number": Mistake(MERGE, ("config.json", "a setting is NaN", "correct"), config_with_nan, 1),
     "one model to merge": Mistake("merge a -o out", ("at least two models", "isomerge merge model-a model-b -o OUT")),
+    "a base with an adapter, to evaluate": Mistake(
+        "eval a+b --data x.txt", ("a+b", "taken by the verbs that merge", "isomerge merge a+b -o OUT"),
+        written("x.txt", b"words"),
+    ),
+    "one model for a method of two": Mistake("merge a --method nuslerp -o out", ("nuslerp merges", "2 models")),
     "one model to sweep": Mistake(
         "sweep a --over t=0:1:0.1 --data x.tsv", ("at least two models", "isomerge sweep model-a model-b --over")
     ),
     "a flag with a typing mistake": Mistake(f"{MERGE} --densty 0.5", ("No such option: --densty", "'--density'")),
     "mixed architectures": Mistake(
         MERGE, ("'llama'", "'bert'", "Only models of one architecture", "merge fine-tunes of one base"), another_family
+    ),
+    "a body without its head": Mistake(
+        MERGE, ("b lacks 2 tensors", "has 'norm.weight' for 'model.norm.weight'", "save all with one"), body
     ),
     "a missing base": Mistake(f"{MERGE} --method ties", ("ties needs 'base_model'", "--base")),
     "weights that do not match the models": Mistake(
@@ -393,3 +402,17 @@ def test_an_adapter_is_verified_as_one_and_told_how_to_become_a_model(here: Path
 
 def test_there_are_at_least_twenty() -> None:
     assert len(MISTAKES) >= 20
+
+
+def test_one_model_is_written_anew_where_the_method_takes_one(here: Path) -> None:
+    code, said = told("merge a --method passthrough --scale 0.5 --out-dtype float64 -o out")
+    assert code == 0, said
+    before, after = (load_file(folder / "model.safetensors") for folder in (here / "a", here / "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], 0.5 * tensor.double()) for name, tensor in before.items())
+
+
+def test_check_says_why_a_body_and_a_model_with_a_head_share_no_name(here: Path) -> None:
+    body(here / "b")
+    shown = CliRunner().invoke(app, ["check", "a", "b"]).output
+    assert "b has 'embed_tokens.weight' for 'model.embed_tokens.weight', so it was saved by another class" in shown

@@ -30,13 +30,17 @@ def test_ewc_is_the_mean_weighted_by_the_importances_of_the_files(importances: l
 
     models = [model("bert", 0), model("bert", 1)]
     merged = isomerge.merge(models, method="ewc", importance=[str(p) for p in importances])
-    merged.save(tmp_path / "out")
+    merged.write_report(merged.save(tmp_path / "out"))
     found, (a, b), (f, g) = tensors(tmp_path / "out"), map(tensors, models), map(load_file, importances)
     for name, tensor in found.items():
         x, y = a[name].double().numpy(), b[name].double().numpy()
         expected = (f[name] * x + g[name] * y) / (f[name] + g[name])
         assert np.allclose(tensor.double().numpy(), expected, rtol=1e-6, atol=1e-7), name
     assert str(importances[0]) in (tmp_path / "out" / "isomerge.lock.json").read_text()
+    assert merged.report()["models"] == [str(folder) for folder in models], "what an option names is no model"
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"| `{importances[0]}` | file | local |" in card and f"| `{models[0]}` | model | local |" in card
+    assert "One model made from 2 models" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_importances_that_do_not_fit_are_refused_before_anything_is_written(

@@ -67,7 +67,7 @@ CASES = {
         "merge_method: slerp\nbase_model: c\n" + TWO, 3, "exactly 1 model besides the base, and here are 2",
     ),
     "too few models": (
-        "merge_method: model_stock\nbase_model: a\n" + TWO, 3, "at least 2 models besides the base, and here are 1",
+        "merge_method: model_stock\nbase_model: a\n" + TWO, 3, "at least 2 models besides the base, and here is 1",
     ),
     "the same model twice": ("merge_method: linear\nmodels:\n- model: a\n- model: a\n", 4, "first at line 3"),
     "base not in a slice": (

@@ -37,6 +37,13 @@ def test_a_greedy_soup_is_what_trying_one_after_the_other_gives() -> None:
     assert soup.own == [score(s) for s in states] and [t[0] for t in soup.tried] == order
 
 
+@pytest.mark.parametrize(("fall", "stay"), [(1e-8, [0, 1, 2]), (1e-4, [0])])
+def test_rounding_leaves_no_model_out(fall: float, stay: list[int]) -> None:
+    """The mean of equal models differs from them in the last bits, and so does its score."""
+    scores = iter([97.0, 97.0, 97.0, 97.0 * (1 - fall), 97.0 * (1 - 2 * fall)])
+    assert greedy_soup([{"w": torch.ones(2)}] * 3, lambda state: next(scores)).chosen == stay
+
+
 def test_soups_of_nothing_and_scores_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(RequestError, match="there is no model"):
         greedy_soup([], lambda state: 0.0)

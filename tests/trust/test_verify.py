@@ -48,6 +48,17 @@ def test_what_transformers_saved_is_good(kind, sharded, save, tools):
     assert record["seconds"] > 0
 
 
+def test_an_adapter_beside_the_model_is_bad_since_transformers_would_apply_it(save):
+    folder = save("llama")
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    record = verify(folder)
+    assert failed(record) == ["structure"] and "adapter_config.json" in detail(record, "structure")
+    assert "folder of their own" in detail(record, "structure")
+    (folder / "adapter_config.json").unlink()
+    assert verify(folder)["verdict"] == "good", "weights alone are never applied"
+
+
 def test_without_a_lock_there_is_nothing_to_compare(save):
     record = verify(save("bert"))
     assert record["verdict"] == "good" and answers(record)["lock"] is None

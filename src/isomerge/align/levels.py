@@ -93,7 +93,7 @@ def at_level(scope: Scope, part: str, group: Group) -> Group:
 
 
 def parse_layers(text: str, depth: int) -> set[int]:
-    """Layers by number, range, or `first n` / `last n`.
+    """Layers by number, range, or `first n` / `last n`: at most as many as there are.
 
     >>> sorted(parse_layers("0-2,5", 8)), sorted(parse_layers("last 2", 8))
     ([0, 1, 2, 5], [6, 7])
@@ -104,7 +104,10 @@ def parse_layers(text: str, depth: int) -> set[int]:
             count = min(int(match[2]), depth)
             found |= set(range(count)) if match[1] == "first" else set(range(depth - count, depth))
         elif match := re.fullmatch(r"(\d+)(?:-(\d+))?", piece):
-            found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+            first, last = int(match[1]), int(match[2] or match[1])
+            if last < first:
+                raise RequestError(f"Reading --layers '{text}': '{piece}' runs backwards. Write {last}-{first}.")
+            found |= set(range(first, last + 1))
         else:
             known = "Write 3, 0-4, 'first 3', 'last 2'."
             raise RequestError(f"Reading --layers '{text}': '{piece}' is not a layer. {known}")

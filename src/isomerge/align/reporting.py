@@ -70,7 +70,7 @@ def spaces(solution: Solution, distances: Mapping[str, Distance]) -> list[dict[s
             moved = float((order.cpu() != torch.arange(group.size)).double().mean())
         rows.append({
             "name": space, "group": group.name, "moved": moved,
-            "gain": (before - after) / before if before > 0 else 0.0,
+            "gain": None if solution.anchor is None else (before - after) / before if before > 0 else 0.0,
             "reason": None if element is not None else solution.stays.get(space, "held at the identity"),
         })  # fmt: skip
     return rows

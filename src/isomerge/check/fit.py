@@ -10,7 +10,7 @@ from isomerge.align.compatible import problems_between
 from isomerge.checkpoint import Checkpoint, is_harmless_buffer, require_floating
 from isomerge.checkpoint.base import name_some
 from isomerge.errors import IsomergeError
-from isomerge.merge.recipe.names import tie_flag
+from isomerge.merge.recipe.names import of_another_class, tie_flag
 
 MOST_SHAPES = 10  # in one message
 
@@ -30,7 +30,11 @@ def misfits(checkpoints: Sequence[Checkpoint]) -> list[str]:
         for other in checkpoints[1:]:
             found += _shape_problems(first, other)
     if not found and not any(set(first.tensors) & set(other.tensors) for other in checkpoints[1:]):
-        found.append(f"{first.name} shares no tensor's name with the others")
+        renamed = of_another_class(first.tensors, checkpoints[1].tensors)
+        told = (
+            f"{checkpoints[1].name} {renamed}" if renamed else f"{first.name} shares no tensor's name with the others"
+        )
+        found.append(told)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 
 import torch
 
@@ -33,8 +34,8 @@ def is_buffer(checkpoint: Checkpoint, name: str) -> bool:
     return checkpoint.tensors[name].dtype in WHOLE or is_harmless_buffer(name)
 
 
-def require_floating(checkpoint: Checkpoint) -> None:
-    """Raise unless every weight is an unquantised float. Buffers pass."""
+def require_floating(checkpoint: Checkpoint, weights: Collection[str] = ()) -> None:
+    """Raise unless every weight is an unquantised float. Buffers pass, unless they are among the `weights`."""
     problems: list[str] = []
     quantization = checkpoint.config.get("quantization_config")
     if quantization:
@@ -42,7 +43,7 @@ def require_floating(checkpoint: Checkpoint) -> None:
         problems.append(f"config.json has a quantization_config{f' ({method})' if method else ''}")
     by_dtype: dict[torch.dtype, list[str]] = {}
     for name, info in checkpoint.tensors.items():
-        if info.dtype not in FLOATING and not is_buffer(checkpoint, name):
+        if info.dtype not in FLOATING and (name in weights or not is_buffer(checkpoint, name)):
             by_dtype.setdefault(info.dtype, []).append(name)
     for dtype, names in by_dtype.items():
         problems.append(f"stored as {str(dtype).removeprefix('torch.')}: {name_some(names)}")

@@ -248,10 +248,11 @@ def _nothing_to_open(folder: Path, present: list[str], others: list[str]) -> str
     weights = weights or [f"{p.parent.name}/{p.name}" for p in sorted(folder.glob("*/*")) if is_weight(p.name)]
     if weights:
         return f"the only weights are {name_some(weights)}{unreadable(weights[0])}"
-    if not present:
+    if not present and not any(folder.iterdir()):
         return "the folder is empty. Name a folder that holds model.safetensors, or a hub id like org/name."
+    held = present or sorted(f"{path.name}/" for path in folder.iterdir())
     return (
-        f"the folder holds no weights (it has {name_some(present)}). "
+        f"the folder holds no weights (it has {name_some(held)}). "
         "Name a folder that holds model.safetensors, or a hub id like org/name."
     )
 

@@ -82,6 +82,12 @@ def _open(source: Source, revision: str | None) -> Checkpoint:
             f"While opening checkpoint {text}: it is an address, and models are read from folders, files and the hub. "
             "Download the model, and name its folder; or write its hub id (org/name)."
         )
+    base, plus, _ = text.rpartition("+")
+    if plus and (Path(base).expanduser().exists() or looks_like_hub_id(base)):
+        raise NotFoundError(
+            f"While opening checkpoint {text}: a base with an adapter is taken by the verbs that merge, and by check. "
+            f"Write it as a model first, isomerge merge {text} -o OUT, and name OUT."
+        )
     raise NotFoundError(
         f"While opening checkpoint {text}: there is no such file or folder, and it does not look like a hub id "
         f"(org/name). {_sibling_hint(path)}Check the path."

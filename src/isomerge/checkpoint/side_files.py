@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
@@ -17,6 +18,9 @@ NOT_COPIED = {
     *("isomerge.lock.json", "isomerge.json", "report.html", "mergekit_config.yml"),
 }
 
+STEP = re.compile(r"checkpoint-\d+")
+"""A folder of the trainer's: what it saved on the way."""
+
 
 def is_weight(name: str) -> bool:
     """Weights in any format, and the index files that go with them."""
@@ -28,15 +32,17 @@ def is_weight(name: str) -> bool:
 def choose_side_files(names: Iterable[str], modules: Iterable[str] = ()) -> list[str]:
     """The side files among all the files of a folder or repository (relative, with forward slashes), sorted.
 
-    A subfolder that holds weights is the same model in another format or of another step (`onnx/`, `checkpoint-500/`)
-    and would be stale beside a merged model; those that sentence-transformers lists in modules.json are parts of it.
+    A subfolder that holds weights is the same model in another format (`onnx/`). It would be stale beside a merged
+    model, and so would a step of its training (`checkpoint-500/`); those that sentence-transformers lists in
+    modules.json are parts of it.
 
     >>> choose_side_files(["config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json"])
     ['1_Pooling/config.json', 'tokenizer.json']
     """
     paths = [PurePosixPath(name) for name in names]
     parts = {module for module in modules if module}
-    stale = {p.parts[0] for p in paths if len(p.parts) > 1 and is_weight(p.name)} - parts
+    inside = [(path.parts[0], path.name) for path in paths if len(path.parts) > 1]
+    stale = {top for top, name in inside if is_weight(name) or STEP.fullmatch(top)} - parts
     chosen = []
     for path in paths:
         top = path.parts[0]

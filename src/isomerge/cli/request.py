@@ -112,10 +112,11 @@ class Request:
                 )
             return load_recipe(self.recipe)
         _require_commas(self.models, weights)
-        if len(self.models) < 2 and not base and not self.is_adapted:
+        if len(self.models) < 2 and not (base or method or self.is_adapted):  # a second one was probably forgotten
             raise RequestError(
                 f"Merging needs a recipe, or at least two models: {example.format('recipe.yml')}, or "
-                f"{example.format('model-a model-b')}."
+                f"{example.format('model-a model-b')}. One alone is taken where --method names a method for it, such "
+                "as passthrough."
             )
         name = method or "linear"
         options = typed_options(name, self.options)

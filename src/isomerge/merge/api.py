@@ -156,13 +156,14 @@ def _merge(
         if solve and made.aligned is None and made.solved is None:
             warnings += name_strangers(plan, {r: checkpoint for r, checkpoint in own.items() if r in checkpoints})
         warnings += name_uneven(merged.jobs, plan) if solve else []
-        files |= {name: found for name, found in merged.inputs.items() if ModelReference.parse(name) not in own}
+        files |= {name: merged.inputs[name] for name in merged.files}
         if place < len(documents) - 1:
             known[ModelReference.parse(str(document.name))] = as_checkpoint(merged, str(document.name))
     assert merged is not None
     merged.data = list(settings.data.opened.values())
     merged.recipes = list(documents)
     merged.inputs = {str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files
+    merged.files = frozenset(files)
     merged.notes = notes + merged.notes + warnings
     merged.started = start
     return merged

@@ -57,6 +57,7 @@ def combine(
     return Merged(
         recipes=[document],
         inputs={str(reference): checkpoint for reference, checkpoint in models.items()} | files.opened,
+        files=frozenset(files.opened),
         donor=donor,
         jobs=jobs,
         tensor_plans=plan,

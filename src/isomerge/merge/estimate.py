@@ -41,7 +41,7 @@ def plan_merge(
     written = sum(job.info.nbytes for job in jobs)
     return {
         "method": merged.recipe.merge_method,
-        "models": list(merged.inputs),
+        "models": merged.models,
         "donor": merged.donor.name,
         "tensors": len(jobs),
         "bytes_read": read,

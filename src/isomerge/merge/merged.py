@@ -39,12 +39,14 @@ class Merged:
     recipes: list[Recipe]
     """All documents; the last is the one whose result this is."""
     inputs: Mapping[str, Checkpoint]
-    """By the reference under which the recipe names them."""
+    """By the reference under which the recipe names them; files that options name are among them."""
     donor: Checkpoint
     """Whose config and side files the result has."""
     jobs: list[Job]
     tensor_plans: RecipePlan
     """Where every tensor and option of the last document comes from."""
+    files: frozenset[str] = frozenset()
+    """The inputs that are no models: statistics, importances, masks."""
     config_changes: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     alignment: dict[str, Any] | None = None
@@ -69,6 +71,11 @@ class Merged:
     @property
     def recipe(self) -> Recipe:
         return self.recipes[-1]
+
+    @property
+    def models(self) -> list[str]:
+        """What is merged, and the base."""
+        return [name for name in self.inputs if name not in self.files]
 
     @property
     def plan(self) -> dict[str, TensorInfo]:
@@ -118,11 +125,14 @@ class Merged:
         """
         from isomerge.merge.compared import Comparison
         from isomerge.merge.memory import fitting_threads
+        from isomerge.merge.narrowed import name_narrowed
         from isomerge.merge.outcome import card_files, lock_text, record_files, resume_key, side_files
 
         paths = [data.settings.path for data in self.data if not data.in_memory]
         refuse_overwrite(out, [*self.inputs.values(), self.donor, *paths])
         jobs, changes = self._in_dtype(out_dtype)
+        if out_dtype is None:
+            self.notes += [note for note in name_narrowed(self) if note not in self.notes]
         plan = {job.name: job.info for job in jobs}
         self.hashes.wanted = lock
         threads = fitting_threads(jobs, self.threads, self.max_memory)
@@ -190,7 +200,7 @@ class Merged:
         return {
             **self.details,
             "method": self.recipe.merge_method,
-            "models": list(self.inputs),
+            "models": self.models,
             "donor": self.donor.name,
             "aligned": self.alignment is not None,
             "alignment": self.alignment,

@@ -192,7 +192,7 @@ def _inputs(merged: Merged) -> list[dict[str, Any]]:
         {
             "reference": reference,
             "revision": checkpoint.revision,
-            "role": "base" if reference == base else "model",
+            "role": "file" if reference in merged.files else "base" if reference == base else "model",
         }
         for reference, checkpoint in merged.inputs.items()
     ]

@@ -48,7 +48,7 @@ def card_metadata(record: Record, notes: list[str]) -> Any:
     """huggingface_hub's ModelCardData; what has to be said about it in words is added to `notes`."""
     from huggingface_hub import ModelCardData
 
-    inputs: Sequence[Record] = record["inputs"]
+    inputs: Sequence[Record] = [entry for entry in record["inputs"] if entry.get("role") != "file"]
     cards: list[Record] = [entry.get("card") or {} for entry in inputs]
     donor = next((card for entry, card in zip(inputs, cards, strict=True) if entry["reference"] == record["donor"]), {})
     bases = hub_ids(inputs)

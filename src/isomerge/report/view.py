@@ -55,7 +55,7 @@ def _parents(record: Record) -> str:
     """A base is counted apart where the others are taken as what they add to it; elsewhere it is one of them."""
     inputs = record.get("inputs") or []
     apart = (record.get("measured") or {}).get("base") and any(entry.get("role") == "base" for entry in inputs)
-    models = len(inputs) - bool(apart)
+    models = sum(entry.get("role") != "file" for entry in inputs) - bool(apart)
     return f"{models} model{'s' if models != 1 else ''}" + (" and a base" if apart else "")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.checkpoint.checks import is_buffer, require_finite
+from isomerge.checkpoint.checks import is_buffer, require_finite, require_floating
 from isomerge.errors import SpecificationError
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, part_of
 from isomerge.symmetry.patterns import Atom, Layout, Node, Product, bind, parse
@@ -116,6 +116,7 @@ def bind_model(checkpoint: Checkpoint, architecture: Architecture) -> BoundModel
             + ". The weights are not those of the architecture config.json names, or the checkpoint is incomplete: "
             "get weights and config.json again from where the model came."
         )  # fmt: skip
+    require_floating(checkpoint, weights={file for found in files.values() for file in found})
     touched = {space for layout in layouts.values() for space in layout.spaces()}
     spec = replace(spec, spaces={name: group for name, group in spec.spaces.items() if name in touched})
     spec, extra, stale, notes = _account_for_the_rest(checkpoint, spec, files, layouts)

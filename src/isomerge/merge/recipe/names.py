@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,6 +183,21 @@ def values_of(config: Any, keys: Sequence[str]) -> Iterator[int]:
             if key in keys and isinstance(value, int) and not isinstance(value, bool):
                 yield value
             yield from values_of(value, keys)
+
+
+def of_another_class(names: Iterable[str], held: Collection[str]) -> str | None:
+    """Whether a model has such tensors under names of another class: a body has `norm` where a model with a head has
+    `model.norm`. As words that go on after the model's name.
+
+    >>> of_another_class(["lm_head.weight", "model.norm.weight"], {"norm.weight", "layers.0.up.weight"})
+    "has 'norm.weight' for 'model.norm.weight', so it was saved by another class; save all with one, that of the head"
+    """
+    longer = {name.partition(".")[2]: name for name in held}
+    for name in names:
+        own = name.partition(".")[2] if name.partition(".")[2] in held else longer.get(name)
+        if own and "." in own:
+            return f"has '{own}' for '{name}', so it was saved by another class; save all with one, that of the head"
+    return None
 
 
 def tie_flag(config: Mapping[str, Any]) -> bool | None:

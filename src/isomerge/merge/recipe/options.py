@@ -259,4 +259,5 @@ def _check_count(
             wanted = f"at most {method.most}"
         noun = "model" if wanted.endswith(" 1") else "models"
         more = FOR_MORE.get(method.name, "") if count > method.least else ""
-        problems.add(places, path, f"{method.name} merges {wanted} {noun}{beside}, and here are {count}{more}")
+        here = f"here {'is' if count == 1 else 'are'} {count}"
+        problems.add(places, path, f"{method.name} merges {wanted} {noun}{beside}, and {here}{more}")

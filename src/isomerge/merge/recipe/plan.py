@@ -15,7 +15,7 @@ from isomerge.merge.methods.method import REQUIRED
 from isomerge.merge.recipe.definitions import Recipe
 from isomerge.merge.recipe.depth import Origin, depth_changes
 from isomerge.merge.recipe.groups import Slice, Source, slices_of
-from isomerge.merge.recipe.names import TABLE, Build, Part, natural, part_called, read_build, tie_flag
+from isomerge.merge.recipe.names import TABLE, Build, Part, natural, of_another_class, part_called, read_build, tie_flag
 from isomerge.merge.recipe.options import parameter_blocks
 from isomerge.merge.recipe.problems import Problems
 from isomerge.merge.recipe.reference import ModelReference
@@ -277,11 +277,13 @@ class _Planner:
     def _report(self) -> None:
         for model, names in self._missing.items():
             lacks = "a tensor" if len(names) == 1 else f"{len(names)} tensors"
-            self.problems.general(
-                f"{model} lacks {lacks} that others have: {name_some(names)}; if it is incomplete, get it again from "
-                "where it came; if the others have more than their architecture needs (another head, what training "
-                "left), save them without"
+            step = (
+                "if it is incomplete, get it again from where it came; if the others have more than their architecture "
+                "needs (another head, what training left), save them without"
             )
+            if renamed := of_another_class(names, self.builds[model].checkpoint.tensors):
+                step = f"it {renamed}"
+            self.problems.general(f"{model} lacks {lacks} that others have: {name_some(names)}; {step}")
         for text in _shortened(self._shapes):
             self.problems.general(f"{text}; tensors of different shapes cannot be merged")
         for text in _shortened(self._vocabularies):

@@ -14,6 +14,8 @@ from isomerge.errors import RequestError
 from isomerge.merge.state_dicts import merge_state_dicts
 
 State = dict[str, Tensor]
+ROUNDING = 1e-6
+"""The relative fall that is none: an average of equal models is not equal to them in the last bits."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def greedy_soup(models: Sequence[Any], score: Callable[[State], float], *, toler
         # A running mean: the average so far counts as many models as it holds.
         candidate = merge_state_dicts([state, _state(models[place])], weight=[len(chosen), 1])
         found = _scored(score, candidate, f"the average with model {place + 1}")
-        kept = found >= best - tolerance
+        kept = found >= best - tolerance - ROUNDING * abs(best)
         tried.append((place, found, kept))
         if kept:
             chosen.append(place)

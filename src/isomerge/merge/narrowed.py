@@ -1,0 +1,43 @@
+"""A word where the result is written in less precision than some of its models have, and nobody asked for that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from isomerge.checkpoint.base import TensorInfo, name_some
+
+if TYPE_CHECKING:
+    from isomerge.merge.merged import Merged
+
+
+def name_narrowed(merged: Merged) -> list[str]:
+    """The models that lose by the dtype of another, as a note or none."""
+    if merged.recipe.out_dtype or merged.recipe.dtype:
+        return []
+    written = _main_dtype(job.info for job in merged.jobs)
+    stored = {name: _main_dtype(merged.inputs[name].tensors.values()) for name in merged.models}
+    finer = [name for name, dtype in stored.items() if dtype.itemsize > written.itemsize]
+    if not finer:
+        return []
+    most = max((stored[name] for name in finer), key=lambda dtype: dtype.itemsize)
+    return [
+        f"the result is stored in {_word(written)}, as the base or the first model is, and {name_some(finer)} in "
+        f"{_word(most)}: --out-dtype {_word(most)} (in a recipe, out_dtype) keeps that precision"
+    ]
+
+
+def _main_dtype(infos: Iterable[TensorInfo]) -> torch.dtype:
+    """The one that most bytes of the weights have."""
+    sizes: Counter[torch.dtype] = Counter()
+    for info in infos:
+        if info.dtype.is_floating_point:
+            sizes[info.dtype] += info.nbytes
+    return sizes.most_common(1)[0][0] if sizes else torch.float32
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
