@@ -37,13 +37,13 @@ class AlignmentError(IsomergeError):
     """The alignment could not be solved or applied."""
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def did_you_mean(given: object, known: Iterable[str]) -> str:
     """A closing sentence that names the nearest known value, whatever its case, or all of them.
 
     >>> did_you_mean("ROTATOIN", ["permutation", "rotation", "full"])
     "Did you mean 'rotation'?"
     """
-    known = list(known)
+    given, known = str(given), list(known)
     folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(given, known, n=1)
     near = near or [folded[name] for name in difflib.get_close_matches(given.casefold(), folded, n=1)]

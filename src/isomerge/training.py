@@ -7,6 +7,7 @@ Trainer(…, callbacks=[AverageCheckpoints("swa", start=0.5)]).train()        # 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_swa_avg_fn
 from transformers import TrainerCallback
 
+from isomerge.checkpoint.module import unwrapped
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merge.state_dicts import merge_state_dicts
 
@@ -54,18 +56,30 @@ class AverageCheckpoints(TrainerCallback):  # type: ignore[misc]
         self._running: AveragedModel | None = None
         self._last: deque[dict[str, Tensor]] = deque(maxlen=window)
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.count, self._running = 0, None  # another run's weights have no place in the average of this one
+        self._last.clear()
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.every is None and self._started(state):
-            self.add(_plain(kwargs["model"]))
+            self.add(unwrapped(kwargs["model"]))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.every is not None and state.global_step % self.every == 0 and self._started(state):
-            self.add(_plain(kwargs["model"]))
+            self.add(unwrapped(kwargs["model"]))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self.count or not state.is_world_process_zero:
+        if not state.is_world_process_zero:
             return
-        model = _plain(kwargs["model"])
+        if not self.count:
+            when = "no checkpoint was saved" if self.every is None else f"there were {state.global_step} steps"
+            warnings.warn(
+                f"AverageCheckpoints has nothing to average, so nothing is written: {when} (start={self.start}, "
+                f"every={self.every}).",
+                stacklevel=2,
+            )
+            return
+        model = unwrapped(kwargs["model"])
         averaged = self.average(model)
         averaged.save_pretrained(Path(self.out or Path(args.output_dir) / "averaged"))
         if self.load:
@@ -94,9 +108,3 @@ class AverageCheckpoints(TrainerCallback):  # type: ignore[misc]
         elif self._running is not None:
             result.load_state_dict(self._running.module.state_dict())  # copies into the model's own dtypes
         return result
-
-
-def _plain(model: nn.Module) -> nn.Module:
-    """The model itself, without what distributed training wraps around it."""
-    inner = getattr(model, "module", model)
-    return inner if isinstance(inner, nn.Module) else model

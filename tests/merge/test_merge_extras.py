@@ -40,6 +40,7 @@ def test_ewc_is_the_mean_weighted_by_the_importances_of_the_files(importances: l
     assert merged.report()["models"] == [str(folder) for folder in models], "what an option names is no model"
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"| `{importances[0]}` | file | local |" in card and f"| `{models[0]}` | model | local |" in card
+    assert "Made from 2 models with" in card
     assert "One model made from 2 models" in (tmp_path / "out" / "report.html").read_text()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
 import isomerge
-from align.tiny import model, tensors
+from align.tiny import model, tensors, variant
+from isomerge.calibrate import calibrate
 from isomerge.errors import CheckpointError, RequestError
 
 
@@ -127,3 +129,87 @@ def test_a_module_with_tied_tables_is_refused_for_weights_that_need_two() -> Non
     with pytest.raises(RequestError, match="need a configuration with tie_word_embeddings=False"):
         merged.load_into(module)
     assert torch.equal(module.state_dict()["transformer.wte.weight"], before)
+
+
+def test_a_module_with_tied_tables_is_refused_for_two_that_differ() -> None:
+    untied = isomerge.merge([model("gpt2", seed) for seed in (0, 1)])
+    module = AutoModelForCausalLM.from_pretrained(model("gpt2", 0, tie_word_embeddings=True))
+    before = module.state_dict()["transformer.wte.weight"].clone()
+    with pytest.raises(RequestError, match="are one tensor there and differ here"):
+        untied.load_into(module)
+    assert torch.equal(module.state_dict()["transformer.wte.weight"], before)
+
+
+def test_a_module_that_stores_nothing_is_refused() -> None:
+    module = AutoModelForImageClassification.from_pretrained(model("vit", 0)).to("meta")
+    with pytest.raises(RequestError, match="meta device"):
+        isomerge.merge([model("vit", 0), model("vit", 1)]).load_into(module)
+
+
+def test_what_is_wrong_with_a_recipe_can_be_sent_to_another_process() -> None:
+    with pytest.raises(RequestError) as caught:
+        isomerge.merge([model("vit", 0), model("vit", 1)], wieght=1)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is type(caught.value) and str(again) == str(caught.value) and "weight" in str(again)
+    assert again.problems == caught.value.problems
+
+
+def test_models_are_any_collection_but_not_one_path() -> None:
+    paths = [model("vit", 0), model("vit", 1)]
+    listed, given = (isomerge.merge(models).state_dict() for models in (paths, (path for path in paths)))
+    assert all(torch.equal(given[name], tensor) for name, tensor in listed.items())
+    for one in (paths[0], str(paths[0])):
+        with pytest.raises(RequestError, match=r"a list of them is wanted, as in merge\(\[a, b\]\)"):
+            isomerge.merge(one)
+    with pytest.raises(RequestError, match=r"as in others=\[c, d\]"):
+        isomerge.align(paths[0], anchor=paths[1], others=str(paths[0]))
+    with pytest.raises(RequestError, match="two words for the same"):
+        isomerge.merge(paths, weights=[1, 0], weight=[0, 1])
+
+
+def test_parameters_are_tensors_too() -> None:
+    states = [{"w": torch.nn.Parameter(torch.full((3,), float(k)))} for k in (0, 1)]
+    found = isomerge.merge_state_dicts(states)["w"]
+    assert torch.equal(found, torch.full((3,), 0.5)) and not found.requires_grad
+
+
+def test_a_list_of_batches_is_one_data_set() -> None:
+    paths = [model("vit", 0), model("vit", 1)]
+    generator = torch.Generator().manual_seed(0)
+    batches = [{"pixel_values": torch.randn(3, 3, 8, 8, generator=generator)} for _ in range(2)]
+    listed, opened = (
+        isomerge.merge(paths, method="regmean", data=data).state_dict()
+        for data in (batches, isomerge.open_data(lambda: iter(batches)))
+    )
+    assert all(torch.equal(listed[name], tensor) for name, tensor in opened.items())
+    grams = [calibrate(paths[0], data).stored for data in (batches, lambda: iter(batches))]
+    assert all(torch.equal(grams[0].read(name), grams[1].read(name)) for name in grams[0].tensors)
+    with pytest.raises(RequestError, match="neither a path nor batches"):
+        calibrate(paths[0], None)
+    with pytest.raises(RequestError, match="at least one is needed"):
+        isomerge.open_data(batches).passes(isomerge.open_checkpoint(paths[0]), limit=-1)
+
+
+def test_an_adapter_beside_the_weights_is_named() -> None:
+    paths = [model("vit", 0), variant(model("vit", 1), {}, "beside")]
+    (paths[1] / "adapter_config.json").write_text("{}")
+    (note,) = [note for note in isomerge.merge(paths).report()["notes"] if "adapter" in note]
+    assert note.startswith(f"{paths[1]} has an adapter beside its weights") and "which is not merged" in note
+
+
+def test_what_wraps_a_module_is_taken_off() -> None:
+    paths = [model("vit", 0), model("vit", 1)]
+    compiled, parallel = (AutoModelForImageClassification.from_pretrained(path) for path in paths)
+    wrapped = [torch.compile(compiled), torch.nn.DataParallel(parallel)]
+    found, plain = isomerge.merge(wrapped).state_dict(), isomerge.merge(paths).state_dict()
+    assert found.keys() == plain.keys() and all(torch.equal(found[name], plain[name]) for name in plain)
+    isomerge.merge(paths).load_into(wrapped[0])
+    assert torch.equal(compiled.classifier.weight, plain["classifier.weight"])
+
+
+def test_results_are_shown_in_a_line() -> None:
+    first, second = model("vit", 0), model("vit", 1)
+    count = len(tensors(first))
+    assert repr(isomerge.merge([first, second])) == f"Merged({first}, {second}, method linear, {count} tensors)"
+    shown = repr(isomerge.align(second, anchor=first))
+    assert shown.startswith(f"Alignment({second} next to {first}, level full, ") and shown.endswith("spaces moved)")

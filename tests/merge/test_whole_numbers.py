@@ -11,7 +11,7 @@ import isomerge
 from align.tiny import model, noisy, tensors, variant
 from isomerge.adapters.extract import extract_adapter
 from isomerge.checkpoint import open_checkpoint
-from isomerge.errors import CheckpointError
+from isomerge.errors import CheckpointError, RequestError
 from isomerge.merge.transport import fuse
 
 TABLE = {"model.routing_table": torch.arange(7)}
@@ -63,3 +63,17 @@ def test_narrower_whole_numbers_may_be_quantised_weights_and_are_refused_everywh
     for work in (lambda: isomerge.merge([first, small]), lambda: isomerge.align(small, anchor=first)):
         with pytest.raises(CheckpointError, match="int32: 'model.routing_table'"):
             work()
+
+
+def test_a_weight_that_is_whole_in_one_model_only_is_refused_everywhere(first: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    rounded = (100 * tensors(model("llama", 1))[name]).round().long()
+    odd = variant(model("llama", 1), {name: rounded, **TABLE}, "rounded")
+    for models in ([first, odd], [odd, first]):
+        with pytest.raises(RequestError, match=f"'{name}' holds whole numbers in '{odd}' and fractions in the others"):
+            isomerge.merge(models)
+        assert f"{name} holds whole numbers in {odd}" in isomerge.check(*models)["summary"]
+        with pytest.raises(RequestError, match="whole numbers in one model and fractions in another"):
+            isomerge.merge_state_dicts([tensors(folder) for folder in models])
+    with pytest.raises(CheckpointError, match="stored as int64"):
+        isomerge.align(odd, anchor=first)

@@ -44,6 +44,10 @@ def test_rounding_leaves_no_model_out(fall: float, stay: list[int]) -> None:
     assert greedy_soup([{"w": torch.ones(2)}] * 3, lambda state: next(scores)).chosen == stay
 
 
+def test_a_perfect_score_is_not_beaten_by_another() -> None:
+    assert greedy_soup([{"w": torch.ones(2)}] * 2, lambda state: math.inf).chosen == [0, 1]
+
+
 def test_soups_of_nothing_and_scores_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(RequestError, match="there is no model"):
         greedy_soup([], lambda state: 0.0)

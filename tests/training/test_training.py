@@ -63,6 +63,21 @@ def test_every_start_out_and_load(tmp_path: Path) -> None:
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in found.items())
 
 
+def test_a_second_run_has_an_average_of_its_own(tmp_path: Path) -> None:
+    callback = AverageCheckpoints("swa")
+    train(tmp_path / "first", callback)
+    train(tmp_path / "second", callback)
+    assert callback.count == 4
+    first, second = (load_file(tmp_path / run / "averaged" / "model.safetensors") for run in ("first", "second"))
+    assert all(torch.equal(first[name], tensor) for name, tensor in second.items()), "the runs are the same"
+
+
+def test_nothing_to_average_is_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="nothing to average, so nothing is written: there were 12 steps"):
+        train(tmp_path, AverageCheckpoints("swa", every=100))
+    assert not (tmp_path / "averaged").exists()
+
+
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(RequestError, match="Did you mean 'swa'"):
         AverageCheckpoints("sva")

@@ -53,6 +53,11 @@ class Alignment:
     _lost: dict[str, CastReport] = field(default_factory=dict)
     _difference: tuple[float | None, str] = (None, "not measured: nothing has been written yet")
 
+    def __repr__(self) -> str:
+        anchor = "" if self.solution.anchor is None else f" next to {self.solution.anchor.name}"
+        moved = f"{len(self.transform.elements)} of {len(self.transform.spaces)} spaces moved"
+        return f"Alignment({self.solution.source.name}{anchor}, level {self.solution.scope.level}, {moved})"
+
     # --- what was found ---------------------------------------------------------------------------------------------
     @property
     def transform(self) -> Transform:

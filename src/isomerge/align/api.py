@@ -85,6 +85,8 @@ def align(
         if scope != Scope():
             raise RequestError("Applying a stored transform: it has its own level and parts. Leave those options out.")
         return _stored(transform, source, anchor, others, memory, progress)
+    if isinstance(others, (str, Path)):
+        raise RequestError("Aligning: others is one model, and a list of them is wanted, as in others=[c, d].")
     models = [_open(m) for m in (source, *([] if anchor is None else [anchor]), *others)]
     if len(models) < 2:
         raise RequestError(f"Aligning {models[0].name}: there is nothing to align it to. Name an anchor.")

@@ -20,6 +20,7 @@ from isomerge.calibrate.watch import Watch
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
+from isomerge.data import open_data
 from isomerge.data.base import Data
 from isomerge.data.heads import task_of
 from isomerge.errors import RequestError, did_you_mean
@@ -41,7 +42,7 @@ def calibrate(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Statistics:
-    """Measure a model on data: a function that gives batches, or an opened data set (`isomerge.data.open_data`).
+    """Measure a model on data: a function that gives batches, an opened data set, or what `isomerge.open_data` takes.
 
     Memory does not grow with the data. `what` is any of: `gram` (Σ x xᵀ of every linear map's input), `activations`
     (the same at every site of the specification's spaces), `units` (mean and spread of every linear map's outputs),
@@ -56,6 +57,8 @@ def calibrate(
         raise RequestError(f"Measuring a model: '{unknown}' cannot be measured. {did_you_mean(unknown, WHAT)}")
     if not wanted:
         raise RequestError(f"Measuring a model: nothing is asked for. Known values: {', '.join(WHAT)}.")
+    if not callable(batches) and not isinstance(batches, Data):
+        batches = open_data(batches)
     checkpoint = open_checkpoint(model)
     _require_readable(checkpoint, batches)
     stock = Stock.load(checkpoint, device)

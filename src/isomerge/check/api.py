@@ -36,7 +36,7 @@ def check(*models: Any, base: Any = None, data: str | os.PathLike[str] | None = 
     sample of the weights: seconds, whatever their size.
     """
     if len(models) < 2:
-        raise RequestError("Checking: name at least two models to compare.")
+        raise RequestError("Checking: name at least two models to compare, as in check(a, b).")
     start = time.perf_counter()
     threads = torch.get_num_threads()
     # Thousands of short sums: on a busy machine threads that wait for each other would take minutes for seconds.
@@ -74,7 +74,8 @@ class _Check:
             told = {
                 "verdict": "incompatible",
                 "reasons": [*problems, *notes],
-                "suggestion": "pick checkpoints of one architecture and size; nothing can be aligned or averaged here",
+                "suggestion": "repair what the reasons name, or pick checkpoints of one architecture and size; as they "
+                "are, nothing can be aligned or averaged here",
             }
             record = {**NOTHING, **told, **head}
             return {"summary": sentence({**record, "reasons": problems}, []), **record}

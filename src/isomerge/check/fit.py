@@ -39,10 +39,14 @@ def misfits(checkpoints: Sequence[Checkpoint]) -> list[str]:
 
 
 def _shape_problems(first: Checkpoint, second: Checkpoint) -> list[str]:
-    """Tensors that differ in more than the length of a table."""
+    """Tensors that differ in more than the length of a table, or that only one model has as weights."""
     found = []
     for name in sorted(set(first.tensors) & set(second.tensors)):
         a, b = first.tensors[name].shape, second.tensors[name].shape
+        fractions = {c.name: c.tensors[name].dtype.is_floating_point for c in (first, second)}
+        if len(set(fractions.values())) > 1 and not is_harmless_buffer(name):
+            whole = next(model for model, has in fractions.items() if not has)
+            found.append(f"{name} holds whole numbers in {whole} and fractions in the other")
         if len(a) != len(b) or (a != b and a[1:] != b[1:]):
             found.append(f"{name} has shape {tuple(a)} in {first.name} and {tuple(b)} in {second.name}")
     return [*found[:MOST_SHAPES], *([f"and {len(found) - MOST_SHAPES} more"] if len(found) > MOST_SHAPES else [])]

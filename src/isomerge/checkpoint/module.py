@@ -24,10 +24,25 @@ from isomerge.errors import CheckpointError, RequestError
 
 def open_module(module: nn.Module, *, name: str | None = None) -> MemoryCheckpoint:
     """A module as a checkpoint: a transformers model under the names that save_pretrained would write."""
+    module = unwrapped(module)
     name = name or f"the {type(module).__name__} in memory"
     if not is_transformers_model(module):
         return MemoryCheckpoint(name, module.state_dict(), {})
     return MemoryCheckpoint(name, saved_state(module, name), saved_config(module))
+
+
+WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine"}
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model itself, without what compiling and distributed training wrap around it."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and type(module).__name__ in WRAPPERS:
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
 
 
 def is_transformers_model(module: nn.Module) -> bool:
@@ -85,7 +100,8 @@ def load_into_module(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> 
 
     Raises CheckpointError, leaving the module untouched, when a tensor is missing, left over or of another shape.
     """
-    state: Mapping[str, torch.Tensor] = tensors
+    module, state = unwrapped(module), tensors
+    _require_room(module, tensors)
     if is_transformers_model(module):
         state = _loaded_state(module, tensors)
     own = module.state_dict()
@@ -99,9 +115,25 @@ def load_into_module(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> 
     module.load_state_dict(dict(state))
 
 
+def _require_room(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a module that holds no weights, or has one place for two tensors that differ."""
+    own = module.state_dict()
+    what = f"Loading weights into a {type(module).__name__}"
+    if any(value.is_meta for value in own.values()):
+        raise RequestError(f"{what}: it is on the meta device, where nothing is stored. Make it on another (cpu).")
+    first: dict[int, str] = {}
+    for name, value in own.items():
+        twin = first.setdefault(value.data_ptr(), name)
+        if name != twin and {name, twin} <= tensors.keys() and not torch.equal(tensors[name], tensors[twin]):
+            raise RequestError(
+                f"{what}: '{twin}' and '{name}' are one tensor there and differ here; they need a configuration with "
+                "tie_word_embeddings=False. Make the module with it, or save the result and load the folder."
+            )
+
+
 def require_config(module: nn.Module, changes: Mapping[str, Any]) -> None:
     """Refuse a module whose configuration lacks what the weights need, such as tables of their own."""
-    config = getattr(module, "config", None)
+    config = getattr(unwrapped(module), "config", None)
     needed = {key: value for key, value in changes.items() if key not in ("dtype", "torch_dtype")}
     other = [f"{key}={value}" for key, value in needed.items() if getattr(config, key, value) != value]
     if other:

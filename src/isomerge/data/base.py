@@ -35,6 +35,12 @@ class Wanted:
     task: str | None = None
     """What the model's class is for, unless another is named."""
 
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise RequestError(
+                f"Drawing {self.limit} examples: at least one is needed. Leave --limit out to use them all."
+            )
+
     def order(self, size: int) -> Iterator[np.ndarray]:
         """The numbers of the examples of each batch."""
         return grouped(draw(size, self.limit, self.seed), self.batch_size)
@@ -129,8 +135,6 @@ def draw(size: int, limit: int | None, seed: int) -> np.ndarray:
     >>> sorted((draw(10, 5, seed=0) // 2).tolist())
     [0, 1, 2, 3, 4]
     """
-    if limit is not None and limit < 1:
-        raise RequestError(f"Drawing {limit} examples: at least one is needed. Leave --limit out to use them all.")
     random = np.random.Generator(np.random.Philox(key=seed & (2**64 - 1)))
     if limit is None or limit >= size:
         return random.permutation(size)

@@ -13,7 +13,7 @@ from isomerge.errors import RequestError, did_you_mean
 from isomerge.evaluate.device import require_device
 from isomerge.merge.combine import combine
 from isomerge.merge.data_sets import DataSets
-from isomerge.merge.differences import differences
+from isomerge.merge.differences import differences, left_out_adapters
 from isomerge.merge.merged import Merged, Progress, as_checkpoint
 from isomerge.merge.opening import open_model, open_models
 from isomerge.merge.prepare import foresee, prepare
@@ -67,8 +67,13 @@ def merge(
     """
     if method not in EVERY:
         raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, EVERY)}")
+    if isinstance(models, (str, Path, Mapping)):
+        raise RequestError("Merging: models is one model, and a list of them is wanted, as in merge([a, b]).")
+    models = list(models)
     if not models:
         raise RequestError("Merging: there is no model. Name at least one, and two to have something to merge.")
+    if weights is not None and "weight" in options:
+        raise RequestError("Merging: weights and weight are two words for the same. Leave one of them out.")
     if weights is not None:
         options = {"weight": list(weights), **options}
     named, given = _named(models)
@@ -111,6 +116,8 @@ def merge_recipe(
     >>> isomerge.merge_recipe("recipe.yml").save("merged")                                              # doctest: +SKIP
     """
     documents = recipe if isinstance(recipe, list) else load_recipe(recipe)
+    if not documents or not all(isinstance(document, Recipe) for document in documents):
+        raise RequestError("Merging: a list of recipes holds what load_recipe gives. Pass a path, YAML text or a dict.")
     if seed is not None:  # into the recipe, which is what the lock file repeats
         documents = [document.model_copy(update={"seed": seed}) for document in documents]
     given = {ModelReference.parse(reference): model for reference, model in (models or {}).items()}
@@ -141,6 +148,7 @@ def _merge(
     for checkpoint in known.values():
         require_floating(checkpoint)
     notes = differences(list(known.values()), documents, ids=not same_ids)
+    notes += left_out_adapters(list(known.values()))
     notes += [note for document in documents for note in base_among_models(document)]
     if same_ids:
         require_same_ids(documents[-1], list(known.values()))

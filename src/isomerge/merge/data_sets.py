@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.data import Data, open_data
@@ -61,7 +63,7 @@ class DataSets:
 
     def named(self, data: Any) -> Any:
         """Data as a recipe can write it; objects are kept aside under a name."""
-        if isinstance(data, (list, tuple)):
+        if isinstance(data, (list, tuple)) and not _are_batches(data):
             return [self.named(one) for one in data]
         if data is None or isinstance(data, (str, Mapping)):
             return data
@@ -90,6 +92,14 @@ class DataSets:
     @property
     def notes(self) -> list[str]:
         return list(dict.fromkeys(note for one in self.opened.values() for note in one.data.notes))
+
+
+def _are_batches(data: Sequence[Any]) -> bool:
+    """Tensors by name in every entry: one data set, and not one for each model."""
+    return bool(data) and all(
+        isinstance(one, Mapping) and bool(one) and all(isinstance(value, Tensor) for value in one.values())
+        for one in data
+    )
 
 
 def told(batches: Batches, total: int, progress: Progress | None, what: str) -> Batches:

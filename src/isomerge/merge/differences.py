@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isomerge.adapters.adapter import CONFIG, is_adapter
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.errors import RequestError
@@ -64,6 +65,16 @@ def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe], *, id
             for text in other_ids(described)
         ]
     return notes
+
+
+def left_out_adapters(models: Sequence[Checkpoint]) -> list[str]:
+    """A word on adapters that lie beside a model's weights: transformers would load them too, and here nobody does."""
+    found = [m.name for m in models if m.folder and (m.folder / CONFIG).is_file() and not is_adapter(m.folder)]
+    return [
+        f"{name} has an adapter beside its weights ({CONFIG}), which is not merged; for that, move it to a folder of "
+        f"its own and name {name}+FOLDER"
+        for name in found
+    ]
 
 
 def _unequal(one: Mapping[str, Any], other: Mapping[str, Any], keys: Sequence[str]) -> list[str]:

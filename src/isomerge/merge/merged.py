@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from isomerge.align.parallel import ahead, thread_count
@@ -67,6 +68,10 @@ class Merged:
     checks: list[dict[str, Any]] = field(default_factory=list)
     """What `verify` asked of the written folder, and the answers."""
     _vanished: dict[str, int] = field(default_factory=dict)
+    _narrowed: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"Merged({', '.join(self.models)}, method {self.recipe.merge_method}, {len(self.jobs)} tensors)"
 
     @property
     def recipe(self) -> Recipe:
@@ -112,7 +117,7 @@ class Merged:
         out: str | Path,
         *,
         shard_size: int | str = "5GB",
-        out_dtype: str | None = None,
+        out_dtype: str | torch.dtype | None = None,
         force: bool = False,
         lock: bool = True,
         report: bool = True,
@@ -130,9 +135,10 @@ class Merged:
 
         paths = [data.settings.path for data in self.data if not data.in_memory]
         refuse_overwrite(out, [*self.inputs.values(), self.donor, *paths])
+        if isinstance(out_dtype, torch.dtype):
+            out_dtype = str(out_dtype).removeprefix("torch.")
         jobs, changes = self._in_dtype(out_dtype)
-        if out_dtype is None:
-            self.notes += [note for note in name_narrowed(self) if note not in self.notes]
+        self._narrowed = name_narrowed(self) if out_dtype is None else []
         plan = {job.name: job.info for job in jobs}
         self.hashes.wanted = lock
         threads = fitting_threads(jobs, self.threads, self.max_memory)
@@ -194,7 +200,7 @@ class Merged:
 
     def report(self) -> dict[str, Any]:
         """The JSON record of the merge."""
-        notes = list(self.notes)
+        notes = [*self.notes, *self._narrowed]
         gone = {name: count for name, count in sorted(self._vanished.items()) if count}
         notes += [f"{name}: {count} values became zero in the written dtype" for name, count in gone.items()]
         return {

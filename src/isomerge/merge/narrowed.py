@@ -19,7 +19,10 @@ def name_narrowed(merged: Merged) -> list[str]:
     if merged.recipe.out_dtype or merged.recipe.dtype:
         return []
     written = _main_dtype(job.info for job in merged.jobs)
-    stored = {name: _main_dtype(merged.inputs[name].tensors.values()) for name in merged.models}
+    # Of the last recipe, what it merges: a base may give its config alone, and another document has a dtype of its own.
+    plans = merged.tensor_plans.tensors.values()
+    merging = {str(given.model) for plan in plans for given in [*plan.inputs, *([plan.base] if plan.base else [])]}
+    stored = {name: _main_dtype(merged.inputs[name].tensors.values()) for name in merged.models if name in merging}
     finer = [name for name, dtype in stored.items() if dtype.itemsize > written.itemsize]
     if not finer:
         return []

@@ -45,6 +45,7 @@ def iterate_merged(
     chosen = METHODS[method]
     if chosen.base == "required" and base is None:
         raise RequestError(f"Merging: {method} needs a base. Pass base=the state_dict of the common ancestor.")
+    models = list(models)
     if not models:
         raise RequestError("Merging: there is no model. Pass a list of state_dicts.")
     chosen.require_count(len(models))
@@ -53,11 +54,15 @@ def iterate_merged(
     every = [*models, *([base] if base is not None else [])]
     _require_same_names(every)
     for name in every[-1]:
-        tensors = [state[name] for state in every]
+        tensors = [state[name].detach() for state in every]
         first = tensors[-1] if base is not None else tensors[0]
         shapes = {tuple(tensor.shape) for tensor in tensors}
         if len(shapes) > 1:
             raise RequestError(f"Merging: {name} has the shapes {sorted(shapes)}. Merge models of one architecture.")
+        if len({tensor.is_floating_point() for tensor in tensors}) > 1:
+            raise RequestError(
+                f"Merging: {name} holds whole numbers in one model and fractions in another. Merge models stored alike."
+            )
         if not first.is_floating_point():
             yield name, first.clone()
             continue

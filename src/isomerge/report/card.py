@@ -99,13 +99,14 @@ def licence(inputs: Sequence[Record], notes: list[str]) -> dict[str, Any]:
 
 def card_text(record: Record, notes: Sequence[str]) -> str:
     """The page under the metadata."""
+    models = sum(entry.get("role") != "file" for entry in record["inputs"])
     rows = [f"| `{_cell(e['reference'])}` | {e.get('role') or 'model'} | {_commit(e)} |" for e in record["inputs"]]
     method = f"**{record['method']}**: {record['summary'].rstrip('.')}."
     if record.get("paper"):
         method += f" Reference: {record['paper']}."
     parts = [
         f"# {record['name']}",
-        f"Made from {len(rows)} models with isomerge {record['version']}, without training.",
+        f"Made from {models} models with isomerge {record['version']}, without training.",
         "\n".join(["## Inputs", "", "| model | role | commit |", "|---|---|---|", *rows]),
         f"Config and side files come from `{record['donor']}`.",
         f"## Method\n\n{method}",

@@ -93,6 +93,7 @@ class _Planner:
         self._vocabularies: list[str] = []
         self._unset: dict[str, list[str]] = defaultdict(list)
         self._copied: list[str] = []
+        self._mixed: list[str] = []
 
     def plan(self) -> None:
         parts = slices_of(self.recipe, self.builds, self.donor, self.problems, self.notes)
@@ -184,7 +185,11 @@ class _Planner:
             return
         vocabulary = any(self.builds[s.model].is_vocabulary(n) for s, n in found)
         self._check_shapes(name, found, vocabulary)
-        if not self._floating(found):
+        whole = [str(s.model) for s, n in found if not self._floating([(s, n)])]
+        if whole and len(whole) < len(found):
+            self._mixed.append(f"'{name}' holds whole numbers in {name_some(whole)} and fractions in the others")
+            return
+        if whole:
             self._copied.append(name)
             source, tensor = next(((s, n) for s, n in found if s.model == self.donor), found[0])
             self._copy(name, Input(source.model, tensor), vocabulary)
@@ -284,6 +289,8 @@ class _Planner:
             if renamed := of_another_class(names, self.builds[model].checkpoint.tensors):
                 step = f"it {renamed}"
             self.problems.general(f"{model} lacks {lacks} that others have: {name_some(names)}; {step}")
+        for text in _shortened(self._mixed):
+            self.problems.general(f"{text}; use a copy that stores it as the others do")
         for text in _shortened(self._shapes):
             self.problems.general(f"{text}; tensors of different shapes cannot be merged")
         for text in _shortened(self._vocabularies):

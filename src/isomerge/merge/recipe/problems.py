@@ -51,8 +51,11 @@ class RecipeError(RequestError):
     """A recipe that cannot be run. `problems` has each of them, as (line or None, sentence)."""
 
     def __init__(self, message: str, problems: list[tuple[int | None, str]]) -> None:
-        super().__init__(message)
+        super().__init__(message, problems)  # both, so that it can be sent from one process to another
         self.problems = problems
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 @dataclass

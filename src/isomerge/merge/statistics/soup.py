@@ -55,7 +55,8 @@ def greedy_soup(models: Sequence[Any], score: Callable[[State], float], *, toler
         # A running mean: the average so far counts as many models as it holds.
         candidate = merge_state_dicts([state, _state(models[place])], weight=[len(chosen), 1])
         found = _scored(score, candidate, f"the average with model {place + 1}")
-        kept = found >= best - tolerance - ROUNDING * abs(best)
+        slack = tolerance + (ROUNDING * abs(best) if math.isfinite(best) else 0.0)
+        kept = found >= best - slack
         tried.append((place, found, kept))
         if kept:
             chosen.append(place)
