@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isomerge.adapters.adapter import is_adapter
+from isomerge.adapters.adapter import CONFIG, is_adapter
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
 
@@ -18,6 +18,12 @@ def require_model(checkpoint: Checkpoint) -> None:
 def holds_adapter(checkpoint: Checkpoint) -> bool:
     """Whether it was opened from the folder of an adapter."""
     return checkpoint.folder is not None and is_adapter(checkpoint.folder)
+
+
+def has_adapter_beside(checkpoint: Checkpoint) -> bool:
+    """Whether an adapter lies beside a model's own weights: transformers loads both, and isomerge the weights alone."""
+    folder = checkpoint.folder
+    return folder is not None and (folder / CONFIG).is_file() and not is_adapter(folder)
 
 
 def into_its_base(checkpoint: Checkpoint) -> str:

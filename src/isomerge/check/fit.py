@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from isomerge.align.compatible import problems_between
 from isomerge.checkpoint import Checkpoint, is_harmless_buffer, require_floating
-from isomerge.checkpoint.base import name_some
+from isomerge.checkpoint.base import main_dtype, name_some
 from isomerge.errors import IsomergeError
 from isomerge.merge.recipe.names import of_another_class, tie_flag
 
@@ -54,10 +53,7 @@ def _shape_problems(first: Checkpoint, second: Checkpoint) -> list[str]:
 
 def dtype_of(checkpoint: Checkpoint) -> str:
     """The dtype that most bytes of a checkpoint have."""
-    sizes: Counter[str] = Counter()
-    for info in checkpoint.tensors.values():
-        sizes[str(info.dtype).removeprefix("torch.")] += info.nbytes
-    return sizes.most_common(1)[0][0] if sizes else "none"
+    return str(main_dtype(checkpoint.tensors.values()) or "none").removeprefix("torch.")
 
 
 def header_facts(checkpoints: Sequence[Checkpoint]) -> tuple[dict[str, Any], list[str]]:

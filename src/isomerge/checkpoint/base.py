@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -120,6 +121,18 @@ def failure(act: str, problems: list[str], next_step: str) -> CheckpointError:
     numbered = "; ".join(f"({i}) {problem}" for i, problem in enumerate(problems, start=1))
     told = f": {problems[0]}" if len(problems) == 1 else f", {len(problems)} problems: {numbered}"
     return CheckpointError(f"While {act}{told}{'' if told.endswith(('.', '?')) else '.'} {next_step}")
+
+
+def main_dtype(infos: Iterable[TensorInfo]) -> torch.dtype | None:
+    """The dtype that most bytes have; None of nothing.
+
+    >>> main_dtype([TensorInfo((3,), torch.float32), TensorInfo((4,), torch.bfloat16)])
+    torch.float32
+    """
+    sizes: Counter[torch.dtype] = Counter()
+    for info in infos:
+        sizes[info.dtype] += info.nbytes
+    return sizes.most_common(1)[0][0] if sizes else None
 
 
 def name_some(names: list[str], most: int = 5) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from isomerge.adapters.adapter import CONFIG, is_adapter
-from isomerge.adapters.refuse import holds_adapter, into_its_base
+from isomerge.adapters.adapter import CONFIG
+from isomerge.adapters.refuse import has_adapter_beside, holds_adapter, into_its_base
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import FLOATING
@@ -148,8 +148,7 @@ def _format(folder: Path) -> Check:
 
 
 def _fit(checkpoint: Checkpoint, donor: Checkpoint | None) -> Fit:
-    folder = checkpoint.folder
-    if folder is not None and (folder / CONFIG).is_file() and not is_adapter(folder):
+    if has_adapter_beside(checkpoint):
         risk = "transformers puts it on top of the model wherever peft is installed"
         step = f"move {CONFIG} and the adapter's weights to a folder of their own"
         return Fit(False, f"an adapter lies beside the model ({CONFIG}): {risk}; {step}")

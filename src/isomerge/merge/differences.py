@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isomerge.adapters.adapter import CONFIG, is_adapter
+from isomerge.adapters.adapter import CONFIG
+from isomerge.adapters.refuse import has_adapter_beside
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.errors import RequestError
@@ -68,12 +69,11 @@ def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe], *, id
 
 
 def left_out_adapters(models: Sequence[Checkpoint]) -> list[str]:
-    """A word on adapters that lie beside a model's weights: transformers would load them too, and here nobody does."""
-    found = [m.name for m in models if m.folder and (m.folder / CONFIG).is_file() and not is_adapter(m.folder)]
+    """A word on adapters that lie beside a model's weights: whoever looks at the model in transformers sees both."""
     return [
         f"{name} has an adapter beside its weights ({CONFIG}), which is not merged; for that, move it to a folder of "
         f"its own and name {name}+FOLDER"
-        for name in found
+        for name in [model.name for model in models if has_adapter_beside(model)]
     ]
 
 

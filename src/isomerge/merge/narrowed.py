@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 
-from isomerge.checkpoint.base import TensorInfo, name_some
+from isomerge.checkpoint.base import TensorInfo, main_dtype, name_some
 
 if TYPE_CHECKING:
     from isomerge.merge.merged import Merged
@@ -18,11 +17,11 @@ def name_narrowed(merged: Merged) -> list[str]:
     """The models that lose by the dtype of another, as a note or none."""
     if merged.recipe.out_dtype or merged.recipe.dtype:
         return []
-    written = _main_dtype(job.info for job in merged.jobs)
+    written = _precision(job.info for job in merged.jobs)
     # Of the last recipe, what it merges: a base may give its config alone, and another document has a dtype of its own.
     plans = merged.tensor_plans.tensors.values()
     merging = {str(given.model) for plan in plans for given in [*plan.inputs, *([plan.base] if plan.base else [])]}
-    stored = {name: _main_dtype(merged.inputs[name].tensors.values()) for name in merged.models if name in merging}
+    stored = {name: _precision(merged.inputs[name].tensors.values()) for name in merged.models if name in merging}
     finer = [name for name, dtype in stored.items() if dtype.itemsize > written.itemsize]
     if not finer:
         return []
@@ -33,13 +32,9 @@ def name_narrowed(merged: Merged) -> list[str]:
     ]
 
 
-def _main_dtype(infos: Iterable[TensorInfo]) -> torch.dtype:
-    """The one that most bytes of the weights have."""
-    sizes: Counter[torch.dtype] = Counter()
-    for info in infos:
-        if info.dtype.is_floating_point:
-            sizes[info.dtype] += info.nbytes
-    return sizes.most_common(1)[0][0] if sizes else torch.float32
+def _precision(infos: Iterable[TensorInfo]) -> torch.dtype:
+    """Of the weights, as most of them have it."""
+    return main_dtype(info for info in infos if info.dtype.is_floating_point) or torch.float32
 
 
 def _word(dtype: torch.dtype) -> str:
