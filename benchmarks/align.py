@@ -157,7 +157,7 @@ def measure_memory(shape: str, level: str, ffn: bool) -> dict[str, float]:
     import tempfile
 
     import isomerge
-    from isomerge.align.nested import Unit
+    from isomerge.alignment.nested import Unit
     from isomerge.architectures import describe
 
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +170,7 @@ def measure_memory(shape: str, level: str, ffn: bool) -> dict[str, float]:
         # A child process, watched every few milliseconds. Pages of the input files that stay mapped are not counted:
         # the system takes them back whenever it wants to.
         code = (
-            "import sys,threading,time,isomerge,isomerge.align.api,scipy.optimize\n"
+            "import sys,threading,time,isomerge,isomerge.alignment.api,scipy.optimize\n"
             "now=lambda: next(int(l.split()[1])*1024 for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
             "before=now(); peak=[before]; going=[True]\n"
             "def watch():\n"

@@ -83,7 +83,7 @@ def average(models: list[Path], batches: Batches, device: str) -> State:
 
 def reconstructed(count: int, **options: Any) -> Merge:
     def merge(models: list[Path], batches: Batches, device: str) -> State:
-        from isomerge.merge.reconstruct import reconstruct
+        from isomerge.merging.reconstruct import reconstruct
 
         return dict(reconstruct(models, batches(count), align=False, device=device, **options).state_dict())
 
@@ -92,7 +92,7 @@ def reconstructed(count: int, **options: Any) -> Merge:
 
 def regmean(count: int, **options: Any) -> Merge:
     def merge(models: list[Path], batches: Batches, device: str) -> State:
-        from isomerge.merge.statistics import merge_regmean
+        from isomerge.merging.statistics import merge_regmean
 
         return dict(merge_regmean(models, batches(count), device=device, **options))
 
@@ -101,7 +101,7 @@ def regmean(count: int, **options: Any) -> Merge:
 
 def fisher(count: int, **options: Any) -> Merge:
     def merge(models: list[Path], batches: Batches, device: str) -> State:
-        from isomerge.merge.statistics import merge_fisher
+        from isomerge.merging.statistics import merge_fisher
 
         return dict(merge_fisher(models, batches(count), device=device, **options))
 

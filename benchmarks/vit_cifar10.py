@@ -31,7 +31,7 @@ from torch import Tensor
 import isomerge
 from isomerge.checkpoint.module import quiet_transformers
 from isomerge.data import open_data
-from isomerge.evaluate.probe import load_stock
+from isomerge.evaluation.probe import load_stock
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
 COLUMNS = [
@@ -81,7 +81,7 @@ def new_model(plan: Plan) -> Any:
 def read_images(data: str | None, plan: Plan) -> dict[str, tuple[Tensor, Tensor]]:
     """Images as the models want them, and their labels, of "train" and "test"."""
     if data is None:
-        from isomerge.demo.digits import load_digits
+        from isomerge.demonstration.digits import load_digits
 
         digits = load_digits()
         return {

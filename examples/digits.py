@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from sklearn import datasets
 
-from isomerge.demo import digits as task
+from isomerge.demonstration import digits as task
 
 torch.set_num_threads(1)  # models so small get slower by more: their threads wait for each other
 BRIGHTEST = 240  # of a picture; a pixel of the data set goes from 0 to 16, and 16 × 15 keeps every value exact

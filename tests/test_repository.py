@@ -19,7 +19,7 @@ FAMILIES = "llama|mistral|qwen|gemma|olmo|gpt2|gpt_?neox|roberta|deberta|distilb
 # `vit_attention` and `ViTConfig` name a family; `invite` and `Liberty` do not.
 FAMILY = re.compile(rf"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))(?i:{FAMILIES})(?![a-z])")
 # The demo trains one particular small model; nothing in it serves the library.
-ALLOWED = {"demo": {"ViTConfig", "ViTForImageClassification"}}
+ALLOWED = {"demonstration": {"ViTConfig", "ViTForImageClassification"}}
 
 
 def tree_lines() -> dict[str, str]:
@@ -114,8 +114,8 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 STAGES = (
-    "verbs", "errors", "checkpoint", "data", "adapters", "symmetry", "evaluate", "architectures", "calibrate", "align",
-    "report", "connect", "merge", "sweep", "check", "training", "catalogue", "demo", "cli",
+    "errors", "results", "checkpoint", "data", "adapters", "symmetry", "running", "evaluation", "architectures", "calibration", "alignment",
+    "reporting", "connectivity", "merging", "sweeping", "checking", "training", "catalogue", "demonstration", "cli",
 )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_a_module_imports_only_from_its_own_stage_and_earlier_ones() -> None:
 
 
 def test_the_readme_counts_the_methods_that_there_are() -> None:
-    from isomerge.merge.whole import EVERY
+    from isomerge.merging.whole import EVERY
 
     for document in ("README.md", "CHANGELOG.md"):
         counts = re.findall(r"(\d+) (?:\[methods\]|methods,)", (ROOT / document).read_text())

@@ -98,7 +98,7 @@ def one(vision: Vision, pair: Pair, name: str) -> dict[str, float]:
 
 
 def carried(vision: Vision, pair: Pair) -> State:
-    from isomerge.merge.transport import transported
+    from isomerge.merging.transport import transported
 
     anchor, source = matched(vision, pair, None)
     batches = vision.batches(vision.counts.transport)

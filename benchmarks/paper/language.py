@@ -282,9 +282,9 @@ class Judge:
 
 
 def _counting(task: str) -> Any:
-    from isomerge.evaluate.tasks.classes import Classification
-    from isomerge.evaluate.tasks.regression import Regression
-    from isomerge.evaluate.tasks.tags import Tagging
+    from isomerge.evaluation.tasks.classes import Classification
+    from isomerge.evaluation.tasks.regression import Regression
+    from isomerge.evaluation.tasks.tags import Tagging
 
     if task == "STS-B":
         return Regression()

@@ -13,7 +13,7 @@ from vision import Vision
 if TYPE_CHECKING:
     from fusing import State
 
-    from isomerge.calibrate import Statistics
+    from isomerge.calibration import Statistics
 
 Options = Mapping[str, Any] | None
 Pair = tuple[int, int]
@@ -36,14 +36,14 @@ def simple(vision: Vision, models: list[Any], device: str | None = None) -> Stat
 
 
 def fisher(vision: Vision, models: list[Any], device: str | None = None, *, kept: bool = False) -> State:
-    from isomerge.merge.statistics import merge_fisher
+    from isomerge.merging.statistics import merge_fisher
 
     data = measured(vision, models, "fisher") if kept else vision.batches(vision.counts.fisher)
     return dict(merge_fisher(models, data, device=device or vision.run.device))
 
 
 def regmean(vision: Vision, models: list[Any], device: str | None = None, *, kept: bool = False) -> State:
-    from isomerge.merge.statistics import merge_regmean
+    from isomerge.merging.statistics import merge_regmean
 
     data = measured(vision, models, "gram") if kept else vision.batches(vision.counts.regmean)
     return dict(merge_regmean(models, data, device=device or vision.run.device))
@@ -51,7 +51,7 @@ def regmean(vision: Vision, models: list[Any], device: str | None = None, *, kep
 
 def measured(vision: Vision, models: list[Any], what: str) -> list[Statistics]:
     """What Fisher and RegMean would measure; once of a model that was not moved, since many merges begin with it."""
-    from isomerge.calibrate import calibrate
+    from isomerge.calibration import calibrate
 
     batches = vision.batches(vision.counts.fisher if what == "fisher" else vision.counts.regmean)
     found = []
@@ -65,7 +65,7 @@ def measured(vision: Vision, models: list[Any], what: str) -> list[Statistics]:
 
 
 def transport(vision: Vision, models: list[Any], device: str | None = None) -> State:
-    from isomerge.merge.transport import fuse
+    from isomerge.merging.transport import fuse
 
     batches = vision.batches(vision.counts.transport)
     return dict(fuse(models, batches, device=device or vision.run.device, **TRANSPORT).state_dict())
@@ -73,7 +73,7 @@ def transport(vision: Vision, models: list[Any], device: str | None = None) -> S
 
 def reconstructed(align: bool, **options: Any) -> Merge:
     def merge(vision: Vision, models: list[Any]) -> State:
-        from isomerge.merge.reconstruct import reconstruct
+        from isomerge.merging.reconstruct import reconstruct
 
         steps = {"refine": vision.counts.refine} if options.get("refine") else {}
         batches = vision.batches(vision.counts.reconstruct)

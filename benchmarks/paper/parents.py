@@ -21,7 +21,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from isomerge import Alignment
-    from isomerge.calibrate import Statistics
+    from isomerge.calibration import Statistics
     from isomerge.checkpoint.memory import MemoryCheckpoint
 
 
@@ -88,7 +88,7 @@ class Parent:
         return self._calibrated(self.job.plan.informed, what={"fisher"}, fisher="empirical", only=only)
 
     def _calibrated(self, count: int, **options: Any) -> Statistics:
-        from isomerge.calibrate import calibrate
+        from isomerge.calibration import calibrate
 
         job = self.job
         batches = inputs_for(job.base, job.data, job.plan).passes(job.corpus, count)
@@ -96,7 +96,7 @@ class Parent:
 
 
 def parent_of(job: Job, *, measured: bool = True) -> Parent:
-    from isomerge.calibrate import Statistics, open_statistics
+    from isomerge.calibration import Statistics, open_statistics
 
     plain = Parent(job, state_of(job.folder), json.loads((job.folder / "config.json").read_text()))
     if not measured:
@@ -113,8 +113,8 @@ def moved(parent: Parent, anchor: Parent, matching: dict[str, Any]) -> tuple[Par
     Where nothing needs to move, the model itself.
     """
     import isomerge
-    from isomerge.calibrate import Statistics
-    from isomerge.merge.statistics import moved_grams
+    from isomerge.calibration import Statistics
+    from isomerge.merging.statistics import moved_grams
 
     assert parent.seen is not None
     alignment: Alignment = isomerge.align(  # type: ignore[assignment]
@@ -143,7 +143,7 @@ def _tensors(measured: Statistics) -> dict[str, Tensor]:
 
 def _joined(tensors: dict[str, Tensor], *infos: Statistics) -> Statistics:
     """Described by all of these; of a map that two know, the last says it."""
-    from isomerge.calibrate import Statistics
+    from isomerge.calibration import Statistics
 
     info: dict[str, Any] = {}
     maps: dict[str, Any] = {}

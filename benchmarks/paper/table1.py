@@ -212,7 +212,7 @@ def merge_and_judge(group: Group) -> dict[str, Any]:
 
 def merged(method: str, parents: Sequence[Parent], device: str) -> State:
     import isomerge
-    from isomerge.merge.statistics import merge_fisher, merge_regmean
+    from isomerge.merging.statistics import merge_fisher, merge_regmean
 
     if method == "Simple":
         return isomerge.merge_state_dicts([parent.state for parent in parents])

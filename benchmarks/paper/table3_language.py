@@ -69,7 +69,7 @@ class LanguagePair:
 
     def merging(self, pair: tuple[int, int], method: str, device: str) -> Callable[[], Any]:
         import isomerge
-        from isomerge.merge.statistics import merge_fisher, merge_regmean
+        from isomerge.merging.statistics import merge_fisher, merge_regmean
 
         models = [self._models[place] for place in pair]
         if method == "Simple":

@@ -16,61 +16,58 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Alignment": "isomerge.align.alignment",
-    "Merged": "isomerge.merge.merged",
+    "Alignment": "isomerge.alignment.alignment",
+    "Merged": "isomerge.merging.merged",
     "IsomergeError": "isomerge.errors",
-    "align": "isomerge.align",
-    "barrier": "isomerge.connect.barrier",
+    "align": "isomerge.alignment.api",
+    "barrier": "isomerge.connectivity.barrier",
     "catalogue": "isomerge.catalogue",
-    "check": "isomerge.check",
-    "demo": "isomerge.demo",
-    "ensemble": "isomerge.evaluate.tasks.ensemble",
-    "evaluate": "isomerge.evaluate",
-    "merge": "isomerge.merge",
-    "merge_recipe": "isomerge.merge.api",
-    "merge_state_dicts": "isomerge.merge.state_dicts",
+    "check": "isomerge.checking.api",
+    "demo": "isomerge.demonstration.run",
+    "ensemble": "isomerge.evaluation.tasks.ensemble",
+    "evaluate": "isomerge.evaluation.tasks.run",
+    "merge": "isomerge.merging.api",
+    "merge_recipe": "isomerge.merging.api",
+    "merge_state_dicts": "isomerge.merging.state_dicts",
     "open_checkpoint": "isomerge.checkpoint",
     "open_data": "isomerge.data",
-    "plane": "isomerge.connect.plane",
-    "report": "isomerge.report",
-    "selftest": "isomerge.align.selftest",
-    "sweep": "isomerge.sweep",
-    "verify": "isomerge.evaluate.verify",
+    "plane": "isomerge.connectivity.plane",
+    "report": "isomerge.reporting.page",
+    "selftest": "isomerge.alignment.selftest",
+    "sweep": "isomerge.sweeping.api",
+    "verify": "isomerge.evaluation.verify",
 }
-# Both a folder and a verb: the packages themselves are callable.
-_PACKAGES = {"align", "check", "demo", "evaluate", "merge", "report", "sweep"}
 
 __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
-    from isomerge.align.alignment import Alignment as Alignment
-    from isomerge.align.api import align as align
-    from isomerge.align.selftest import selftest as selftest
+    from isomerge.alignment.alignment import Alignment as Alignment
+    from isomerge.alignment.api import align as align
+    from isomerge.alignment.selftest import selftest as selftest
     from isomerge.catalogue import catalogue as catalogue
-    from isomerge.check.api import check as check
+    from isomerge.checking.api import check as check
     from isomerge.checkpoint import open_checkpoint as open_checkpoint
-    from isomerge.connect.barrier import barrier as barrier
-    from isomerge.connect.plane import plane as plane
+    from isomerge.connectivity.barrier import barrier as barrier
+    from isomerge.connectivity.plane import plane as plane
     from isomerge.data import open_data as open_data
-    from isomerge.demo.run import demo as demo
+    from isomerge.demonstration.run import demo as demo
     from isomerge.errors import IsomergeError as IsomergeError
-    from isomerge.evaluate.tasks.ensemble import ensemble as ensemble
-    from isomerge.evaluate.tasks.run import evaluate as evaluate
-    from isomerge.evaluate.verify import verify as verify
-    from isomerge.merge.api import merge as merge
-    from isomerge.merge.api import merge_recipe as merge_recipe
-    from isomerge.merge.merged import Merged as Merged
-    from isomerge.merge.state_dicts import merge_state_dicts as merge_state_dicts
-    from isomerge.report.page import report as report
-    from isomerge.sweep.api import sweep as sweep
+    from isomerge.evaluation.tasks.ensemble import ensemble as ensemble
+    from isomerge.evaluation.tasks.run import evaluate as evaluate
+    from isomerge.evaluation.verify import verify as verify
+    from isomerge.merging.api import merge as merge
+    from isomerge.merging.api import merge_recipe as merge_recipe
+    from isomerge.merging.merged import Merged as Merged
+    from isomerge.merging.state_dicts import merge_state_dicts as merge_state_dicts
+    from isomerge.reporting.page import report as report
+    from isomerge.sweeping.api import sweep as sweep
 
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'isomerge' has no attribute '{name}'; it has {', '.join(sorted(_WHERE))}")
     module = importlib.import_module(_WHERE[name])
-    value = module if name in _PACKAGES else getattr(module, name)
-    globals()[name] = value  # after the import, which sets submodules of the same name
+    globals()[name] = value = getattr(module, name)
     return value
 
 

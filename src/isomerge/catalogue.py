@@ -20,7 +20,7 @@ def catalogue(kind: str) -> list[dict[str, Any]]:
 
 
 def _methods() -> list[dict[str, Any]]:
-    from isomerge.merge.whole import EVERY, WHOLE
+    from isomerge.merging.whole import EVERY, WHOLE
 
     return [
         {
@@ -47,6 +47,6 @@ def _architectures() -> list[dict[str, Any]]:
 
 
 def _solvers() -> list[dict[str, Any]]:
-    from isomerge.align.solvers import SOLVERS
+    from isomerge.alignment.solvers import SOLVERS
 
     return [{"name": name, "summary": summary} for name, summary in sorted(SOLVERS.items())]

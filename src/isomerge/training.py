@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from isomerge.checkpoint.module import unwrapped
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merge.state_dicts import merge_state_dicts
+from isomerge.merging.state_dicts import merge_state_dicts
 
 KINDS = ("swa", "ema", "lawa")
 

@@ -17,9 +17,9 @@ from adapters import tiny
 from isomerge.adapters import apply_adapter
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import RequestError
-from isomerge.merge.adapters import merge_adapters
-from isomerge.merge.methods import METHODS
-from isomerge.merge.methods.method import REQUIRED
+from isomerge.merging.adapters import merge_adapters
+from isomerge.merging.methods import METHODS
+from isomerge.merging.methods.method import REQUIRED
 
 # Without an option that has to be given, and without files of statistics, which adapters do not bring.
 RUNS_ALONE = [

@@ -30,8 +30,8 @@ from align.tiny import (
     tensors,
     variant,
 )
-from isomerge.align import activations
-from isomerge.align.scramble import scrambled
+from isomerge.alignment import activations
+from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import IsomergeError, RequestError

@@ -9,7 +9,7 @@ import torch
 
 import isomerge
 from align.tiny import difference, logits, model, noisy, tensors
-from isomerge.align.scramble import scrambled
+from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.errors import RequestError
 

@@ -26,7 +26,7 @@ from align.tiny import (
     write_layer,
     write_llama,
 )  # fmt: skip
-from isomerge.align import rescale
+from isomerge.alignment import rescale
 
 ENCODERS = ["bert", "roberta", "vit", "gpt2"]
 

@@ -27,8 +27,8 @@ from align.tiny import (
     variant,
     write_llama,
 )  # fmt: skip
-from isomerge.align import sweep
-from isomerge.align.nested import Unit
+from isomerge.alignment import sweep
+from isomerge.alignment.nested import Unit
 from isomerge.symmetry.groups import Permutation, SignedScale
 from isomerge.symmetry.transform import Transform
 

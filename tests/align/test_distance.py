@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from isomerge.align import distance
+from isomerge.alignment import distance
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 1 << 17])

@@ -7,7 +7,7 @@ import torch
 
 from architectures.helpers import Case, build, difference, load, moved, moving, outputs, saved, state
 from architectures.models import ROWS
-from isomerge.align.move import Move
+from isomerge.alignment.move import Move
 from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import SpecificationError

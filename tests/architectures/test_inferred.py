@@ -9,7 +9,7 @@ import transformers
 from architectures.helpers import difference
 from isomerge.architectures import FAMILIES, describe, inferred
 from isomerge.checkpoint import open_checkpoint
-from isomerge.evaluate import proof
+from isomerge.evaluation import proof
 from isomerge.symmetry.groups import Invertible, Permutation, Rotary, Scale, SignedScale, Trivial
 from isomerge.symmetry.transform import random_transform
 from precision import float64_throughout

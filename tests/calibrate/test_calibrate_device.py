@@ -7,8 +7,8 @@ import torch
 
 from align.tiny import MODELS, model
 from calibrate.seen import batches, data
-from isomerge.calibrate import WHAT, calibrate, cross_statistics
-from isomerge.merge.statistics import merge_fisher, merge_regmean, repair
+from isomerge.calibration import WHAT, calibrate, cross_statistics
+from isomerge.merging.statistics import merge_fisher, merge_regmean, repair
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from calibrate.seen import inputs_by_module, rows, stock
 from data.small import DIGITS, digits, vit
-from isomerge.calibrate import open_statistics
+from isomerge.calibration import open_statistics
 from isomerge.checkpoint import open_checkpoint
 from isomerge.cli.calibrate import calibrate
 from isomerge.data import open_data

@@ -9,9 +9,9 @@ import torch
 from align.tiny import MODELS, model
 from calibrate.seen import batches, data, inputs_by_module, rows, stock
 from isomerge import align
-from isomerge.align.scramble import scrambled
+from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
-from isomerge.calibrate import calibrate, cross_statistics
+from isomerge.calibration import calibrate, cross_statistics
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
@@ -84,7 +84,7 @@ def test_units_of_experts_are_left_to_the_weights_and_that_is_told() -> None:
 
 
 def test_a_units_that_never_changes_correlates_with_nothing() -> None:
-    from isomerge.calibrate import CrossMoments
+    from isomerge.calibration import CrossMoments
 
     moments = CrossMoments.empty(2, 2, "cpu")
     moments.add(torch.tensor([[1.0, 0.1], [2.0, 0.1], [4.0, 0.1]]), torch.tensor([[1.0, 3.0], [2.0, 3.0], [4.0, 2.0]]))

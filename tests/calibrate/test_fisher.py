@@ -16,8 +16,8 @@ from torch import Tensor
 
 from align.tiny import MODELS, model, tensors
 from calibrate.seen import Batch, batches, data, stock
-from isomerge.calibrate import calibrate
-from isomerge.calibrate.squares import Squares
+from isomerge.calibration import calibrate
+from isomerge.calibration.squares import Squares
 from isomerge.errors import IsomergeError, RequestError
 
 State = dict[str, Tensor]

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from align.tiny import MODELS, model, tensors
 from calibrate.seen import batches, data, disk_name, inputs_by_module, patches, rows, stock
-from isomerge.calibrate import calibrate, open_statistics
+from isomerge.calibration import calibrate, open_statistics
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
 
 every = pytest.mark.parametrize("name", MODELS)

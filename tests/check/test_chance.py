@@ -12,10 +12,10 @@ import yaml
 
 import isomerge
 from align.tiny import arrays, model, noisy, tensors, variant
-from isomerge.align.levels import LEVELS, Scope
+from isomerge.alignment.levels import LEVELS, Scope
 from isomerge.architectures import describe
-from isomerge.check import moving
-from isomerge.check.stream import judge_stream
+from isomerge.checking import moving
+from isomerge.checking.stream import judge_stream
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.transform import Transform
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import isomerge
 from align.tiny import arrays, model, noisy, read_llama, tensors, torch_state, variant, write_llama
-from isomerge.check.samples import MOST_OF_ONE, spans
+from isomerge.checking.samples import MOST_OF_ONE, spans
 from vocabulary.small_models import save_model, word_tokenizer
 from whole.digits import digits, said, verb
 
@@ -160,7 +160,7 @@ def test_the_base_that_all_cards_name_is_pointed_at(tmp_path: Path) -> None:
 
 
 def test_large_tensors_are_sampled_and_the_estimate_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    from isomerge.check import samples
+    from isomerge.checking import samples
 
     base = llama(inner=1100)
     other = noisy(base, 0.1)

@@ -134,7 +134,7 @@ def test_words_for_a_shell_are_those_the_library_knows() -> None:
     from isomerge.cli.completion import method_names
     from isomerge.data.heads import TASKS
     from isomerge.data.open import KINDS
-    from isomerge.merge.whole import EVERY
+    from isomerge.merging.whole import EVERY
 
     assert evaluation.TASKS == TASKS and evaluation.KINDS == KINDS
     assert {f"torch.{name}" for name in DTYPES} == set(map(str, FLOATS.values()))
@@ -243,7 +243,7 @@ def test_what_is_to_be_copied_is_never_folded(columns: str | None) -> None:
 
 def test_a_table_on_a_narrow_terminal_loses_nothing() -> None:
     address = "https://example.org/" + "abcdefghij" * 8
-    code = SHOW.format("isomerge.report.terminal", "catalogue_table", {"methods": [{"name": "x", "at": address}]})
+    code = SHOW.format("isomerge.reporting.terminal", "catalogue_table", {"methods": [{"name": "x", "at": address}]})
     shown = on_a_terminal(code, COLUMNS="40", NO_COLOR="1")
     assert address in "".join(re.sub(r"\x1b\[[\d;]*m", "", shown).split()) and "…" not in shown
 
@@ -270,7 +270,7 @@ def test_ctrl_c_names_what_is_left_and_the_command_that_goes_on(tmp_path: Path) 
         write_model(tmp_path / name, seed)
     command = ["merge", "a", "b", "-o", "my out", "--threads", "1", "--no-verify", "--json"]
     slow = (
-        "import time, sys, isomerge.merge.pipeline as p; old = p.Job.pieces\n"
+        "import time, sys, isomerge.merging.pipeline as p; old = p.Job.pieces\n"
         "def pieces(self):\n    time.sleep(0.2)\n    yield from old(self)\n"
         f"p.Job.pieces = pieces; sys.argv = ['isomerge', *{command!r}]\nfrom isomerge.cli import main\nmain()"
     )
@@ -308,7 +308,7 @@ def test_ctrl_c_after_a_merge_was_written_asks_for_its_report_only(
     run: Any, models: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("isomerge.merge.merged.Merged.write_report", interrupt)
+        patch.setattr("isomerge.merging.merged.Merged.write_report", interrupt)
         done = run("merge a b -o out")
     assert done.exit_code == 130 and "--force" not in done.stderr
     assert done.stderr.endswith("out is complete; only its report is missing: isomerge report out\n")
@@ -346,7 +346,7 @@ def test_ctrl_c_before_the_first_point_of_a_sweep_asks_for_no_force(
         out.mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("isomerge.sweep", begin, raising=False)
+    monkeypatch.setattr("isomerge.sweeping", begin, raising=False)
     done = run("sweep a b --method linear --over weight=0:1:0.5 --data digits -o swept")
     assert done.exit_code == 130 and "The same command starts again: isomerge sweep" in done.stderr
     assert "--force" not in done.stderr

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
 from data.small import DIGITS, SENTENCES, bert, digits, llama, vit
-from isomerge.connect import barrier, plane
-from isomerge.connect.barrier import height
+from isomerge.connectivity import barrier, plane
+from isomerge.connectivity.barrier import height
 from isomerge.errors import RequestError
 
 
@@ -224,7 +224,7 @@ def test_models_of_different_length_meet_at_the_shorter(tmp_path: Path) -> None:
     for seed, (name, positions) in enumerate([("long", 48), ("short", 8)]):
         bert(tmp_path / name, "sequence", ["0", "1"], seed=seed, positions=positions)
     got = barrier(tmp_path / "long", tmp_path / "short", data=tmp_path / "a.tsv", points=3, align=True)
-    from isomerge.evaluate.tasks import evaluate
+    from isomerge.evaluation.tasks import evaluate
 
     alone = [evaluate(tmp_path / name, tmp_path / "a.tsv", length=8)["loss"] for name in ("long", "short")]
     assert [p["loss"] for p in got["parents"]] == pytest.approx(alone, rel=1e-5)

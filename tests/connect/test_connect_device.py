@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from data.small import DIGITS, SENTENCES, digits, llama, vit
-from isomerge.connect import barrier
-from isomerge.evaluate.tasks import evaluate
+from isomerge.connectivity import barrier
+from isomerge.evaluation.tasks import evaluate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 

@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 
 from data.small import SENTENCES, bert, digits, vit
 from isomerge import align
-from isomerge.calibrate import calibrate, cross_statistics
+from isomerge.calibration import calibrate, cross_statistics
 from isomerge.checkpoint import open_checkpoint
-from isomerge.connect import barrier
+from isomerge.connectivity import barrier
 from isomerge.data import open_data
 from isomerge.errors import IsomergeError, RequestError
-from isomerge.evaluate.tasks import evaluate
-from isomerge.merge.reconstruct import reconstruct
+from isomerge.evaluation.tasks import evaluate
+from isomerge.merging.reconstruct import reconstruct
 
 DIGITS = ["zero", "one", "two"]
 Verb = Callable[[Path, Path, Any], Any]

@@ -27,7 +27,7 @@ class Made:
 @cache
 def short_demo(epochs: int) -> Made:
     """Neither threads nor random numbers of the caller are touched."""
-    from isomerge.demo import digits
+    from isomerge.demonstration import digits
 
     folder = Path(tempfile.mkdtemp(prefix="isomerge-demo-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -56,7 +56,7 @@ def loaded(out: Path) -> dict[str, Any]:
 
 
 def logits(model: Any) -> torch.Tensor:
-    from isomerge.demo.digits import load_digits
+    from isomerge.demonstration.digits import load_digits
 
     with torch.no_grad():
         return model(load_digits().test_images).logits
@@ -101,7 +101,7 @@ def test_the_averages_are_the_means_of_what_was_written(loaded: dict[str, Any]) 
 
 
 def test_the_numbers_are_those_of_the_models_on_disk(record: dict[str, Any], loaded: dict[str, Any]) -> None:
-    from isomerge.demo.digits import load_digits
+    from isomerge.demonstration.digits import load_digits
 
     labels = load_digits().test_labels
     predicted = {name: logits(model).double() for name, model in loaded.items()}
@@ -255,7 +255,7 @@ def test_the_bars_of_finished_stages_stay(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_training_depends_on_the_seed_alone() -> None:
-    from isomerge.demo.digits import load_digits, new_model, train
+    from isomerge.demonstration.digits import load_digits, new_model, train
 
     digits = load_digits()
     torch.manual_seed(1)
@@ -268,7 +268,7 @@ def test_training_depends_on_the_seed_alone() -> None:
 
 
 def test_the_barrier_is_the_height_above_the_chord() -> None:
-    from isomerge.demo.lines import barrier
+    from isomerge.demonstration.lines import barrier
 
     assert barrier([0.0, 1.0, 2.0]) == 0
     assert barrier([2.0, 5.0, 0.0, 0.0]) == pytest.approx(5 - 4 / 3)
@@ -289,7 +289,7 @@ def test_a_folder_of_others_is_refused_before_anything_is_trained(tmp_path: Path
 
 
 def test_an_earlier_demo_is_replaced_and_nothing_else(tmp_path: Path) -> None:
-    from isomerge.demo.folder import MARK, claim
+    from isomerge.demonstration.folder import MARK, claim
 
     out = tmp_path / "out"
     claim(out, ["models", "pair-0", "report.html"])
@@ -306,7 +306,7 @@ def test_an_earlier_demo_is_replaced_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_force_leaves_what_is_there_now_and_later(tmp_path: Path) -> None:
-    from isomerge.demo.folder import claim
+    from isomerge.demonstration.folder import claim
 
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "mine").write_text("mine")

@@ -84,7 +84,7 @@ def run_example(words: list[str]) -> None:
 @functools.cache
 def verbs() -> dict[str, set[str]]:
     """The flags of every verb; a method's options are flags of `merge`, `plan` and their like."""
-    from isomerge.merge.whole import EVERY
+    from isomerge.merging.whole import EVERY
 
     own = {option.name.replace("_", "-") for method in EVERY.values() for option in method.options}
     options = {f"--{name}" for name in own} | {f"--no-{name}" for name in own} | {"--weights"}

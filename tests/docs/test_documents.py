@@ -23,10 +23,10 @@ import yaml
 import isomerge
 from docs import shell, stage
 from docs.blocks import Block, blocks_of, documents, name_of, prose_of, spans_of
-from isomerge.align.solvers import SOLVERS
+from isomerge.alignment.solvers import SOLVERS
 from isomerge.architectures import FAMILIES
-from isomerge.merge.methods import METHODS
-from isomerge.merge.whole import EVERY
+from isomerge.merging.methods import METHODS
+from isomerge.merging.whole import EVERY
 
 COMMANDS = ("console", "bash", "sh", "")
 PAGES = [page for page in documents() if blocks_of(page)]
@@ -122,7 +122,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that commands run in; models are trained for one epoch, and no browser opens."""
-    from isomerge.demo import digits
+    from isomerge.demonstration import digits
 
     monkeypatch.setattr(digits, "EPOCHS", 1)
     monkeypatch.setattr("webbrowser.open", lambda *_: True)

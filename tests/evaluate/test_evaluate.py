@@ -24,12 +24,12 @@ from transformers import (
     AutoTokenizer,
 )
 
-import isomerge.evaluate
+import isomerge.evaluation
 from data.small import DIGITS, SENTENCES, bert, bert_tokenizer, digits, gpt2, llama, t5, vit
 from isomerge.data import open_data
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
-from isomerge.evaluate.tasks import evaluate
-from isomerge.evaluate.tasks.tags import entities
+from isomerge.evaluation.tasks import evaluate
+from isomerge.evaluation.tasks.tags import entities
 
 LABELS = ["good", "bad", "odd"] * (len(SENTENCES) // 3)
 

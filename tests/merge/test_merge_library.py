@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
 import isomerge
 from align.tiny import model, tensors, variant
-from isomerge.calibrate import calibrate
+from isomerge.calibration import calibrate
 from isomerge.errors import CheckpointError, RequestError
 
 

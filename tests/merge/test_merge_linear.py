@@ -11,7 +11,7 @@ import isomerge
 from align.inputs import batches
 from align.tiny import difference, fingerprint, logits, mean, model, noisy, tensors, variant
 from isomerge.errors import IsomergeError, RequestError
-from isomerge.merge.reconstruct import reconstruct
+from isomerge.merging.reconstruct import reconstruct
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

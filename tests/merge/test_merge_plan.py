@@ -15,8 +15,8 @@ import isomerge
 from align.tiny import model, variant
 from isomerge.checkpoint.files import SafetensorsFile
 from isomerge.errors import RequestError
-from isomerge.merge.estimate import explain_tensor, plan_merge
-from isomerge.merge.recipe import load_recipe
+from isomerge.merging.estimate import explain_tensor, plan_merge
+from isomerge.merging.recipe import load_recipe
 
 A, B = model("llama", 0, torch.bfloat16), model("llama", 1, torch.bfloat16)
 RECIPE = f"""

@@ -16,8 +16,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from isomerge.merge.group import Group, InMemory
-from isomerge.merge.methods import METHODS
+from isomerge.merging.group import Group, InMemory
+from isomerge.merging.methods import METHODS
 from peers.recipes import recipe, weighted
 from peers.side_by_side import isomerge, refused, write_recipe
 from peers.tiny import tensors, vocabulary_of, write_family

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import isomerge
 from align.tiny import in_two_documents, model, noisy, tensors, variant
-from isomerge.align.scramble import scrambled
+from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.cli.app import app
 from whole.digits import digits, pair

@@ -12,7 +12,7 @@ from align.tiny import model, noisy, tensors, variant
 from isomerge.adapters.extract import extract_adapter
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.merge.transport import fuse
+from isomerge.merging.transport import fuse
 
 TABLE = {"model.routing_table": torch.arange(7)}
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isomerge.merge.group import GramSource, Group, InMemory, Source
-from isomerge.merge.methods import METHODS
+from isomerge.merging.group import GramSource, Group, InMemory, Source
+from isomerge.merging.methods import METHODS
 
 IMPORTANCE = {"ewc", "elastic_weight_removal", "fisher"}
 

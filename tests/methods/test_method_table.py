@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from isomerge.merge.methods import METHODS
+from isomerge.merging.methods import METHODS
 from methods.merging import ALSO, CASE_NAMES, CASES, NEEDED, count, merge, tensors
 
 # Options with which one model comes out as it went in, where the defaults go only a part of the way.

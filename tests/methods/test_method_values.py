@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from isomerge.errors import RequestError
-from isomerge.merge.methods import METHODS
+from isomerge.merging.methods import METHODS
 from methods import references
 from methods.merging import count, merge, tensors
 

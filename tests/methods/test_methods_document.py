@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from isomerge.merge.methods import Option
-from isomerge.merge.methods.method import REQUIRED
-from isomerge.merge.whole import EVERY
+from isomerge.merging.methods import Option
+from isomerge.merging.methods.method import REQUIRED
+from isomerge.merging.whole import EVERY
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### ([\w+]+)\n(.*?)(?=^##|\Z)", DOCUMENT, re.MULTILINE | re.DOTALL))

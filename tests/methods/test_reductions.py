@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from isomerge.merge import reduce
-from isomerge.merge.group import Group, InMemory
+from isomerge.merging import reduce
+from isomerge.merging.group import Group, InMemory
 
 
 def group(*arrays: np.ndarray, block_elements: int = 512) -> Group:

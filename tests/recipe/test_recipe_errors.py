@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isomerge.errors import RequestError
-from isomerge.merge.recipe import RecipeError, load_recipe
+from isomerge.merging.recipe import RecipeError, load_recipe
 from recipe.tiny import checkpoint, decoder, decoder_shapes, plan
 
 TWO = "models:\n- model: a\n- model: b\n"

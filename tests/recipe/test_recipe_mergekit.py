@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from isomerge.merge.recipe import ModelReference
+from isomerge.merging.recipe import ModelReference
 from recipe.tiny import decoder, plan, recipe
 
 PLANS = json.loads(Path(__file__).with_name("mergekit_plans.json").read_text())

@@ -11,8 +11,8 @@ import torch
 
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import RequestError
-from isomerge.merge.recipe import Input, ModelReference, explain
-from isomerge.merge.recipe.names import read_build
+from isomerge.merging.recipe import Input, ModelReference, explain
+from isomerge.merging.recipe.names import read_build
 from recipe.tiny import checkpoint, decoder, decoder_shapes, plan, state
 
 A, B = ModelReference("a"), ModelReference("b")
@@ -96,7 +96,7 @@ def test_the_base_of_a_method_without_one_is_a_model_only_if_the_recipe_gives_it
 
 def test_the_donor_is_the_first_model_whatever_the_hash_seed() -> None:
     code = (
-        "from isomerge.merge.recipe import load_recipe;"
+        "from isomerge.merging.recipe import load_recipe;"
         "r, = load_recipe('merge_method: linear\\nmodels: [{model: z}, {model: y}, {model: x}]\\n');"
         "print(*r.referenced_models())"
     )

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from isomerge.align.activations import MEASURES, SITES
-from isomerge.align.api import align
-from isomerge.align.levels import LEVELS, PARTS
+from isomerge.alignment.activations import MEASURES, SITES
+from isomerge.alignment.api import align
+from isomerge.alignment.levels import LEVELS, PARTS
 from isomerge.errors import RequestError
-from isomerge.merge.recipe import AlignSettings, ModelReference, Recipe, load_recipe, recipe_of
-from isomerge.merge.recipe.definitions import ModelToken, ZeroToken
+from isomerge.merging.recipe import AlignSettings, ModelReference, Recipe, load_recipe, recipe_of
+from isomerge.merging.recipe.definitions import ModelToken, ZeroToken
 from recipe.tiny import recipe
 
 EXAMPLES = {

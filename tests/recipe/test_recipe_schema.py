@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from isomerge.merge.recipe.schema import FILE, text
-from isomerge.merge.whole import EVERY
+from isomerge.merging.recipe.schema import FILE, text
+from isomerge.merging.whole import EVERY
 
 SCHEMA = json.loads(FILE.read_text(encoding="utf-8"))
 KINDS = {
@@ -20,7 +20,7 @@ KINDS = {
 
 
 def test_the_shipped_schema_is_up_to_date() -> None:
-    assert FILE.read_text(encoding="utf-8") == text(), "run: python -m isomerge.merge.recipe"
+    assert FILE.read_text(encoding="utf-8") == text(), "run: python -m isomerge.merging.recipe"
 
 
 def test_every_method_and_option_is_described() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint
-from isomerge.merge.recipe import Recipe, RecipePlan, load_recipe, plan_tensors
+from isomerge.merging.recipe import Recipe, RecipePlan, load_recipe, plan_tensors
 
 LAYER = (
     "input_layernorm", "mlp.down_proj", "mlp.gate_proj", "mlp.up_proj", "post_attention_layernorm", "self_attn.k_proj",

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from align import tiny
-from isomerge.align.scramble import scrambled
+from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
-from isomerge.evaluate.probe import load_stock, outputs
+from isomerge.evaluation.probe import load_stock, outputs
 
 Data = list[dict[str, Tensor]]
 

@@ -8,7 +8,7 @@ import torch
 
 from align import tiny
 from isomerge.errors import RequestError
-from isomerge.merge.reconstruct import reconstruct
+from isomerge.merging.reconstruct import reconstruct
 from precision import float64_throughout
 from reconstruct.calibration import again, data, distance, features, load, moved
 from reconstruct.test_reconstruct_data import padded

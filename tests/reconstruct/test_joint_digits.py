@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from isomerge.demo.digits import Digits, accuracy, load_digits, new_model, train
-from isomerge.merge.reconstruct import reconstruct
+from isomerge.demonstration.digits import Digits, accuracy, load_digits, new_model, train
+from isomerge.merging.reconstruct import reconstruct
 from reconstruct.calibration import distance
 from whole.digits import digits as folder_of_digits
 from whole.digits import pair, said

@@ -7,9 +7,9 @@ import torch
 import transformers
 
 from align import tiny
-from isomerge.merge.reconstruct import polish, reconstruct
-from isomerge.merge.reconstruct.blocks import BlockCache, Stacks
-from isomerge.merge.reconstruct.running import Examples, Runner
+from isomerge.merging.reconstruct import polish, reconstruct
+from isomerge.merging.reconstruct.blocks import BlockCache, Stacks
+from isomerge.merging.reconstruct.running import Examples, Runner
 from reconstruct.calibration import again, data, load
 
 TEXT = {**tiny.TEXT, "hidden_size": 12}
@@ -104,7 +104,7 @@ def test_the_old_weights_come_back_where_steps_do_not_help(monkeypatch) -> None:
 
 def test_few_steps_are_spread_over_all_batches() -> None:
     """Two steps on six batches see the first and the fourth."""
-    from isomerge.merge.reconstruct.descent import spread
+    from isomerge.merging.reconstruct.descent import spread
 
     steps = spread("abcdef", 6, 2)
     assert [next(steps) for _ in range(3)] == ["a", "d", "a"]

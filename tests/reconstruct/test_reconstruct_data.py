@@ -9,7 +9,7 @@ import torch
 
 from align import tiny
 from isomerge.errors import IsomergeError, RequestError
-from isomerge.merge.reconstruct import reconstruct
+from isomerge.merging.reconstruct import reconstruct
 from reconstruct.calibration import again, data, load
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from align import tiny
-from isomerge.merge.reconstruct import reconstruct
+from isomerge.merging.reconstruct import reconstruct
 from reconstruct.calibration import again, data, distance, features, load
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from align import tiny
-from isomerge.merge.reconstruct import reconstruct
+from isomerge.merging.reconstruct import reconstruct
 from reconstruct.calibration import again, data, distance, features, load, moved
 
 

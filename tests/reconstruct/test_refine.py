@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from align import tiny
-from isomerge.merge.reconstruct import reconstruct, refine
+from isomerge.merging.reconstruct import reconstruct, refine
 from reconstruct.calibration import again, data, load
 from reconstruct.test_reconstruct_data import padded
 from reconstruct.test_reconstruct_truth import seen
@@ -92,7 +92,7 @@ def test_the_batches_are_taken_evenly_over_the_data(monkeypatch) -> None:
             seen_by_block.append([one.arguments[0] for one in found])
             return found
 
-    monkeypatch.setattr("isomerge.merge.reconstruct.api.Refinement", Spy)
+    monkeypatch.setattr("isomerge.merging.reconstruct.api.Refinement", Spy)
     reconstruct(folders[:1], again(batches), align=False, refine=1, cache=300_000)
     for got, batch in zip(seen_by_block[0], used, strict=True):
         torch.testing.assert_close(got, model.vit.embeddings(batch["pixel_values"]).detach())

@@ -8,7 +8,7 @@ import torch
 
 from align import tiny
 from isomerge.errors import RequestError
-from isomerge.merge.reconstruct import reconstruct
+from isomerge.merging.reconstruct import reconstruct
 from reconstruct.calibration import again, data, load
 from reconstruct.test_reconstruct_truth import seen
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from isomerge.report.blocks import Facts, Figure, Heat, Side
-from isomerge.report.method_view import method_section
+from isomerge.reporting.blocks import Facts, Figure, Heat, Side
+from isomerge.reporting.method_view import method_section
 from report.made import made, page_of, record_of
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import isomerge
-from isomerge.report.card import card_page
-from isomerge.report.measured import space_place
-from isomerge.report.page import render, write_report
+from isomerge.reporting.card import card_page
+from isomerge.reporting.measured import space_place
+from isomerge.reporting.page import render, write_report
 from report.made import Page, adapters, made, page_of, record_of, said, verb, workshop
 
 KINDS = ["ties", "aligned-merge", "align", "reconstruct", "adapters"]
@@ -67,7 +67,7 @@ def test_the_heat_maps_show_the_distances_of_the_record(kind: str) -> None:
 
 
 def test_layers_come_in_their_order_and_two_stacks_are_two_sets_of_rows() -> None:
-    from isomerge.report.relations_view import alignment_section
+    from isomerge.reporting.relations_view import alignment_section
 
     names = [f"{stack}.ffn.{layer}" for stack in ("encoder", "decoder") for layer in range(12)] + ["residual"]
     spaces = [

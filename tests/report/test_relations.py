@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from isomerge.report.relations import SAMPLE, conflict, cosines, distances, relation, sampled_rows
+from isomerge.reporting.relations import SAMPLE, conflict, cosines, distances, relation, sampled_rows
 
 
 def read(tensor: torch.Tensor):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from isomerge.report.blocks import Table
-from isomerge.report.method_view import method_section
+from isomerge.reporting.blocks import Table
+from isomerge.reporting.method_view import method_section
 
 
 def test_every_model_has_its_name_its_score_and_whether_it_was_chosen() -> None:

@@ -119,7 +119,7 @@ def test_an_answer_is_never_lost(trouble: str, out: Path, monkeypatch: pytest.Mo
         def refuse(path: Path, text: str) -> None:
             raise OSError(28, "No space left on device", str(path))
 
-        monkeypatch.setattr("isomerge.report.verified.write_text", refuse)
+        monkeypatch.setattr("isomerge.reporting.verified.write_text", refuse)
     else:
         (out / "isomerge.json").write_text('{"format": 1, "kind": "merge", "run": 5}')
     told = said("verify", out, "--quick")
@@ -128,7 +128,7 @@ def test_an_answer_is_never_lost(trouble: str, out: Path, monkeypatch: pytest.Mo
 
 def test_writers_at_once_do_not_meet(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from isomerge.report.record import write_text\n"
+        "import sys; from pathlib import Path; from isomerge.reporting.record import write_text\n"
         "for _ in range(300): write_text(Path(sys.argv[1]), sys.argv[2] * 20_000)"
     )
     path = tmp_path / "isomerge.json"

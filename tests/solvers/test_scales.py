@@ -12,8 +12,8 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from isomerge.align import solvers
-from isomerge.align.solvers import balance, balance_scale, head_scale, rotary_phase, rotary_scaled, rotary_sign
+from isomerge.alignment import solvers
+from isomerge.alignment.solvers import balance, balance_scale, head_scale, rotary_phase, rotary_scaled, rotary_sign
 
 
 def random(*shape: int, seed: int) -> Tensor:

@@ -10,11 +10,11 @@ import torch
 import isomerge
 from align.tiny import model, tensors
 from calibrate.seen import batches, data
-from isomerge.calibrate import Statistics, calibrate
+from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import RequestError
-from isomerge.merge.aligned import align_models
-from isomerge.merge.statistics import merge_fisher
+from isomerge.merging.aligned import align_models
+from isomerge.merging.statistics import merge_fisher
 
 
 def weighted(models: list[Path], informations: list[dict], weight: list[float], floor: float) -> dict:

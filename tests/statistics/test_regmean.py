@@ -14,15 +14,15 @@ from torch import Tensor
 import isomerge
 from align.tiny import MODELS, difference, logits, model, noisy, tensors, variant
 from calibrate.seen import Batch, batches, data, disk_name, inputs_by_module, rows, stock
-from isomerge.align.scramble import scrambled
+from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
-from isomerge.calibrate import Statistics, calibrate
+from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
-from isomerge.merge.aligned import align_models
-from isomerge.merge.statistics import StatisticsWarning, merge_regmean, moved_grams
-from isomerge.merge.statistics.warning import told_together, too_little
+from isomerge.merging.aligned import align_models
+from isomerge.merging.statistics import StatisticsWarning, merge_regmean, moved_grams
+from isomerge.merging.statistics.warning import told_together, too_little
 from precision import float64_throughout
 
 MANY = 30  # examples: more rows than any layer has inputs
@@ -243,7 +243,7 @@ def test_warnings_of_all_threads_become_one_and_others_pass() -> None:
 
 
 def test_where_the_data_say_nothing_the_mean_decides() -> None:
-    from isomerge.merge.statistics.regression import regression_mean
+    from isomerge.merging.statistics.regression import regression_mean
 
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(2)]

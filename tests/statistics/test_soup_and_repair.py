@@ -10,10 +10,10 @@ import torch
 
 from align.tiny import mean, model, read_config, tensors
 from calibrate.seen import batches, data, stock
-from isomerge.calibrate import calibrate
+from isomerge.calibration import calibrate
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
-from isomerge.merge.statistics import greedy_soup, repair
+from isomerge.merging.statistics import greedy_soup, repair
 
 
 def test_a_greedy_soup_is_what_trying_one_after_the_other_gives() -> None:

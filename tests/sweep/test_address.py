@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from isomerge.errors import RequestError
-from isomerge.merge.recipe import load_recipe
-from isomerge.sweep.address import changed
-from isomerge.sweep.points import one_recipe, points_of
+from isomerge.merging.recipe import load_recipe
+from isomerge.sweeping.address import changed
+from isomerge.sweeping.points import one_recipe, points_of
 
 TIES: dict[str, Any] = {
     "merge_method": "ties",

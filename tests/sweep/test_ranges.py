@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from isomerge.errors import RequestError
-from isomerge.sweep.points import grid
-from isomerge.sweep.ranges import read_axes
+from isomerge.sweeping.points import grid
+from isomerge.sweeping.ranges import read_axes
 
 TENTHS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 

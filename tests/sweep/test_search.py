@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 import isomerge
 from data.small import SENTENCES, llama
 from isomerge.errors import RequestError
-from isomerge.sweep.ranges import read_axes
-from isomerge.sweep.search import search
+from isomerge.sweeping.ranges import read_axes
+from isomerge.sweeping.search import search
 
 
 def tried(

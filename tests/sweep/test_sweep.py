@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageClassification, 
 import isomerge
 from data.small import DIGITS, SENTENCES, bert, digits, llama, vit
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.sweep import module as module_of_sweep
+from isomerge.sweeping import module as module_of_sweep
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +129,8 @@ def test_nothing_is_written_for_a_point(images: Path, tmp_path: Path, monkeypatc
 
 
 def test_models_are_aligned_once(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = counted(monkeypatch, "isomerge.merge.aligned.align")
-    opened = counted(monkeypatch, "isomerge.merge.opening.open_checkpoint")
+    calls = counted(monkeypatch, "isomerge.merging.aligned.align")
+    opened = counted(monkeypatch, "isomerge.merging.opening.open_checkpoint")
     recipe = recipe_in(images, align=True)
     over: dict[str, Any] = {"density": [0.2, 0.5], "merge_method": ["ties", "dare_ties"], "seed": [0, 1]}
     assert len(isomerge.sweep(recipe, over, data=images / "digits").points) == 8
@@ -140,7 +140,7 @@ def test_models_are_aligned_once(images: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_swept_in_align_is_aligned_once_for_each_value(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = counted(monkeypatch, "isomerge.merge.aligned.align")
+    calls = counted(monkeypatch, "isomerge.merging.aligned.align")
     recipe = recipe_in(images, align=True)
     over = {"density": [0.2, 0.8], "align.level": ["permutation", "full"]}
     got = isomerge.sweep(recipe, over, data=images / "digits")
@@ -154,7 +154,7 @@ def test_what_is_swept_in_align_is_aligned_once_for_each_value(
 
 
 def test_statistics_are_measured_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = counted(monkeypatch, "isomerge.merge.measured.calibrate")
+    calls = counted(monkeypatch, "isomerge.merging.measured.calibrate")
     models = [{"model": str(images / name)} for name in "ab"]
     data = {"path": str(images / "others"), "limit": 8}
     recipe = {"merge_method": "fisher", "models": models, "data": data}
@@ -186,7 +186,7 @@ def test_texts_are_read_by_the_merged_tokenizer(tmp_path: Path, monkeypatch: pyt
     recipe = {
         "merge_method": "linear", "models": [{"model": str(tmp_path / n)} for n in "ab"], "tokenizer_source": "union"
     }  # fmt: skip
-    loads = counted(monkeypatch, "isomerge.sweep.module.load_stock")
+    loads = counted(monkeypatch, "isomerge.sweeping.module.load_stock")
     data = {"data": tmp_path / "book.txt", "kind": "documents", "batch_size": 4}
     got = isomerge.sweep(recipe, {"t": [0.0, 0.25, 1.0]}, **data)
     assert len(loads) == 1  # the other points are copied into the same module
@@ -298,7 +298,7 @@ def test_pictures(images: Path, tmp_path: Path, over: str) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_picture_has_room_for_paths_and_for_many_values(images: Path, tmp_path: Path) -> None:
-    from isomerge.sweep.picture import plot_sweep
+    from isomerge.sweeping.picture import plot_sweep
 
     paths = [str(images / "a folder with a long name" / name) for name in "abc"]
     values: list[Any] = [n / 50 for n in range(51)]

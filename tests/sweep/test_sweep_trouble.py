@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import isomerge
 from data.small import SENTENCES, llama
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.sweep import module as module_of_sweep
+from isomerge.sweeping import module as module_of_sweep
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def test_mistakes_are_told_in_a_paragraph(run: Any, line: str, words: str) -> No
 
 
 def test_an_interruption_says_what_is_kept(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from isomerge.sweep.module import Seat
+    from isomerge.sweeping.module import Seat
 
     original, calls = Seat.place, []
 

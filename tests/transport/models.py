@@ -14,7 +14,7 @@ from torch import Tensor
 
 from align import inputs, tiny
 from align.inputs import Batches
-from isomerge.align.levels import Scope
+from isomerge.alignment.levels import Scope
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.transform import random_transform

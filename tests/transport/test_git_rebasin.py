@@ -15,7 +15,7 @@ from scipy.optimize import linear_sum_assignment
 
 import isomerge
 from align import tiny
-from isomerge.merge.transport import transported
+from isomerge.merging.transport import transported
 from transport.models import batches, largest_difference, model, permuted, seen
 
 Arrays = dict[str, np.ndarray]

@@ -12,7 +12,7 @@ import transformers
 
 import isomerge
 from align import tiny
-from isomerge.merge.transport import fuse, transported
+from isomerge.merging.transport import fuse, transported
 from transport.models import FAMILIES, batches, largest_difference, model
 
 
@@ -99,9 +99,9 @@ def test_units_across_heads_are_one_assignment_over_all_of_them() -> None:
 
 
 def test_the_policy_of_the_stream_weighs_the_plans_of_its_writers() -> None:
-    from isomerge.merge.transport.evidence import Evidence
-    from isomerge.merge.transport.solver import Solver
-    from isomerge.merge.transport.stream import stream_plan
+    from isomerge.merging.transport.evidence import Evidence
+    from isomerge.merging.transport.solver import Solver
+    from isomerge.merging.transport.stream import stream_plan
 
     orders = [[0, 1, 2], [1, 0, 2]]
     sizes = [3.0, 1.0]

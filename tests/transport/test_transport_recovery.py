@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from align import tiny
-from isomerge.merge.transport import fuse, transported
+from isomerge.merging.transport import fuse, transported
 from transport.models import FAMILIES, batches, largest_difference, model, permuted
 
 POLICIES = ("joint", "averaging", "weighted", "weighted_units", "first")

@@ -9,7 +9,7 @@ import ot
 import pytest
 
 from align import tiny
-from isomerge.merge.transport import transported
+from isomerge.merging.transport import transported
 from transport.models import batches, model, seen, squared_distances
 
 SOLVE: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 
 from align import tiny
 from isomerge.errors import RequestError
-from isomerge.merge.transport import fuse, transported
+from isomerge.merging.transport import fuse, transported
 from transport.models import batches, model
 
 

@@ -11,9 +11,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from isomerge.errors import IsomergeError, RequestError
-from isomerge.merge.transport import fuse
-from isomerge.merge.transport.plans import handing_on, writing
-from isomerge.merge.transport.solver import Solver, is_permutation
+from isomerge.merging.transport import fuse
+from isomerge.merging.transport.plans import handing_on, writing
+from isomerge.merging.transport.solver import Solver, is_permutation
 
 
 def costs(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -92,7 +92,7 @@ def test_a_plan_that_did_not_settle_is_counted(monkeypatch: pytest.MonkeyPatch) 
     solver = Solver("sinkhorn", 0.01)
     solve(solver, costs(20, 20))
     assert solver.unfinished == 0
-    monkeypatch.setattr("isomerge.merge.transport.solver.ROUNDS", 20)
+    monkeypatch.setattr("isomerge.merging.transport.solver.ROUNDS", 20)
     solve(solver, costs(20, 20))
     assert solver.unfinished == 1
 

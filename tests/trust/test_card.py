@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import isomerge
 from isomerge.checkpoint import open_checkpoint
-from isomerge.report.card import card_data, card_page, licence
+from isomerge.reporting.card import card_data, card_page, licence
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 RECIPE = "merge_method: ties\nmodels:\n- model: org/a\n- model: ./runs/b\n"

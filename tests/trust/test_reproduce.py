@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from isomerge.checkpoint.lock import LOCK, Lock, read_lock
 from isomerge.errors import CheckpointError
-from isomerge.evaluate.reproduce import reproduce
+from isomerge.evaluation.reproduce import reproduce
 
 
 def average(parents, out, seed=0):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.header import read_header
 from isomerge.errors import RequestError
-from isomerge.evaluate.verify import verify
+from isomerge.evaluation.verify import verify
 
 KINDS = ("llama", "llama-tied", "gpt2", "bert", "vit")
 
@@ -396,7 +396,7 @@ def test_the_quick_look_after_a_merge_reads_no_weights_and_no_transformers(save)
 import sys
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.files import SafetensorsFile
-from isomerge.evaluate.verify import verify
+from isomerge.evaluation.verify import verify
 def refuse(*args):
     raise AssertionError("a weight was read")
 SafetensorsFile._fill = refuse

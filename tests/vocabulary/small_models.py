@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import AddedToken, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint
-from isomerge.merge.group import Source
-from isomerge.merge.sources import Stored
-from isomerge.merge.vocabulary import Vocabulary
+from isomerge.merging.group import Source
+from isomerge.merging.sources import Stored
+from isomerge.merging.vocabulary import Vocabulary
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

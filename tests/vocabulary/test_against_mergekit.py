@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from isomerge.merge.vocabulary import TokenRule, TokenSource, merge_vocabularies
+from isomerge.merging.vocabulary import TokenRule, TokenSource, merge_vocabularies
 from vocabulary.small_models import HEAD, animals, tables
 
 # fmt: off

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
-from isomerge.merge.vocabulary import BUILT_IN, chat_template, write_chat_template
+from isomerge.merging.vocabulary import BUILT_IN, chat_template, write_chat_template
 from vocabulary.small_models import animals, edit_json, word_tokenizer
 
 SYSTEM, USER, ANSWER = (

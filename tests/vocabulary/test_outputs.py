@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint
-from isomerge.merge.vocabulary import TokenRule, TokenSource, Vocabulary, merge_vocabularies
+from isomerge.merging.vocabulary import TokenRule, TokenSource, Vocabulary, merge_vocabularies
 from vocabulary.small_models import (
     EMBEDDING,
     animals,
@@ -270,7 +270,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from isomerge.checkpoint import open_checkpoint
-from isomerge.merge.vocabulary import chat_template, merge_vocabularies, write_chat_template
+from isomerge.merging.vocabulary import chat_template, merge_vocabularies, write_chat_template
 root, out = Path(sys.argv[1]), Path(sys.argv[2])
 models = {name: open_checkpoint(root / name) for name in "BCA"}
 vocabulary = merge_vocabularies(models, source="union")

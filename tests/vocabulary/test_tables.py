@@ -11,9 +11,9 @@ from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.merge.group import InMemory, Source
-from isomerge.merge.vocabulary import TokenRule, TokenSource, merge_vocabularies
-from isomerge.merge.vocabulary.tables import VocabularyTable
+from isomerge.merging.group import InMemory, Source
+from isomerge.merging.vocabulary import TokenRule, TokenSource, merge_vocabularies
+from isomerge.merging.vocabulary.tables import VocabularyTable
 from vocabulary.small_models import EMBEDDING, animals, save_model, sources, tables, whole, word_tokenizer
 
 SPECIALS = ["<unk>", "<s>", "</s>"]

@@ -11,7 +11,13 @@ import pytest
 import isomerge
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
-from isomerge.merge.vocabulary import TokenRule, TokenSource, is_tokenizer_file, merge_vocabularies, vocabulary_problems
+from isomerge.merging.vocabulary import (
+    TokenRule,
+    TokenSource,
+    is_tokenizer_file,
+    merge_vocabularies,
+    vocabulary_problems,
+)
 from vocabulary.small_models import EMBEDDING, animals, edit_json, word_tokenizer
 
 WRONG = {

@@ -12,13 +12,13 @@ from torch import Tensor
 
 import isomerge
 from align.tiny import tensors
-from isomerge.calibrate import calibrate
+from isomerge.calibration import calibrate
 from isomerge.checkpoint import open_checkpoint
 from isomerge.data import open_data
-from isomerge.evaluate.tasks.run import evaluate
-from isomerge.merge.aligned import align_models
-from isomerge.merge.reconstruct import reconstruct
-from isomerge.merge.statistics import greedy_soup, merge_fisher, merge_regmean, repair
+from isomerge.evaluation.tasks.run import evaluate
+from isomerge.merging.aligned import align_models
+from isomerge.merging.reconstruct import reconstruct
+from isomerge.merging.statistics import greedy_soup, merge_fisher, merge_regmean, repair
 from whole.digits import digits, pair
 
 LIMIT = 60

@@ -11,10 +11,10 @@ from align.tiny import model, tensors
 from data.small import SENTENCES
 from isomerge.data.open import KINDS
 from isomerge.errors import RequestError
-from isomerge.merge.api import planned
-from isomerge.merge.recipe import DataSettings, RecipeError, load_recipe
-from isomerge.merge.whole import EVERY, WHOLE, Solved, Work
-from isomerge.merge.whole.method import whole_method
+from isomerge.merging.api import planned
+from isomerge.merging.recipe import DataSettings, RecipeError, load_recipe
+from isomerge.merging.whole import EVERY, WHOLE, Solved, Work
+from isomerge.merging.whole.method import whole_method
 from whole.digits import digits, pair
 
 TWO = "models:\n- model: a\n- model: b\n"

@@ -13,8 +13,8 @@ from align.tiny import tensors
 from data.small import SENTENCES, bert
 from isomerge.checkpoint import open_checkpoint
 from isomerge.data import open_data
-from isomerge.merge.reconstruct import reconstruct
-from isomerge.merge.whole import EVERY, WHOLE
+from isomerge.merging.reconstruct import reconstruct
+from isomerge.merging.whole import EVERY, WHOLE
 from whole.digits import digits, pair, said, verb
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.errors import SpecificationError
-from isomerge.evaluate.proof import Part, Prover, Unprovable
+from isomerge.evaluation.proof import Part, Prover, Unprovable
 from isomerge.symmetry.architecture import Architecture
 from isomerge.symmetry.binding import BoundModel, bind_model
 from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotary, Scale, SignedScale

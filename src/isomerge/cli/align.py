@@ -127,7 +127,7 @@ def align(
     _reserve(models, out, anchor_out, save_transform, force=force)
 
     import isomerge
-    from isomerge.report.terminal import align_table
+    from isomerge.reporting.terminal import align_table
 
     voice = Voice(json, quiet)
     start = time.perf_counter()
@@ -157,7 +157,7 @@ def align(
             alignment.save_transform(save_transform)
         record = {**alignment.report(), **written_record(written)}
         if report:
-            from isomerge.report.aligned import AlignRun, write_align_reports
+            from isomerge.reporting.aligned import AlignRun, write_align_reports
 
             done = AlignRun(alignment, _request(context), _took(start, threads, device))
             add_report(record, *write_align_reports(done, written))
@@ -188,8 +188,8 @@ def _request(context: typer.Context) -> dict[str, Any]:
 
 
 def _took(start: float, threads: int | None, device: str) -> dict[str, Any]:
-    from isomerge.align.parallel import thread_count
-    from isomerge.merge.merged import peak_memory
+    from isomerge.alignment.parallel import thread_count
+    from isomerge.merging.merged import peak_memory
 
     return {
         "seconds": time.perf_counter() - start,

@@ -68,8 +68,8 @@ def calibrate(
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise RequestError(f"Writing the statistics {out}: nothing may be written into {place}. Name another folder.")
 
-    from isomerge.calibrate import calibrate as measure
-    from isomerge.calibrate.batches import BATCH_SIZE
+    from isomerge.calibration import calibrate as measure
+    from isomerge.calibration.batches import BATCH_SIZE
     from isomerge.data import open_data
 
     start = time.perf_counter()

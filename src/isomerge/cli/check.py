@@ -68,7 +68,7 @@ def short_table(record: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from isomerge.report.terminal import verbatim
+    from isomerge.reporting.terminal import verbatim
 
     lines = [Text(record["summary"], style="bold"), *(Text(f"• {reason}") for reason in record["reasons"])]
     say = verbatim if record.get("recipe") else Text  # a command is copied; why there is none is read
@@ -85,7 +85,7 @@ def full_table(record: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from isomerge.report.terminal import verbatim
+    from isomerge.reporting.terminal import verbatim
 
     parts = [short_table(record), _layers(record), _spaces(record)]
     if record["recipe"]:
@@ -118,7 +118,7 @@ def _table(first: str, columns: dict[str, str], rows: list[dict[str, Any]]) -> R
     from rich.table import Table
     from rich.text import Text
 
-    from isomerge.report.terminal import number
+    from isomerge.reporting.terminal import number
 
     table = Table(box=None, pad_edge=False)
     table.add_column(first)

@@ -136,7 +136,7 @@ class Voice:
     def show(self, record: dict[str, Any], table: Callable[[dict[str, Any]], RenderableType]) -> None:
         """Print the record: as JSON, as the table made from it, or not at all."""
         if self.json:
-            from isomerge.report.record import plain
+            from isomerge.reporting.record import plain
 
             print(json.dumps(plain(record), allow_nan=False))
         elif not self.quiet:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-MERGE = Path(__file__).parents[1] / "merge"
+MERGE = Path(__file__).parents[1] / "merging"
 DECORATORS = {"methods": "method", "whole": "whole_method"}
 """By the folder of the methods' files: what enters a function into the list of methods."""
 

@@ -36,7 +36,7 @@ def demo(
     announce_output(out)
 
     import isomerge
-    from isomerge.report.terminal import demo_table
+    from isomerge.reporting.terminal import demo_table
 
     voice = Voice(json, quiet)
     watched = not (json or quiet) and sys.stderr.isatty()

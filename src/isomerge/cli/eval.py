@@ -76,7 +76,7 @@ def eval_(
     debug: Debug = False,
 ) -> None:
     """Measure MODEL on data: accuracy and F1, entity F1, correlation or perplexity, as its class is for."""
-    from isomerge.evaluate.tasks.run import evaluate
+    from isomerge.evaluation.tasks.run import evaluate
 
     voice = Voice(json, quiet)
     with voice.work("steps") as progress:

@@ -34,7 +34,7 @@ def extract(
 
     from isomerge.adapters import extract_adapter
     from isomerge.checkpoint import open_checkpoint
-    from isomerge.report.terminal import adapter_table
+    from isomerge.reporting.terminal import adapter_table
 
     voice = Voice(json, quiet)
     with voice.work() as progress:

@@ -22,7 +22,7 @@ def list_(
 ) -> None:
     """List methods, architectures or solvers, one line each."""
     import isomerge
-    from isomerge.report.terminal import catalogue_table
+    from isomerge.reporting.terminal import catalogue_table
 
     voice = Voice(json, quiet)
     with voice.work():

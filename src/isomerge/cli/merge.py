@@ -180,8 +180,8 @@ def merge(
     reserve_output(out, [*references, *map(str, with_data.paths)], force=force)
 
     import isomerge
-    from isomerge.merge.tokens import ROWS
-    from isomerge.report.terminal import merge_table
+    from isomerge.merging.tokens import ROWS
+    from isomerge.reporting.terminal import merge_table
 
     keep_freed_memory()
     voice = Voice(json, quiet)
@@ -222,8 +222,8 @@ def _merge_adapters(
     voice: Voice,
 ) -> None:
     from isomerge.checkpoint import open_checkpoint
-    from isomerge.merge.adapters import merge_adapters
-    from isomerge.report.terminal import adapter_table
+    from isomerge.merging.adapters import merge_adapters
+    from isomerge.reporting.terminal import adapter_table
 
     name, options = method or "linear", typed_options(method or "linear", request.options)
     if weights is not None:
@@ -235,7 +235,7 @@ def _merge_adapters(
             progress=progress,
         )  # fmt: skip
         if report:
-            from isomerge.report.adapters import write_adapter_report
+            from isomerge.reporting.adapters import write_adapter_report
 
             add_report(record, write_adapter_report(out, request.models, record))
     voice.show(record, adapter_table)

@@ -62,9 +62,9 @@ def plan(
         tokenizer=tokenizer, example="isomerge plan {}",
     )  # fmt: skip
 
-    from isomerge.merge.estimate import explain_tensor, plan_merge
-    from isomerge.merge.tokens import ROWS
-    from isomerge.report.terminal import explain_table, plan_table
+    from isomerge.merging.estimate import explain_tensor, plan_merge
+    from isomerge.merging.tokens import ROWS
+    from isomerge.reporting.terminal import explain_table, plan_table
 
     voice = Voice(json, quiet)
     same_ids = request.recipe is None and tokenizer != ROWS

@@ -36,8 +36,8 @@ def report(
     The page needs no network. merge and align write it by themselves; here it is written again, with curves if wanted:
     those that it has stay, and --barrier adds more.
     """
-    from isomerge.report.page import report as write
-    from isomerge.report.terminal import page_table
+    from isomerge.reporting.page import report as write
+    from isomerge.reporting.terminal import page_table
 
     voice = Voice(json, quiet)
     with voice.work():
@@ -55,6 +55,6 @@ def add_report(record: dict[str, Any], *pages: Path | None) -> None:
     written = [page for page in pages if page is not None]
     record["report"] = written if len(pages) > 1 else next(iter(written), None)
     if len(written) < len(pages):
-        from isomerge.report.page import MISSING
+        from isomerge.reporting.page import MISSING
 
         record["notes"] = [*record.get("notes", ()), MISSING]

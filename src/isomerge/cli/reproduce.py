@@ -31,8 +31,8 @@ def reproduce(
     Ends with 0 if the two are identical. OUT itself is not touched; the new copy is removed unless -o names a folder.
     """
     from isomerge.checkpoint.lock import read_lock
-    from isomerge.evaluate.reproduce import pinned_inputs
-    from isomerge.evaluate.reproduce import reproduce as make_again
+    from isomerge.evaluation.reproduce import pinned_inputs
+    from isomerge.evaluation.reproduce import reproduce as make_again
 
     inputs = [entry.source for entry in read_lock(folder).inputs]
     if out is not None:
@@ -42,7 +42,7 @@ def reproduce(
     with voice.work("both") as progress:
 
         def rerun(lock: Lock, place: Path) -> Any:
-            from isomerge.merge.api import merge_recipe
+            from isomerge.merging.api import merge_recipe
 
             merged = merge_recipe(
                 lock.recipe, models=pinned_inputs(lock), device=lock.options.get("device", "cpu"), threads=threads,

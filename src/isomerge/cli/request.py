@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from isomerge.errors import RequestError, did_you_mean
 
 if TYPE_CHECKING:
-    from isomerge.merge.recipe import Recipe
+    from isomerge.merging.recipe import Recipe
 
 # Options of a method are flags that are not known before the method is, so the verbs take them as they come.
 ANY_OPTION = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -77,7 +77,7 @@ class Request:
     @property
     def is_adapted(self) -> bool:
         """The only model is base+adapter, which gives a model of its own."""
-        from isomerge.merge.recipe import ModelReference
+        from isomerge.merging.recipe import ModelReference
 
         try:
             return len(self.models) == 1 and ModelReference.parse(self.models[0]).adapter is not None
@@ -98,8 +98,8 @@ class Request:
         example: str = "isomerge merge {} -o OUT",
     ) -> list[Recipe]:
         """The recipes to run: read from the file, or made from the flags. `example` is how the verb is used."""
-        from isomerge.merge.recipe import load_recipe, recipe_of
-        from isomerge.merge.tokens import ROWS
+        from isomerge.merging.recipe import load_recipe, recipe_of
+        from isomerge.merging.tokens import ROWS
 
         if self.recipe is not None:
             flags = {"--method": method, "--base": base, "--weights": weights, "--align": align, "--level": level}
@@ -175,7 +175,7 @@ def _is_switch(key: str) -> bool:
 
 def _known_options() -> dict[str, set[type]]:
     """Every option that some method has, with its types."""
-    from isomerge.merge.whole import EVERY
+    from isomerge.merging.whole import EVERY
 
     known: dict[str, set[type]] = {}
     for method in EVERY.values():
@@ -242,7 +242,7 @@ def numbers(weights: str, count: int) -> list[float]:
 
 def typed_options(method: str, given: dict[str, str]) -> dict[str, Any]:
     """The values as the method's options want them; a list where there are commas."""
-    from isomerge.merge.whole import EVERY
+    from isomerge.merging.whole import EVERY
 
     if method not in EVERY:
         raise RequestError(f"--method cannot be '{method}'. {did_you_mean(method, EVERY)}")

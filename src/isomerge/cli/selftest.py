@@ -22,7 +22,7 @@ def selftest(
     Ends with 1 if the function did change: then the architecture's specification is wrong for this model.
     """
     import isomerge
-    from isomerge.report.terminal import selftest_table
+    from isomerge.reporting.terminal import selftest_table
 
     voice = Voice(json, quiet)
     with voice.work():

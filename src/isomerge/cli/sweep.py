@@ -111,9 +111,9 @@ def sweep(
 
     A method's other options are flags, as for merge: --density 0.5, --lambda 0.8.
     """
-    from isomerge.merge.tokens import ROWS
-    from isomerge.sweep.points import grid, one_recipe
-    from isomerge.sweep.ranges import read_axes
+    from isomerge.merging.tokens import ROWS
+    from isomerge.sweeping.points import grid, one_recipe
+    from isomerge.sweeping.ranges import read_axes
 
     request = read_request([*models, *context.args], flags_of(context))
     _require_over(request.models)
@@ -156,7 +156,7 @@ def sweep(
 
 def _announced(line: str, progress: Progress | None) -> Progress:
     """Say what will be measured when the first point is: by then every mistake that can be known has been told."""
-    from isomerge.sweep.bench import MEASURING
+    from isomerge.sweeping.bench import MEASURING
 
     waiting = [line]
 
@@ -196,7 +196,7 @@ def _interruptible(out: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from isomerge.sweep.kept import POINTS
+        from isomerge.sweeping.kept import POINTS
 
         path = None if out is None else out / POINTS
         done = len(path.read_text(encoding="utf-8").splitlines()) if path is not None and path.exists() else 0
@@ -216,8 +216,8 @@ def sweep_table(record: dict[str, Any]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text as Words
 
-    from isomerge.report.terminal import verbatim
-    from isomerge.sweep.points import word
+    from isomerge.reporting.terminal import verbatim
+    from isomerge.sweeping.points import word
 
     names = [axis["name"] for axis in record["parameters"]]
     metric = record.get("metric_name") or "metric"

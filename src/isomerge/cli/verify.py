@@ -28,8 +28,8 @@ def verify(
     Ends with 1 if anything is wrong. Works on every model folder; without a lock file there is nothing to compare with.
     Where isomerge has written a report, it shows the new answers.
     """
-    from isomerge.evaluate.verify import verify as verify_folder
-    from isomerge.report.verified import record_verification
+    from isomerge.evaluation.verify import verify as verify_folder
+    from isomerge.reporting.verified import record_verification
 
     voice = Voice(json, quiet)
     with voice.work() as progress:

@@ -1,0 +1,285 @@
+"""Evidence from activations: both models see the same data, and C = Σ x_B x_Aᵀ takes the place of weights.
+
+Where the stream of the source is g times that of the anchor, so is every activation in it, and Procrustes on the
+activations finds g without knowing anything about the units that write to it. That is why the residual stream, whose
+weights only speak once every unit is in place, is the space that activations help most.
+
+Activations are seen in the coordinates of the files, and units are solved in balanced ones: both balances move C. What
+has no activations, or is a tie in them (units that never fire), is left to the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isomerge.alignment.evidence import Block, Pair, add_blocks, of_one_root, weight_bounds
+from isomerge.alignment.nested import Unit
+from isomerge.calibration.cross import CrossMoments, cross_statistics
+from isomerge.calibration.sites import Site
+from isomerge.checkpoint import Checkpoint
+from isomerge.errors import RequestError, did_you_mean
+from isomerge.symmetry.architecture import RESIDUAL, Architecture, Norm, layer_of, part_of
+from isomerge.symmetry.binding import BoundModel
+from isomerge.symmetry.groups import Permutation, SignedPermutation, Trivial
+from isomerge.symmetry.patterns import Atom, Layout, Segment
+from isomerge.symmetry.transform import Transform
+
+EVIDENCE = ("weights", "activations", "mix")
+MEASURES = ("covariance", "correlation", "l2")
+SITES = ("pre", "post")
+TIE = 1e-6  # the share of the weights beside activations: enough to settle what those leave open, and nothing else
+
+
+@dataclass
+class Request:
+    """What the user asked for: data, and which spaces it decides. `evidence=None`: the residual stream."""
+
+    data: Any
+    evidence: str | Mapping[str, str] | None = None
+    measure: str = "covariance"
+    site: str = "post"
+    limit: int | None = None
+    progress: Callable[[int, int, str], None] | None = None
+    _seen: dict[tuple[int, int], Seen] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        words = self.evidence.values() if isinstance(self.evidence, Mapping) else [self.evidence or "weights"]
+        asked: list[tuple[str, str, tuple[str, ...]]] = [("a kind of evidence", w, EVIDENCE) for w in words]
+        asked += [("a measure of activations", self.measure, MEASURES), ("a place in a feed-forward", self.site, SITES)]
+        wrong = [f"'{word}' is not {what}. {did_you_mean(str(word), known)}" for what, word, known in asked
+                 if word not in known]  # fmt: skip
+        if wrong:
+            raise RequestError("Aligning: " + " ".join(wrong))
+        if self.data is None and (self.limit is not None or any(w != "weights" for w in words)):
+            raise RequestError(
+                "Aligning by activations: there is no data to see them on. Name some (--data PATH, or data=…), or "
+                "leave evidence and limit out to align by the weights alone."
+            )
+
+    def words(self, architecture: Architecture) -> dict[str, str]:
+        """The evidence for each space: named for it, for the space it is nested in or for its part, or the default."""
+        spaces = architecture.spaces
+        if isinstance(self.evidence, str):
+            return dict.fromkeys(spaces, self.evidence)
+        named = self.evidence or {}
+        names = {s: _names(s, architecture) for s in spaces}
+        unknown = [k for k in named if not any(_matches(k, name) for found in names.values() for name in found)]
+        if unknown:
+            known = sorted({name for found in names.values() for name in found})
+            what = " ".join(f"no space is called '{k}'. {did_you_mean(k, known)}" for k in unknown)
+            raise RequestError(f"Aligning with evidence per space: {what}")
+        default = {RESIDUAL: "weights" if self.data is None else "activations"}
+        return {
+            space: next((named[k] for n in found for k in named if _matches(k, n)), default.get(space, "weights"))
+            for space, found in names.items()
+        }
+
+    def seen(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> Seen:
+        """The activations of a pair; the data is read once, however often the pair is solved."""
+        key = (id(source), id(anchor))
+        if key not in self._seen:
+            self._seen[key] = self._look(source, anchor, model)
+        return self._seen[key]
+
+    def _look(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> Seen:
+        architecture = model.architecture
+        words = self.words(architecture)
+        wanted = [s for s in architecture.movable() if words[s] != "weights"]
+        units = [s for s in wanted if s != RESIDUAL]
+        passes: list[tuple[list[str], tuple[str, ...]]] = []
+        if RESIDUAL in wanted:
+            passes.append(([RESIDUAL], _stream_roles(model)))
+        if units:
+            passes.append((units, ("input", "output")))
+        sites: list[tuple[Site, CrossMoments]] = []
+        examples = 0
+        notes: list[str] = []
+        batches = self._batches(anchor)
+        for spaces, roles in passes:  # apart, or everything written to the stream would be kept for the units
+            found = cross_statistics(
+                source, anchor, batches, spaces=spaces, roles=roles, device=model.device, limit=self.limit,
+                progress=self.progress,
+            )  # fmt: skip
+            examples = found.examples
+            notes += [note for note in found.notes if note not in notes]
+            sites += [(site, found.moments[name]) for name, site in found.sites.items()]
+        sites = [(s, m) for s, m in sites if self._is_wanted(s, architecture)]
+        return Seen(self, sites, examples, words, notes)
+
+    def _batches(self, checkpoint: Checkpoint) -> Callable[[], Iterator[dict[str, Tensor]]]:
+        if callable(self.data):
+            return self.data  # type: ignore[no-any-return]
+        from isomerge.data import open_data
+
+        return open_data(self.data).passes(checkpoint, limit=self.limit)
+
+    def _is_wanted(self, site: Site, architecture: Architecture) -> bool:
+        if site.role == "stream":  # normalised, every token counts the same
+            return site.name.removesuffix(":in") not in _in_front(architecture)
+        if part_of(architecture.root(site.spaces[0])) != "ffn":
+            return True
+        return site.role == ("input" if self.site == "post" else "output")
+
+
+@dataclass
+class Seen:
+    """The cross moments of a pair, as seen in the coordinates of the files."""
+
+    request: Request
+    sites: list[tuple[Site, CrossMoments]]
+    examples: int
+    words: Mapping[str, str]
+    notes: list[str] = field(default_factory=list)
+    """What was cut or missing in the data."""
+
+    def prepared(self, architecture: Architecture, balances: tuple[Transform, Transform]) -> Activations:
+        """… and in those the solver works in."""
+        blocks: dict[str, list[Block]] = {}
+        stream: list[Tensor] = []
+        for site, moments in self.sites:
+            if any(s not in architecture.spaces for s in site.spaces):
+                continue
+            measure = self._measure(site, architecture)
+            if site.spaces == (RESIDUAL,):
+                value = normalised(moments, measure)
+                stream += [value] if bool(value.any()) else []
+                continue
+            value = _balanced(measured(moments, measure), site.segment, balances)
+            block = Block(site.spaces, False, value.reshape(1, *site.sizes, *site.sizes))
+            blocks.setdefault(architecture.root(site.spaces[0]), []).append(block)
+        total = torch.stack(stream).mean(0) if stream else None
+        seen = {root: add_blocks(found) for root, found in blocks.items()}
+        return Activations(architecture, self.words, total, seen, self.examples, list(self.notes))
+
+    def _measure(self, site: Site, architecture: Architecture) -> str:
+        """Inside heads only the covariance means something: bases and biases are free there."""
+        groups = [architecture.spaces[s] for s in site.spaces]
+        discrete = all(isinstance(g, Permutation | SignedPermutation | Trivial) for g in groups)
+        fits = {"correlation": discrete, "l2": len(groups) == 1, "covariance": True}[self.request.measure]
+        return self.request.measure if fits else "covariance"
+
+
+@dataclass
+class Activations:
+    """Evidence for the sweep: one matrix for the stream, and blocks for every unit that was seen."""
+
+    architecture: Architecture
+    words: Mapping[str, str]
+    stream: Tensor | None
+    blocks: Mapping[str, list[Block]]
+    examples: int
+    notes: list[str] = field(default_factory=list)
+    _scales: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        asked = [s for s in self.architecture.movable() if self.words[s] != "weights"]
+        unseen = [s for s in asked if not self._sees(s)]
+        if len(unseen) < len(asked):
+            self.notes.append(f"activations of {self.examples} examples decide: {_listed(set(asked) - set(unseen))}")
+        if unseen:
+            self.notes.append(f"there are no activations for {_listed(unseen)}: the weights decide there")
+
+    def _sees(self, space: str) -> bool:
+        if space == RESIDUAL:
+            return self.stream is not None
+        return any(space in b.spaces for b in self.blocks.get(self.architecture.root(space), []))
+
+    def word(self, space: str) -> str:
+        """What decides for a space in the end."""
+        return self.words[space] if self._sees(space) else "weights"
+
+    def roots(self) -> list[str]:
+        """Of the units that activations have a say in."""
+        spaces = [s for s in self.architecture.movable() if s != RESIDUAL and self.word(s) != "weights"]
+        return sorted({self.architecture.root(s) for s in spaces})
+
+    def speaks_of(self, unit: Unit) -> bool:
+        return unit.root in self.roots()
+
+    def combined(self, unit: Unit, weights: list[Block], pair: Pair) -> list[Block]:
+        """The blocks of a unit: those of the weights, replaced or joined by those of the activations."""
+        own = [b for b in self._of(unit) if self.word(b.spaces[-1]) != "weights"]
+        scale = self._scale(unit, own, pair) if own else 0.0
+        if scale == 0:
+            return weights
+        share = {"weights": 1.0, "mix": 1.0, "activations": TIE}
+        kept = [replace(b, value=b.value * share[self.word(b.spaces[-1])]) for b in weights]
+        return add_blocks([*kept, *(replace(b, value=(b.value * scale).to(kept[0].value.device)) for b in own)])
+
+    def _scale(self, unit: Unit, own: list[Block], pair: Pair) -> float:
+        """Makes what the activations' own best element earns equal to the most that the weights they join could."""
+        if unit.root not in self._scales:
+            bounds = weight_bounds(pair, unit.members)
+            most = sum(value for spaces, value in bounds.items() if self.word(spaces[-1]) != "weights")
+            best = float(unit.solve([replace(b, value=b.value.clone()) for b in own])[1])  # a solver may spoil them
+            self._scales[unit.root] = most / best if best > 0 else 0.0
+        return self._scales[unit.root]
+
+    def _of(self, unit: Unit) -> list[Block]:
+        found = self.blocks.get(unit.root, [])
+        return [replace(b, value=of_one_root(b.value, b.depth)) for b in found] if unit.diagonal else found
+
+
+def measured(moments: CrossMoments, measure: str) -> Tensor:
+    if measure == "l2":
+        return moments.cross / moments.count
+    return moments.correlation() if measure == "correlation" else moments.covariance()
+
+
+def normalised(moments: CrossMoments, measure: str) -> Tensor:
+    """… divided by what equal activations would have, so that every layer counts the same."""
+    if measure == "correlation":
+        return moments.correlation() / len(moments.sum_a)
+    sizes = []
+    for total, squares in ((moments.sum_b, moments.squares_b), (moments.sum_a, moments.squares_a)):
+        mean = 0 if measure == "l2" else (total / moments.count).square()
+        sizes.append(float((squares / moments.count - mean).sum()))
+    size = (max(sizes[0], 0) * max(sizes[1], 0)) ** 0.5
+    found = measured(moments, measure)
+    return found / size if size > 0 else torch.zeros_like(found)
+
+
+def _balanced(value: Tensor, segment: Segment, balances: tuple[Transform, Transform]) -> Tensor:
+    """S_B C S_Aᵀ: activations of both models as their balanced forms would have them."""
+    plain = Segment(segment.atoms, segment.sizes, None)
+    free = Segment((Atom("_samples"),), (len(value),), None)
+    value = balances[0].act(value, Layout("", tuple(value.shape), ((plain,), (free,))))
+    return balances[1].act(value, Layout("", tuple(value.shape), ((free,), (plain,))))
+
+
+def _in_front(architecture: Architecture) -> set[str]:
+    """Weights of norms that stand in front of their readers: the stream is seen normalised there."""
+    return {n.name + ".weight" for n in architecture.norms if isinstance(n, Norm)}
+
+
+def _stream_roles(model: BoundModel) -> tuple[str, ...]:
+    """Norms on the stream, or after a branch, show it as it is; where there are none, that need not be kept."""
+    atoms = {n: lay.axes[0][0].atoms for n, lay in model.layouts.items() if len(lay.axes) == 1}
+    norms = {n for n, found in atoms.items() if found[0].space == RESIDUAL and found[0].unsigned}
+    return ("normed",) if norms <= _in_front(model.architecture) else ("normed", "stream")
+
+
+def _names(space: str, architecture: Architecture) -> list[str]:
+    """What a space may be called, the nearest first: its name, its kind, those of what it is nested in, its part."""
+    lineage = [space, *reversed(architecture.spaces[space].per)]
+    return [*dict.fromkeys(name for s in lineage for name in (s, _kind(s))), part_of(architecture.root(space))]
+
+
+def _kind(space: str) -> str:
+    """Its name without the layer."""
+    return space if layer_of(space) is None else space.rpartition(".")[0]
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return pattern == name or fnmatchcase(name, pattern)
+
+
+def _listed(spaces: Any) -> str:
+    """Kinds of spaces rather than every layer's: 'ffn.*, residual'."""
+    return ", ".join(sorted({f"{_kind(s)}.*" if _kind(s) != s else s for s in spaces}))

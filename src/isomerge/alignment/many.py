@@ -1,0 +1,113 @@
+"""More than two models: all to an anchor, or all to a common mean that no model's place in the list can change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from isomerge.alignment.evidence import Pair, common_part
+from isomerge.alignment.levels import Scope
+from isomerge.alignment.pairwise import Solution, describe_all, prepare_all, rotates_the_stream, solve_to_anchor
+from isomerge.alignment.parallel import Run
+from isomerge.alignment.prepared import Prepared
+from isomerge.alignment.rescale import rescaled_all
+from isomerge.alignment.sweep import Sweeper, Tick, no_tick
+from isomerge.checkpoint import Checkpoint
+from isomerge.symmetry.patterns import Layout
+from isomerge.symmetry.transform import Transform
+
+MOST_ROUNDS = 20
+STOPS_MOVING = 1e-7  # relative change of the mean below which it has arrived
+
+
+def nearest_to_mean(checkpoints: list[Checkpoint]) -> int:
+    """The model nearest to the mean of all: the founding paper's anchor. Ties go to the earlier one."""
+    distances = torch.zeros(len(checkpoints), dtype=torch.float64)
+    for name in checkpoints[0].tensors:
+        infos = [c.tensors.get(name) for c in checkpoints]
+        if len({None if i is None else i.shape for i in infos}) > 1 or not infos[0].dtype.is_floating_point:  # type: ignore[union-attr]
+            continue
+        tensors = [c.read(name).double() for c in checkpoints]
+        mean = torch.stack(tensors).mean(0)
+        distances += torch.stack([(t - mean).square().sum() for t in tensors])
+    return int(distances.argmin())
+
+
+def solve_universe(
+    checkpoints: list[Checkpoint], scope: Scope, *, run: Run, sweeps: int, budget: int, device: str,
+    tick: Tick = no_tick,
+) -> tuple[int, list[Solution]]:  # fmt: skip
+    """Every model to one common mean. Returns the model whose gauge they are written in, and a solution each.
+
+    Start from the medoid, align all models to the same current mean, update it from all at once, until it stops moving.
+    """
+    medoid = nearest_to_mean(checkpoints)
+    rest = [c for k, c in enumerate(checkpoints) if k != medoid]
+    options = {"run": run, "sweeps": sweeps, "budget": budget, "device": device, "tick": tick}
+    others = solve_to_anchor(rest, checkpoints[medoid], scope, **options)
+    anchor = others[0].anchor
+    if anchor is not None and all(not s.transform.elements for s in others):  # siblings: the mean is the plain one
+        itself = Solution(anchor, anchor, scope, Transform(others[0].transform.spaces))
+        return medoid, others[:medoid] + [itself] + others[medoid:]
+    models = describe_all(checkpoints, scope, rotates_the_stream(scope), device)
+    sides = prepare_all(models, scope, run, budget)
+    names = {n: lay for n, lay in models[0].layouts.items() if all(n in m.layouts for m in models)}
+    found = _to_common_mean(sides, medoid, names, run, sweeps, tick)
+    solutions = []
+    for side, own in zip(sides, found, strict=True):
+        total = own
+        if scope.level == "rotation" and scope.rescales:
+            total = rescaled_all(Pair(side.tensor, sides[medoid].tensor, names, side.model.architecture), own, run)
+        if side.balance.elements:
+            total = side.balance.then(own).then(sides[medoid].balance.inverse())
+        solution = Solution(side.model, models[medoid], scope, total.without_identities())
+        solution.notes = [*side.model.architecture.notes, *side.model.notes]
+        solutions.append(solution)
+    return medoid, solutions
+
+
+def _to_common_mean(
+    sides: list[Prepared], medoid: int, names: Mapping[str, Layout], run: Run, sweeps: int,
+    tick: Tick,
+) -> list[Transform]:  # fmt: skip
+    # Sums in an order that depends on the models and not on the list make the result independent of it, to the bit.
+    order = sorted(range(len(sides)), key=lambda k: _fingerprint(sides[k], names))
+    mean = {name: sides[medoid].tensor(name) for name in names}
+    folded = set(sides[0].canonical.norm_weight)
+    best: tuple[float, list[Transform]] | None = None
+    for _ in range(MOST_ROUNDS):
+        found = []
+        for side in sides:
+            pair = Pair(side.tensor, mean.__getitem__, dict(names), side.model.architecture)
+            found.append(Sweeper(pair, run, tick, skip_names=folded).solve(sweeps))
+        mean, change, spread = _new_mean(sides, found, order, mean, names)
+        if best is None or spread < best[0]:
+            best = spread, found
+        if change <= STOPS_MOVING:
+            break
+    assert best is not None
+    return best[1]
+
+
+def _new_mean(
+    sides: list[Prepared],
+    found: list[Transform],
+    order: list[int],
+    old: Mapping[str, Tensor],
+    names: Mapping[str, Layout],
+) -> tuple[dict[str, Tensor], float, float]:
+    """The mean of all moved models, how far it moved, and how far the models are from it."""
+    mean, change, size, spread = {}, 0.0, 0.0, 0.0
+    for name in names:
+        moved = common_part(*(found[k].act(sides[k].tensor(name), sides[k].model.layouts[name]) for k in order))
+        mean[name] = torch.stack(moved).mean(0)
+        change += float((mean[name] - common_part(mean[name], old[name])[1]).square().sum())
+        size += float(mean[name].square().sum())
+        spread += sum(float((m - mean[name]).square().sum()) for m in moved)
+    return mean, (change / max(size, 1e-300)) ** 0.5, spread
+
+
+def _fingerprint(side: Prepared, names: Mapping[str, Layout]) -> tuple[float, ...]:
+    return tuple(float(side.tensor(name).sum()) for name in list(names)[:8])

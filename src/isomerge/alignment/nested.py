@@ -1,0 +1,270 @@
+"""Nested spaces: units of the outer space are assigned *after* the inner spaces of every pair are solved.
+
+Solving heads and rotations separately gets stuck: whether head 3 resembles head 7 shows only once both are rotated to
+each other. So each pair is scored by what its best inner elements earn, the outer space is assigned by those scores,
+and inner elements are kept for the chosen pairs.
+
+Grouped queries couple two inner spaces (the order of the query heads and the rotations they share): there the two
+alternate from two starts, one of them the order as it is, or all orders are tried when there are few. Query heads that
+keep their places couple nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from isomerge.alignment import leaf, solvers
+from isomerge.alignment.evidence import Block, is_shared
+from isomerge.symmetry.groups import Group, Permutation, SignedPermutation, Trivial
+
+FEW_ORDERS = 24
+MOST_ROUNDS = 50
+Elements = dict[str, Tensor]
+
+
+class Unit:
+    """A root space with everything nested in it."""
+
+    def __init__(self, root: str, spaces: Mapping[str, Group]) -> None:
+        self.root = root
+        self.spaces = {s: g for s, g in spaces.items() if s == root or root in g.per}
+        self.members = frozenset(self.spaces)
+        self.children = {s: [c for c, g in self.spaces.items() if g.per and g.per[-1] == s] for s in self.spaces}
+
+    @property
+    def fixed_root(self) -> bool:
+        """The units of the root keep their places, so only h against h matters."""
+        return not isinstance(self.spaces[self.root], Permutation | SignedPermutation)
+
+    @property
+    def diagonal(self) -> bool:
+        """Only root unit h against root unit h is needed: a batch of small products instead of one large one."""
+        return self.fixed_root and bool(self.children[self.root])
+
+    @property
+    def simple(self) -> bool:
+        """Heads that keep their places, and query heads too: nothing to assign."""
+        inner = [s for s in self.spaces if s != self.root]
+        return self.diagonal and all(not self.children[s] and self._fixed(s) for s in inner)
+
+    def evidence(self, blocks: Sequence[Block]) -> dict[str, Tensor]:
+        """Of a simple unit: the cross-covariances of each inner space, (root units, n, n).
+
+        What stays in its place is left out: it earns the same whatever the others do.
+        """
+        found: dict[str, Tensor] = {}
+        for block in blocks:
+            if block.depth > 1:
+                *_, space = block.spaces
+                value = self._uncoupled(Block(block.spaces[1:], block.unsigned, block.value)).value
+                found[space] = value if space not in found else found[space] + value
+        return {space: C for space, C in found.items() if not isinstance(self.spaces[space], Trivial)}
+
+    def solve(self, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
+        """Elements of every space of the unit, and what they earn together."""
+        if self.diagonal:
+            direct = sum((b.value.sum() for b in blocks if b.depth == 1), start=torch.zeros((), dtype=torch.float64))
+            inner = [Block(b.spaces[1:], b.unsigned, b.value) for b in blocks if b.depth > 1]
+            elements, scores = self._solve_children(self.root, inner)
+            return elements, scores.sum() + direct
+        elements, scores = self._solve(self.root, blocks)
+        return {s: e[0] for s, e in elements.items()}, scores[0]
+
+    # every function below works on a batch of pairs: blocks are (pairs, *source sizes, *anchor sizes)
+    def _solve(self, space: str, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
+        group = self.spaces[space]
+        if not self.children[space]:
+            C, unsigned = _sum(blocks)
+            element, scores = leaf.solve(group, C, unsigned, spoil=space == self.root)
+            return {space: element}, scores
+        direct = [b for b in blocks if b.depth == 1]
+        inner = [b for b in blocks if b.depth > 1]
+        pairs = inner[0].value.shape[0]
+        if self._fixed(space):
+            chosen = group.identity((pairs,)).to(inner[0].value.device)
+            order = torch.arange(group.size, device=chosen.device).expand(pairs, -1)
+        else:
+            table = self._score_children(space, [_all_pairs(b) for b in inner]).reshape(pairs, group.size, group.size)
+            C, unsigned = _sum(direct) if direct else (torch.zeros_like(table), None)
+            if isinstance(group, SignedPermutation):  # the inner scores do not depend on the sign
+                unsigned = table if unsigned is None else unsigned + table
+            else:
+                C = C + table
+            chosen, _ = leaf.solve(group, C, unsigned)
+            order = chosen if isinstance(group, Permutation) else chosen.abs() - 1
+        elements, scores = self._solve_children(space, [_chosen(b, order) for b in inner])
+        elements = {s: e.reshape(pairs, group.size, *e.shape[1:]) for s, e in elements.items()}
+        earned = scores.reshape(pairs, group.size).sum(-1)
+        for block in direct:
+            picked = torch.take_along_dim(block.value, order[:, None, :].to(block.value.device), dim=1)[:, 0]
+            sign = 1 if block.unsigned or isinstance(group, Permutation) else chosen.sign()
+            earned = earned + (picked * sign).sum(-1)
+        return {space: chosen, **elements}, earned
+
+    def _fixed(self, space: str) -> bool:
+        return not isinstance(self.spaces[space], Permutation | SignedPermutation)
+
+    def _score_children(self, space: str, blocks: Sequence[Block]) -> Tensor:
+        """What every pair's best inner elements earn together."""
+        blocks = [self._uncoupled(b) for b in blocks]
+        if self._coupled(blocks):
+            return self._alternate(space, blocks)[1]
+        total = None
+        for child in self.children[space]:
+            own = [b for b in blocks if b.spaces[0] == child]
+            if not own:
+                continue
+            if self.children[child]:
+                scores = self._solve(child, own)[1]
+            else:
+                scores = leaf.score(self.spaces[child], *_sum(own))
+            total = scores if total is None else total + scores
+        assert total is not None
+        return total
+
+    def _solve_children(self, space: str, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
+        blocks = [self._uncoupled(b) for b in blocks]
+        if self._coupled(blocks):
+            return self._alternate(space, blocks)
+        elements: Elements = {}
+        total = None
+        for child in self.children[space]:
+            own = [b for b in blocks if b.spaces[0] == child]
+            if not own:
+                continue
+            found, scores = self._solve(child, own)
+            elements |= found
+            total = scores if total is None else total + scores
+        assert total is not None
+        return elements, total
+
+    def _coupled(self, blocks: Sequence[Block]) -> bool:
+        """A block over two siblings: neither is nested in the other."""
+        return any(b.depth > 1 and b.spaces[0] not in self.spaces[b.spaces[1]].per for b in blocks)
+
+    # --- grouped queries --------------------------------------------------------------------------------------------
+    def _uncoupled(self, block: Block) -> Block:
+        """Query heads that keep their places only add up: (pairs, h, e, h, e) -> (pairs, e, e)."""
+        if not is_shared(block.spaces, self.spaces):
+            return block
+        return Block(block.spaces[1:], block.unsigned, block.value.diagonal(dim1=1, dim2=1 + block.depth).sum(-1))
+
+    def _alternate(self, space: str, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
+        """Order the query heads and solve the spaces they share, together."""
+        query = next(b.spaces[0] for b in blocks if b.depth > 1)
+        size, device = self.spaces[query].size, blocks[0].value.device
+        if math.factorial(size) <= FEW_ORDERS:
+            every = torch.tensor(list(itertools.permutations(range(size))), device=device)
+            orders = every.expand(blocks[0].value.shape[0], *every.shape)
+        else:
+            home = self.spaces[query].identity(blocks[0].value.shape[:1]).to(device)
+            starts = [home, self._first_order(query, blocks)]
+            orders = torch.stack([self._improved(query, blocks, start.cpu()) for start in starts], dim=1)
+        best: tuple[Elements, Tensor] | None = None
+        for k in range(orders.shape[1]):
+            order = orders[:, k]
+            elements, scores = self._given_order(query, blocks, order)
+            elements[query] = order.clone()
+            if best is None:
+                best = elements, scores
+                continue
+            better = scores > best[1] * (1 + 1e-12)  # ties keep the first order: the identity
+            best = (
+                {s: torch.where(better.reshape(-1, *[1] * (e.ndim - 1)), elements[s], e) for s, e in best[0].items()},
+                torch.where(better, scores, best[1]),
+            )
+        assert best is not None
+        return best
+
+    def _given_order(self, query: str, blocks: Sequence[Block], order: Tensor) -> tuple[Elements, Tensor]:
+        """The shared spaces for a fixed order of the query heads."""
+        elements: Elements = {}
+        total = None
+        for space, C in self._summed(query, blocks, order).items():
+            elements[space], scores = leaf.solve(self.spaces[space], C)
+            total = scores if total is None else total + scores
+        assert total is not None
+        return elements, total
+
+    def _summed(self, query: str, blocks: Sequence[Block], order: Tensor) -> dict[str, Tensor]:
+        """Per shared space: its own blocks plus those of the query heads, paired by `order`."""
+        found: dict[str, Tensor] = {}
+        for block in blocks:
+            value = block.value
+            if block.spaces[0] == query:  # (pairs, h, e, h, e) -> Σ_h of the chosen pairs
+                index = order[:, None, None, :, None].to(value.device)
+                value = torch.take_along_dim(value, index, dim=1).squeeze(1).sum(2)
+            space = block.spaces[-1]
+            found[space] = value if space not in found else found[space] + value
+        return found
+
+    def _first_order(self, query: str, blocks: Sequence[Block]) -> Tensor:
+        """Per-head scores that share the key/value term out evenly."""
+        size = self.spaces[query].size
+        total = None
+        for space in {b.spaces[-1] for b in blocks}:
+            own = [b.value for b in blocks if b.spaces == (space,)]
+            heads = [b.value for b in blocks if b.spaces == (query, space)]
+            if not heads:
+                continue
+            C = sum(heads[1:], start=heads[0]).transpose(2, 3)  # (pairs, h, h, e, e)
+            C = C + sum(own[1:], start=own[0])[:, None, None] / size if own else C
+            pairs, _, _, n, m = C.shape
+            scores = leaf.score(self.spaces[space], C.reshape(-1, n, m)).reshape(pairs, size, size)
+            total = scores if total is None else total + scores
+        assert total is not None
+        return solvers.assign_batch(total)[0]
+
+    def _improved(self, query: str, blocks: Sequence[Block], order: Tensor) -> Tensor:
+        """Alternate: elements for the order, the order for the elements, until nothing changes."""
+        for _ in range(MOST_ROUNDS):
+            elements, _ = self._given_order(query, blocks, order)
+            total = None
+            for block in blocks:
+                if block.spaces[0] != query:
+                    continue
+                space = block.spaces[1]
+                scores = _earned_per_head(self.spaces[space], elements[space], block.value)
+                total = scores if total is None else total + scores
+            assert total is not None
+            following = solvers.assign_batch(total)[0]
+            if torch.equal(following, order):
+                break
+            order = following
+        return order
+
+
+def _earned_per_head(group: Group, element: Tensor, value: Tensor) -> Tensor:
+    """⟨g B_h, A_h'⟩ for every pair of query heads: (pairs, h, e, h', e) -> (pairs, h, h')."""
+    pairs, heads, n = value.shape[:3]
+    moved = group.act(element, value.permute(0, 2, 1, 3, 4).reshape(pairs, n, -1))
+    return moved.reshape(pairs, n, heads, heads, n).diagonal(dim1=1, dim2=4).sum(-1)
+
+
+def _sum(blocks: Sequence[Block]) -> tuple[Tensor, Tensor | None]:
+    """(signed, unsigned) sums of blocks over one space."""
+    signed = [b.value for b in blocks if not b.unsigned]
+    unsigned = [b.value for b in blocks if b.unsigned]
+    total = sum(signed[1:], start=signed[0]) if signed else torch.zeros_like(blocks[0].value)
+    return total, sum(unsigned[1:], start=unsigned[0]) if unsigned else None
+
+
+def _all_pairs(block: Block) -> Block:
+    """(pairs, n, *inner, n, *inner) -> (pairs·n·n, *inner, *inner), the outer space dropped."""
+    inner = block.depth - 1
+    value = block.value.movedim(1 + block.depth, 2)
+    return Block(block.spaces[1:], block.unsigned, value.reshape(-1, *value.shape[3 : 3 + 2 * inner]))
+
+
+def _chosen(block: Block, order: Tensor) -> Block:
+    """Only the pairs (order[j], j)."""
+    inner = block.depth - 1
+    value = block.value.movedim(1 + block.depth, 2)  # (pairs, n, n, *inner, *inner)
+    index = order[:, None, :].reshape(order.shape[0], 1, order.shape[1], *[1] * (2 * inner)).to(value.device)
+    picked = torch.take_along_dim(value, index, dim=1)[:, 0]
+    return Block(block.spaces[1:], block.unsigned, picked.reshape(-1, *picked.shape[2:]))

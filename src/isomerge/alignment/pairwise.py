@@ -1,0 +1,283 @@
+"""Align one model to another: describe, prepare, sweep, decide what stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isomerge.alignment import noise
+from isomerge.alignment.activations import Activations, Request
+from isomerge.alignment.compatible import require_compatible, require_same_spaces
+from isomerge.alignment.evidence import Pair, common_part
+from isomerge.alignment.levels import Scope
+from isomerge.alignment.parallel import Run
+from isomerge.alignment.prepared import Prepared
+from isomerge.alignment.rescale import rescaled_all
+from isomerge.alignment.sweep import Sweeper, Tick, no_tick
+from isomerge.architectures import describe, describe_like
+from isomerge.checkpoint.base import Checkpoint
+from isomerge.symmetry.architecture import RESIDUAL
+from isomerge.symmetry.binding import BoundModel
+from isomerge.symmetry.canonical import Canonical
+from isomerge.symmetry.groups import Permutation, Rotary, SignedPermutation, SignedScale, Trivial
+from isomerge.symmetry.transform import Transform, dimension
+
+NO_GAIN = 1e-9  # of the median: what is divided by less has no digits left
+
+
+@dataclass
+class Solution:
+    """What was found: the transform in canonical, unbalanced coordinates, and what was left alone and why."""
+
+    source: BoundModel
+    anchor: BoundModel | None  # None: known only by the gauge stored with a transform
+    scope: Scope
+    transform: Transform
+    stays: dict[str, str] = field(default_factory=dict)
+    objective: list[float] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def untied(self) -> bool:
+        """An output table had to be separated from the input table, in the source or in the anchor."""
+        models = [m for m in (self.source, self.anchor) if m is not None]
+        return any(m.architecture.untied_config for m in models)
+
+
+def solve_pair(
+    source: Checkpoint,
+    anchor: Checkpoint,
+    scope: Scope,
+    *,
+    run: Run,
+    sweeps: int = 15,
+    budget: int = 8 << 30,
+    device: str = "cpu",
+    tick: Tick = no_tick,
+    untie: bool | None = None,
+    request: Request | None = None,
+) -> Solution:
+    """The transform that brings `source` next to `anchor`. `budget` bounds what may be kept between sweeps (bytes).
+
+    `request` names data whose activations decide for some spaces.
+
+    A rotation of the stream needs input and output table apart: by default (`untie=None`) they are untied for that and
+    tied again if nothing rotates; True and False decide beforehand.
+    """
+    apart = rotates_the_stream(scope) if untie is None else untie
+    models = describe_all([source, anchor], scope, apart, device)
+    sides = prepare_all(models, scope, run, budget)
+    activations = None
+    if request is not None:
+        seen = request.seen(source, anchor, models[0])
+        activations = seen.prepared(models[0].architecture, (sides[0].balance, sides[1].balance))
+    solution = _solve(sides, scope, run, sweeps, tick, activations)
+    if untie is None and solution.untied and _needs_no_rotation(solution.transform.elements.get(RESIDUAL)):
+        if RESIDUAL in solution.stays and activations is None:  # looked at, and not merely held
+            return _as_they_are(solution, describe_all([source, anchor], scope, False, device), sides)
+        return solve_pair(
+            source, anchor, scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick, untie=False,
+            request=request,
+        )  # fmt: skip
+    return solution
+
+
+def _as_they_are(solution: Solution, models: list[BoundModel], sides: list[Prepared]) -> Solution:
+    """The same for models whose tables stay tied: of a stream that stays, nothing depends on how they are stored.
+
+    Tied, it could only change its order and signs, which are rotations that gained nothing.
+    """
+    source, anchor = models
+    moving = source.architecture.movable()
+    stays = {space: reason for space, reason in solution.stays.items() if space in moving}
+    transform = Transform(source.architecture.spaces, solution.transform.elements)
+    notes = _notes(source, anchor, sides)
+    return Solution(source, anchor, solution.scope, transform, stays, solution.objective, notes)
+
+
+def solve_to_anchor(checkpoints: list[Checkpoint], anchor: Checkpoint, scope: Scope, **options: Any) -> list[Solution]:
+    """Every model to one anchor, all tied or all untied, so that any of the outputs can be averaged."""
+    solutions = [solve_pair(c, anchor, scope, **options) for c in checkpoints]
+    if len({s.untied for s in solutions}) == 1:
+        return solutions
+    return [
+        s if s.untied else solve_pair(c, anchor, scope, **options, untie=True)
+        for s, c in zip(solutions, checkpoints, strict=True)
+    ]
+
+
+def rotates_the_stream(scope: Scope) -> bool:
+    return scope.level == "full" and scope.layers is None and scope.only in (None, RESIDUAL)
+
+
+def _needs_no_rotation(element: Tensor | None) -> bool:
+    """The stream stays, or only changes the order and signs of its units: a tied table can stay tied."""
+    if element is None:
+        return True
+    size = element.abs()
+    return bool(((size < 1e-6) | ((size - 1).abs() < 1e-6)).all())
+
+
+def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool, device: str = "cpu") -> list[BoundModel]:
+    """Models bound to one architecture, with the groups the scope leaves; every misfit is an error."""
+    for checkpoint in checkpoints[:-1]:
+        require_compatible(checkpoint, checkpoints[-1])
+    models = [describe(checkpoints[0], untie=untie)]
+    models += [describe_like(models[0], c) or describe(c, untie=untie) for c in checkpoints[1:]]
+    for model in models[:-1]:
+        require_same_spaces(model, models[-1])
+    models = [replace(m, architecture=scope.restrict(m.architecture)) for m in models]
+    held = {s for m in models for s, g in m.architecture.spaces.items() if isinstance(g, Trivial)}
+    alone = {s for m in models for s in m.architecture.spaces if any(s not in n.architecture.spaces for n in models)}
+    if alone:  # a leftover pooler, say
+        note = f"held at the identity, since not every model has it: {', '.join(sorted(alone))}"
+        models = [replace(m, architecture=m.architecture.frozen(alone, note)) for m in models]
+        held |= alone
+    forms = [Canonical(m, [RESIDUAL], gauges=scope.gauges) for m in models]
+    stuck = [f"{name} of {m.name}" for m, form in zip(models, forms, strict=True) for name in form.undividable(NO_GAIN)]
+    if stuck:
+        note = f"residual stream held at the identity: a gain of {stuck[0]} is too small to divide its bias by"
+        models = [replace(m, architecture=m.architecture.frozen([RESIDUAL], note)) for m in models]
+        held.add(RESIDUAL)
+    # Sending a tensor to an accelerator costs more than everything done to it there, so it is sent once.
+    return [
+        replace(m, architecture=m.architecture.frozen(held), device=device, kept=None if device == "cpu" else {})
+        for m in models
+    ]
+
+
+def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -> list[Prepared]:
+    """Canonical and, where the level rescales, balanced; kept in memory between sweeps if that fits the budget."""
+    spaces = models[0].architecture.spaces
+    moving = models[0].architecture.movable()
+    many_passes = not isinstance(spaces.get(RESIDUAL, Trivial(0)), Trivial)
+    keep = many_passes and sum(8 * m.parameters() for m in models) <= budget
+    wide = any(m.stored_precision == torch.float64 for m in models)
+    precision = torch.float64 if wide else torch.float32
+    sides = [Prepared(m, moving, gauges=scope.gauges, precision=precision, keep=keep) for m in models]
+    if scope.gauges and scope.rescales:
+        for side in sides:
+            side.balance_spaces(moving, run)
+    return sides
+
+
+def _solve(
+    sides: list[Prepared], scope: Scope, run: Run, sweeps: int, tick: Tick, activations: Activations | None
+) -> Solution:
+    source, anchor = (side.model for side in sides)
+    spaces = source.architecture.spaces
+    moving = source.architecture.movable()
+    common = {n: layout for n, layout in source.layouts.items() if n in anchor.layouts}
+    pair = Pair(sides[0].tensor, sides[1].tensor, common, source.architecture)
+    folded = set(sides[0].canonical.norm_weight)
+    sweeper = Sweeper(pair, run, tick, skip_names=folded, device=source.device, activations=activations)
+    found = sweeper.solve(sweeps)
+    if scope.level == "rotation" and scope.rescales:
+        found = rescaled_all(pair, found, run)
+    total = _unbalanced(sides, found)
+    stays: dict[str, str] = {}
+    if scope.level == "full":
+        judged = sweeper.judged_by_weights(found)
+        stays = _left_alone(sides, _unbalanced(sides, judged), judged, run)
+        stays = _whole_units(stays, total, judged, activations)
+        total = Transform(spaces, {s: e for s, e in total.elements.items() if s not in stays})
+    total = total.without_identities()
+    stays |= {s: "already in its best place" for s in moving if s not in total.elements and s not in stays}
+    solution = Solution(source, anchor, scope, total, stays, sweeper.objective)
+    solution.notes = [*_notes(source, anchor, sides), *(activations.notes if activations else [])]
+    return solution
+
+
+def _unbalanced(sides: list[Prepared], found: Transform) -> Transform:
+    return sides[0].balance.then(found).then(sides[1].balance.inverse()) if sides[0].balance.elements else found
+
+
+def _whole_units(
+    stays: dict[str, str], total: Transform, judged: Transform, activations: Activations | None
+) -> dict[str, str]:
+    """Whether two models are siblings is a question to their weights, whatever decides how strangers are to move.
+
+    So a unit that activations decided moves as a whole, or stays as a whole where its weights would let all of it stay.
+    """
+    if activations is None:
+        return stays
+    found = dict(stays)
+    for root in activations.roots():
+        members = [s for s in total.spaces if activations.architecture.root(s) == root]
+        moving = [s for s in judged.without_identities().elements if s in members and s not in stays]
+        for space in members:
+            found.pop(space, None)
+            if not moving and space in total.elements:
+                found[space] = "moving it gains no more than noise would"
+    return found
+
+
+def _left_alone(sides: list[Prepared], total: Transform, found: Transform, run: Run) -> dict[str, str]:
+    """Spaces that need nothing: no unit of theirs moves, and the rest gains no more than noise would let it.
+
+    Compared as they will be written: a stream that stays is not folded, so noise in its norms is none in its readers.
+    """
+    spaces = total.spaces
+    moving = [s for s in spaces if s != RESIDUAL or RESIDUAL in total.elements]
+    source, anchor = (Canonical(side.model, moving) for side in sides)
+    architecture = source.model.architecture
+    moved_roots = {architecture.root(s) for s, e in found.elements.items() if _is_discrete_move(spaces[s], e)}
+    stream = total.only([RESIDUAL])
+
+    def stays(space: str) -> bool:
+        if space == RESIDUAL or architecture.root(space) in moved_roots:
+            return False
+        own = total.only([space])
+        gain, parameters = 0.0, 0
+        for name in source.model.touching(space):
+            if name not in anchor.model.layouts:
+                continue
+            layout = source.model.layouts[name]
+            start = stream.act(source.tensor(name), layout)
+            start, moved, target = common_part(start, own.act(start, layout), anchor.tensor(name))
+            fall = float((start - target).square().sum() - (moved - target).square().sum())
+            gain += noise.precision(start, target) * fall
+            parameters += target.numel()
+        return noise.is_noise(gain, dimension(spaces, space), parameters)
+
+    names = sorted(total.without_identities().elements)
+    kept = [s for s, stay in zip(names, run(stays, names), strict=True) if stay]
+    return {s: "moving it gains no more than noise would" for s in kept}
+
+
+def _is_discrete_move(group: object, element: Tensor) -> bool:
+    if isinstance(group, Permutation | SignedPermutation):
+        return not group.is_identity(element)
+    if isinstance(group, SignedScale):
+        return bool((element < 0).any())
+    if isinstance(group, Rotary) and group.phase == "sign":
+        return bool((element.real < 0).any())
+    return False
+
+
+def _notes(source: BoundModel, anchor: BoundModel, sides: list[Prepared]) -> list[str]:
+    notes = [*source.architecture.notes, *source.notes, *(n for n in anchor.notes if n not in source.notes)]
+    for side in sides:
+        for space, count in side.skipped.items():
+            notes.append(f"{side.model.name}: {count} part(s) of {space} are too badly conditioned to balance")
+    for name in source.layouts:
+        shapes = [model.layouts[name].shape for model in (source, anchor) if name in model.layouts]
+        if len(set(shapes)) == 2:
+            notes.append(f"{name}: {shapes[0]} and {shapes[1]}; the common part is compared")
+    return list(dict.fromkeys(notes))
+
+
+class AnchorGauge(dict[str, Tensor]):
+    """The anchor's gauge, entry by entry on demand; tensors only the source has keep the source's own."""
+
+    def __init__(self, anchor: Canonical, source: Canonical) -> None:
+        super().__init__()
+        self.anchor, self.source = anchor, source
+
+    def __missing__(self, key: str) -> Tensor:
+        kind, name = key.split(":", 1)
+        owner = self.anchor if name in self.anchor.model.layouts else self.source
+        return owner._own(kind, name)

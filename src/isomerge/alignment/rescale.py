@@ -1,0 +1,76 @@
+"""The founding paper's rescaling (equations 11–12): one factor per head, after the rotation.
+
+With rotary positions the factor is one modulus per frequency, solved together with the phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from isomerge.alignment import solvers
+from isomerge.alignment.evidence import Pair
+from isomerge.alignment.parallel import Run
+from isomerge.symmetry.groups import Group, Permutation, Rotary
+from isomerge.symmetry.transform import Transform
+
+BLOCK = 1024
+"""Numbers solved at once: each takes some 30 kB meanwhile, so that memory does not grow with the model."""
+
+
+def rescaled_all(pair: Pair, found: Transform, run: Run) -> Transform:
+    """Every continuous element of a transform with its best scale: a·R, or r·phase per rotary pair."""
+    spaces = pair.architecture.spaces
+    wanted = [s for s in found.elements if not isinstance(spaces[s], Permutation)]
+    sums = dict(zip(wanted, run(lambda s: _sums(pair, s, found.elements[s]), wanted), strict=True))
+    rotary = [s for s in wanted if isinstance(spaces[s], Rotary)]
+    others = [s for s in wanted if s not in rotary]
+    scaled = _together(lambda N, a, b, M: solvers.rotary_scaled(a, b, N, M), {s: sums[s] for s in rotary}, run)
+    scales = _together(partial(solvers.head_scale, signed=True), {s: sums[s] for s in others}, run)
+    scaled |= {s: found.elements[s] * scale[:, None, None] for s, scale in scales.items()}
+    return Transform(found.spaces, {**found.elements, **scaled})
+
+
+def _together(solve: Callable[..., Tensor], sums: Mapping[str, Sequence[Tensor]], run: Run) -> dict[str, Tensor]:
+    """The numbers of all spaces in common blocks: a space has few of them, and solving takes hundreds of steps."""
+    if not sums:
+        return {}
+    sides = [torch.cat([part.flatten() for part in side]) for side in zip(*sums.values(), strict=True)]
+    blocks = list(zip(*(side.split(BLOCK) for side in sides), strict=True))
+    sizes = [own[0].numel() for own in sums.values()]
+    solved = torch.cat(run(lambda block: solve(*block), blocks)).split(sizes)
+    return {s: part.reshape(own[0].shape) for (s, own), part in zip(sums.items(), solved, strict=True)}
+
+
+def _sums(pair: Pair, space: str, element: Tensor) -> list[Tensor]:
+    """What the scale of every head of a space depends on: ‖Q_B‖², ⟨Q_B, Q_A⟩, ⟨K_B, K_A⟩, ‖K_B‖², B rotated."""
+    group = pair.architecture.spaces[space]
+    moved = Transform(pair.architecture.spaces, {space: element})
+    sums: dict[bool, list[Tensor]] = {False: [], True: []}  # by side: [‖source‖², ⟨source, anchor⟩]
+    for name in pair.touching([space]):
+        source, anchor = (t.double() for t in pair.tensors(name))
+        for axis, segments in enumerate(pair.layouts[name].axes):
+            for segment in segments:
+                if segment.atoms[-1].space != space:
+                    continue
+                left, right = segment.take(source, axis), segment.take(anchor, axis)
+                if not isinstance(group, Rotary):
+                    left = moved.act_on_segment(left, segment)
+                side = sums[segment.atoms[-1].dual]
+                terms = _terms(group, left, right)
+                side[:] = terms if not side else [a + b for a, b in zip(side, terms, strict=True)]
+    (forward, forward_cross), (dual, dual_cross) = sums[False], sums[True]
+    return [t.cpu() for t in (forward.real, forward_cross, dual_cross, dual.real)]
+
+
+def _terms(group: Group, left: Tensor, right: Tensor) -> list[Tensor]:
+    """‖left‖² and ⟨left, right⟩ per head: values are (head, [query], inner, rest)."""
+    if isinstance(group, Rotary):
+        z, w = group.pairs(left), group.pairs(right)  # (head, [query], pair, rest)
+        square, product = (z * z.conj()).sum(-1), (z * w.conj()).sum(-1)
+        return [t.reshape(t.shape[0], -1, t.shape[-1]).sum(1) for t in (square, product)]
+    flat, other = left.reshape(left.shape[0], -1), right.reshape(right.shape[0], -1)
+    return [torch.sum(flat * flat, -1), torch.sum(flat * other, -1)]

@@ -1,0 +1,128 @@
+"""Transforms on disk: a safetensors file with the group elements and the anchor's gauge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from isomerge.alignment.levels import Scope
+from isomerge.alignment.pairwise import Solution
+from isomerge.architectures import describe
+from isomerge.checkpoint import Checkpoint
+from isomerge.errors import AlignmentError, RequestError
+from isomerge.symmetry.groups import GROUPS, Group
+from isomerge.symmetry.transform import Transform, batch_sizes
+
+if TYPE_CHECKING:
+    from isomerge.alignment.alignment import Alignment
+
+FORMAT = "isomerge-transform-1"
+
+
+def save_transform(alignment: Alignment, path: Path) -> None:
+    """Write aside, then rename: a half-written file never looks finished."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    solution = alignment.solution
+    tensors = {f"element:{s}": _stored(e) for s, e in solution.transform.elements.items()}
+    tensors |= {f"gauge:{key}": value.contiguous() for key, value in alignment.anchor_gauge().items()}
+    spaces = {s: _group_record(g) for s, g in solution.source.architecture.spaces.items()}
+    metadata = {
+        "format": FORMAT,
+        "family": solution.source.architecture.family,
+        "scope": json.dumps(asdict(solution.scope), sort_keys=True),
+        "untied": json.dumps(alignment.untied),
+        "spaces": json.dumps(spaces, sort_keys=True),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(path.name + ".partial")
+    try:
+        save_file(tensors or {"empty": torch.zeros(1)}, aside, metadata=metadata)
+        aside.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise AlignmentError(
+            f"Writing the transform {path}: {error}. The model itself is written; make room and run again with --force."
+        ) from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def load_solution(path: Path, source: Checkpoint, anchor: Checkpoint | None) -> tuple[Solution, dict[str, Tensor]]:
+    """A stored transform bound to another checkpoint, and the gauge to write it in."""
+    metadata, tensors = _read(path)
+    family = source.config.get("model_type")
+    if metadata["family"] != family:
+        raise RequestError(
+            f"Applying {path} to {source.name}: the transform is for '{metadata['family']}' models, this one is "
+            f"'{family}'. Use a checkpoint of that architecture."
+        )
+    untie = json.loads(metadata["untied"])
+    spaces = {name: _group(record) for name, record in json.loads(metadata["spaces"]).items()}
+    models = [describe(c, untie=untie) if c else None for c in (source, anchor)]
+    for model in filter(None, models):
+        own = {name: group.size for name, group in model.architecture.spaces.items()}
+        wrong = [n for n, g in spaces.items() if own.get(n) != g.size]
+        if wrong:
+            raise RequestError(
+                f"Applying {path} to {model.name}: space {wrong[0]} has {spaces[wrong[0]].size} units in the transform "
+                f"and {own.get(wrong[0], 'none')} in the model. Use a checkpoint of the same size and head class."
+            )
+    bound = [replace(m, architecture=replace(m.architecture, spaces=spaces)) if m else None for m in models]
+    elements = {name: _loaded(tensor, spaces, name) for name, tensor in _under("element:", tensors).items()}
+    gauge = _under("gauge:", tensors)
+    assert bound[0] is not None
+    scope = Scope(**json.loads(metadata["scope"]))
+    notes = [f"transform read from {path.name}"]
+    return Solution(bound[0], bound[1], scope, Transform(spaces, elements), notes=notes), gauge
+
+
+def _under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one kind, by their names without it."""
+    return {key.removeprefix(kind): tensor for key, tensor in tensors.items() if key.startswith(kind)}
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            # In memory of their own: BLAS rounds by how a tensor is aligned, and the file aligns to 8 bytes only.
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        cause = "there is no such file. Make one with --save-transform."
+        raise RequestError(f"Reading the transform {path}: {cause}") from error
+    except (SafetensorError, OSError) as error:
+        raise AlignmentError(f"Reading the transform {path}: {error}. Make it again with --save-transform.") from error
+    if metadata.get("format") != FORMAT:
+        raise RequestError(f"Reading the transform {path}: not a file written by --save-transform.")
+    return metadata, tensors
+
+
+def _stored(element: Tensor) -> Tensor:
+    return torch.view_as_real(element).contiguous() if element.is_complex() else element.contiguous()
+
+
+def _loaded(tensor: Tensor, spaces: dict[str, Group], name: str) -> Tensor:
+    group = spaces[name]
+    element = torch.view_as_complex(tensor) if group.name == "rotary" else tensor
+    if element.shape[: len(group.per)] != batch_sizes(spaces, name) or not group.contains(element):
+        cause = f"the element of {name} is not a {group.name}. The file is damaged."
+        raise AlignmentError(f"Reading the transform: {cause}")
+    return element
+
+
+def _group_record(group: Group) -> dict[str, Any]:
+    return {"group": group.name, **asdict(group)}
+
+
+def _group(record: dict[str, Any]) -> Group:
+    fields = {key: value for key, value in record.items() if key != "group"}
+    return GROUPS[record["group"]](**{**fields, "per": tuple(fields["per"])})

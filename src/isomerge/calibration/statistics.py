@@ -1,0 +1,144 @@
+"""What was measured of a model on data, in memory or as one safetensors file.
+
+| tensor | what |
+|---|---|
+| the name of a tensor of the model | its diagonal Fisher information, so that the file serves as `importance` |
+| `gram:WEIGHT`, `sum:WEIGHT` | Σ x xᵀ and Σ x of what a linear map reads |
+| `moment:SITE`, `moment_sum:SITE` | Σ x xᵀ and Σ x of the activations at a site (see `isomerge.calibration.sites`) |
+| `unit_sum:WEIGHT`, `unit_squares:WEIGHT` | Σ y and Σ y² of what a linear map makes |
+
+All in float64; Gram matrices that were stored in less are read as such. Counts, the model, the data's sha256 and the
+settings stand in the file's metadata, as JSON under `isomerge`. Maps that read the same tensor share one matrix, under
+the name of the first of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isomerge.checkpoint import Checkpoint, open_checkpoint
+from isomerge.checkpoint.memory import MemoryCheckpoint
+from isomerge.errors import CheckpointError, RequestError
+
+KEY = "isomerge"
+PREFIXES = ("gram:", "sum:", "moment:", "moment_sum:", "unit_sum:", "unit_squares:")
+
+
+@dataclass(frozen=True)
+class Gram:
+    """The inputs of one linear map over all samples."""
+
+    count: int
+    total: Tensor
+    product: Tensor
+    transposed: bool
+    """Its weight is stored as (in, out)."""
+    bias: str | None
+
+    @property
+    def mean(self) -> Tensor:
+        return self.total / max(self.count, 1)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Sums by tensor name; values are read when they are asked for."""
+
+    stored: Checkpoint
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> Statistics:
+        return cls(MemoryCheckpoint(f"the statistics of {info.get('model', 'a model')}", tensors, {}), dict(info))
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def weights(self) -> list[str]:
+        """The linear maps with a Gram matrix."""
+        return sorted(self.info.get("maps", {}))
+
+    def has_gram(self, weight: str) -> bool:
+        return weight in self.info.get("maps", {})
+
+    def gram(self, weight: str) -> Gram:
+        entry = self._entry("maps", weight, "Gram matrix", "gram")
+        owner = entry.get("same", weight)
+        total, product = (self.stored.read(kind + owner).to(torch.float64) for kind in ("sum:", "gram:"))
+        return Gram(entry["count"], total, product, entry["transposed"], entry.get("bias"))
+
+    def moment(self, site: str) -> tuple[int, Tensor, Tensor]:
+        """(count, Σ x, Σ x xᵀ) at a site."""
+        entry = self._entry("sites", site, "activations", "activations")
+        return entry["count"], self.stored.read("moment_sum:" + site), self.stored.read("moment:" + site)
+
+    def units(self, weight: str) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of every output of a linear map."""
+        count = self._entry("units", weight, "unit statistics", "units")["count"]
+        mean = self.stored.read("unit_sum:" + weight) / count
+        squares = self.stored.read("unit_squares:" + weight) / count
+        return mean, (squares - mean.square()).clamp_(min=0).sqrt()
+
+    @property
+    def fisher(self) -> dict[str, Tensor]:
+        """Diagonal Fisher information by tensor name; {} where it was not measured."""
+        if "fisher" not in self.info:
+            return {}
+        return {n: self.stored.read(n) for n in self.stored.tensors if not n.startswith(PREFIXES)}
+
+    def _entry(self, kind: str, name: str, what: str, option: str) -> Any:
+        known = self.info.get(kind, {})
+        if name not in known:
+            raise RequestError(
+                f"Looking up the {what} of '{name}' in {self.name}: it was not measured. Measure it with "
+                f"calibrate(…, what={{'{option}'}}) on data that reaches it."
+            )
+        return known[name]
+
+    def save(self, path: str | Path) -> Path:
+        """One safetensors file, written aside and renamed."""
+        from safetensors.torch import save_file
+
+        path = Path(path)
+        aside = path.with_name(path.name + ".part")
+        tensors = {name: self.stored.read(name).contiguous() for name in self.stored.tensors}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, aside, metadata={"format": "pt", KEY: json.dumps(self.info, sort_keys=True)})
+        os.replace(aside, path)
+        return path
+
+
+def open_statistics(source: str | Path | Statistics) -> Statistics:
+    """A file that `Statistics.save` wrote, by its header; matrices are read when they are asked for."""
+    if isinstance(source, Statistics):
+        return source
+    from safetensors import SafetensorError, safe_open
+
+    stored = open_checkpoint(source)
+    try:
+        with safe_open(source, framework="pt") as file:
+            text = (file.metadata() or {}).get(KEY)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"While opening the statistics {source}: {error}. Name the file that calibrate wrote."
+        ) from error
+    if text is None:
+        raise CheckpointError(
+            f"While opening the statistics {source}: the file does not say what was measured. It is a model or another "
+            "tool's file; name one that `isomerge calibrate` wrote."
+        )
+    return Statistics(stored, json.loads(text))
+
+
+def zeros(width: int, device: str) -> Tensor:
+    return torch.zeros(width, dtype=torch.float64, device=device)

@@ -1,0 +1,145 @@
+"""The residual stream of two models, seen by its outer tables: in one basis, in another order, or rotated?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isomerge.alignment import leaf
+from isomerge.alignment.evidence import common_part, cross
+from isomerge.checking.chance import more_than_chance, shuffled_rest
+from isomerge.checking.sums import product, squared
+from isomerge.symmetry.architecture import RESIDUAL
+from isomerge.symmetry.binding import BoundModel
+from isomerge.symmetry.groups import Group, Trivial
+from isomerge.symmetry.patterns import Layout, Segment, bind
+from isomerge.symmetry.transform import Transform
+
+ROWS = 1024  # of a table
+TOKENS = 512  # for the similarity up to a rotation
+WIDEST_ORDER, WIDEST_ROTATION = 2048, 1024  # streams up to this width are solved, wider ones looked at
+CLEAR = 0.25  # of the squared distance of the tables: more, and more than chance, moves the stream before its units
+
+
+def judge_stream(
+    source: BoundModel, anchor: BoundModel, layouts: Mapping[str, Layout], scopes: Mapping[str, Mapping[str, Group]],
+    dtype: torch.dtype,
+) -> tuple[dict[str, Any] | None, Transform]:  # fmt: skip
+    """Distance, moved units, gain per level and by chance, similarity up to a rotation; and a move that is clear."""
+    spaces = source.architecture.spaces
+    tables = [n for n, lay in layouts.items() if lay.spaces() == {RESIDUAL} and len(lay.shape) > 1]
+    stays = Transform(spaces)
+    if not tables:
+        return None, stays
+    seen, by_chance = _Seen(), _Seen()
+    random = torch.Generator().manual_seed(0)
+    similarity = None
+    for name in tables:
+        a, b, layout = _rows(source, anchor, name, layouts[name], dtype)
+        axis, segment = next((k, s) for k, ax in enumerate(layout.axes) for s in ax if s.atoms[0].space == RESIDUAL)
+        width = segment.sizes[0]
+        seen.add(a, b, segment, axis)
+        if width <= WIDEST_ORDER:  # wider ones are not solved
+            by_chance.add(shuffled_rest(a, b, random), b, segment, axis)
+        if similarity is None:
+            similarity = _similarity(
+                segment.take(a, axis).reshape(width, -1).T, segment.take(b, axis).reshape(width, -1).T
+            )
+    row: dict[str, Any] = {"distance": seen.distance, "moved": 0.0, "gain": 0.0, "similarity": similarity,
+                           "levels": {}}  # fmt: skip
+    if not seen.apart:
+        return row, stays
+    C = seen.products
+    best = stays
+    for level in ("permutation", "full"):
+        group = scopes[level][RESIDUAL]
+        element, gain = _solved(group, seen)
+        if element is None:
+            continue
+        row["levels"][level] = gain
+        order = group.order(element)
+        if level == "permutation":
+            row["moved"] = float((order != torch.arange(len(C))).double().mean()) if order is not None else 0.0
+        lucky = _solved(group, by_chance)[1]
+        # Turning every tensor by a rotation that fits noise would take longer than all the rest.
+        if gain > max(CLEAR, row["gain"]) and more_than_chance(gain, lucky):
+            best = Transform({**spaces, RESIDUAL: group}, {RESIDUAL: element})
+        row["gain"] = max(row["gain"], gain)
+        row["by_chance"] = max(row.get("by_chance", 0.0), lucky)
+    if not row["levels"]:
+        row["moved"] = float((C.argmax(0) != torch.arange(len(C))).double().mean())
+    return row, best
+
+
+@dataclass
+class _Seen:
+    """Sums over the tables of two models."""
+
+    products: Tensor = field(default_factory=lambda: torch.zeros(()))  # (width, width), once there is a table
+    apart: float = 0.0
+    size: float = 0.0
+    here: float = 0.0
+
+    def add(self, a: Tensor, b: Tensor, segment: Segment, axis: int) -> None:
+        self.products = self.products + cross(segment, a, b, axis)[0]
+        self.apart += squared(a - b)
+        self.size += squared(a) + squared(b)
+        self.here += product(a, b)
+
+    @property
+    def distance(self) -> float:
+        return math.sqrt(2 * self.apart / self.size) if self.size else 0.0
+
+
+def _solved(group: Group, seen: _Seen) -> tuple[Tensor | None, float]:
+    """The best move, and the share of the squared distance that it takes away; None where it is not looked for."""
+    widest = WIDEST_ORDER if group.name.endswith("ermutation") else WIDEST_ROTATION
+    if isinstance(group, Trivial) or len(seen.products) > widest or not seen.apart:
+        return None, 0.0
+    element, earned = leaf.solve(group, seen.products[None])
+    return element[0], 2 * (float(earned[0]) - seen.here) / seen.apart
+
+
+def _rows(
+    source: BoundModel, anchor: BoundModel, name: str, layout: Layout, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Layout]:
+    """Both tables, cut to what they share and to some rows spread over it."""
+    files = [model.files.get(name) for model in (source, anchor)]
+    shapes = [model.layouts[name].shape for model in (source, anchor)]
+    rows = min(shape[0] for shape in shapes)
+    long = len(layout.shape) == 2 and rows > ROWS and layout.axes[0][0].atoms[0].free
+    if not long or any(f is None or len(f) != 1 for f in files):
+        a, b = common_part(source.raw(name, dtype), anchor.raw(name, dtype))
+        return a, b, bind(layout.pattern, a.shape, source.architecture.spaces, name)
+    width = layout.shape[1]
+    starts = torch.linspace(0, rows - 64, ROWS // 64).long().tolist()
+    found = []
+    for model, file in zip((source, anchor), files, strict=True):
+        assert file is not None
+        parts = [model.checkpoint.read_span(file[0], s * width, (s + 64) * width).to(dtype) for s in starts]
+        found.append(torch.cat(parts).reshape(-1, width))
+    return found[0], found[1], bind(layout.pattern, found[0].shape, source.architecture.spaces, name)
+
+
+def _similarity(a: Tensor, b: Tensor) -> float | None:
+    """How alike two tables are up to a rotation (linear CKA without the bias of few rows): 1 the same, 0 unrelated."""
+    rows = torch.linspace(0, len(a) - 1, min(TOKENS, len(a))).long()
+    if len(rows) < 8:
+        return None
+    x, y = (_centred(t[rows].double()) for t in (a, b))
+    size = math.sqrt(max(0.0, float((x * x).sum())) * max(0.0, float((y * y).sum())))
+    return float((x * y).sum()) / size if size else None
+
+
+def _centred(x: Tensor) -> Tensor:
+    """The Gram matrix of rows, centred so that unrelated ones have product 0 on average (Székely & Rizzo, 2014)."""
+    n = len(x)
+    gram = (x @ x.T).fill_diagonal_(0.0)
+    sums, total = gram.sum(0), gram.sum()
+    gram = gram - sums[:, None] / (n - 2) - sums[None, :] / (n - 2) + total / ((n - 1) * (n - 2))
+    return gram.fill_diagonal_(0.0)

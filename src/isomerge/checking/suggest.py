@@ -1,0 +1,150 @@
+"""From the verdict to a recipe that runs, and to the command that runs it."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isomerge.checking.sentence import SAME
+from isomerge.checkpoint import Checkpoint
+from isomerge.errors import IsomergeError
+from isomerge.merging.recipe import ModelReference, Recipe, recipe_of
+from isomerge.merging.recipe.plan import plan_tensors
+from isomerge.merging.recipe.problems import RecipeError
+from isomerge.merging.recipe.write import to_yaml
+
+EXAMPLES = 2000
+DENSITY = 0.5
+CONFLICT = 0.3  # of the weights that both changed: from there on signs are elected (TIES) instead of added up
+NEARLY_PARALLEL = 0.99  # above this cosine the arc between two models is the line
+MORE = (
+    "with data (--data PATH: images or texts like those they were trained on, without labels) the suggestion is "
+    "reconstruct, which brings together what their layers compute and not the weights alone"
+)
+RELATED = 0.9  # of all tokens shared: these vocabularies are of one kind, and their union is worth having
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A method with its options, and why."""
+
+    method: str
+    why: str
+    more: str | None = None
+    """What else would help."""
+    base: str | None = None
+    options: dict[str, Any] | None = None
+    align: bool | dict[str, Any] = False
+    data: dict[str, Any] | None = None
+
+
+def advise(
+    verdict: str,
+    models: Sequence[str],
+    *,
+    base: str | None,
+    cosine: float | None,
+    conflict: float | None,
+    level: str,
+    data: str | None,
+    one_vocabulary: bool,
+    gain: float,
+) -> Advice | None:
+    """What to try first. `gain` is the share of the squared distance that an alignment takes away."""
+    aligned: bool | dict[str, Any] = True if level == "full" else {"level": level}
+    if verdict == "strangers":
+        one = gain > SAME
+        who = "one model or siblings with units in another order" if one else "strangers share no basis"
+        if not one_vocabulary:
+            who = who if one else "strangers with different tokens"
+            why = f"{who}: each is moved next to the first, then rows are matched by their token"
+            return Advice("linear", why, align=aligned)
+        if data is not None:
+            why = f"{who}: each is moved next to the first, then their features are averaged on data"
+            return Advice("reconstruct", why, align=aligned, data={"path": data, "limit": EXAMPLES})
+        if one:
+            return Advice("linear", f"{who}: their weights suffice to bring them back, then their mean", align=aligned)
+        why = f"{who}: each is moved next to the first by its weights, then averaged"
+        return Advice("linear", why, MORE, align=aligned)
+    if verdict != "siblings":
+        return None
+    if base is not None and len(models) > 1:
+        if len(models) > 2 or (conflict or 0.0) >= CONFLICT:
+            why = "their changes pull some weights in opposite directions: TIES keeps the largest and elects a sign"
+            return Advice("ties", why, base=base, options={"weight": 1.0, "density": DENSITY})
+        weight = round(1 / math.sqrt(len(models)), 1)
+        why = "their changes hardly contradict each other: add them to the base, each a little shortened"
+        return Advice("task_arithmetic", why, base=base, options={"weight": weight})
+    if len(models) == 2 and cosine is not None and cosine < NEARLY_PARALLEL:
+        why = "two siblings some way apart: the arc between them keeps their size"
+        return Advice("slerp", why, base=models[0], options={"t": 0.5})
+    return Advice("linear", "siblings close to each other: their mean is between them", options={"weight": 1.0})
+
+
+def tokenizer_of(advice: Advice, models: Sequence[str], words: dict[str, Any]) -> str | None:
+    """Whose tokens the result is to have, where they are not the same."""
+    if words["vocabulary"] is not False:
+        return None
+    if (words["shared"] or 0.0) >= RELATED:
+        return "union"
+    return "base" if advice.base else models[0]
+
+
+def make_recipe(
+    advice: Advice, checkpoints: Sequence[Checkpoint], base: Checkpoint | None, *, words: dict[str, Any],
+    dtypes: Sequence[str],
+) -> tuple[str | None, list[str]]:  # fmt: skip
+    """The recipe as YAML, or None and what stands in its way. It is planned against the headers before it is shown."""
+    everyone = [*checkpoints, *([base] if base is not None else [])]
+    names = [c.name for c in checkpoints]
+    settings: dict[str, Any] = {"tokenizer": tokenizer_of(advice, names, words)}
+    if words["chat_template"] is False:
+        settings["chat_template"] = "auto"
+    if len(set(dtypes)) > 1:
+        settings["dtype"] = Counter(dtypes).most_common(1)[0][0]
+    try:
+        recipe = recipe_of(
+            _besides(names, advice.base), advice.method, advice.base, advice.options, advice.align, data=advice.data,
+            **settings,
+        )  # fmt: skip
+        _plan(recipe, everyone)
+    except RecipeError as error:
+        return None, [f"in the way of a merge: {text.rstrip('.')}" for _, text in error.problems]
+    except IsomergeError as error:
+        return None, [f"in the way of a merge: {error}"]
+    head = "".join(f"# {text}\n" for text in (advice.why, advice.more) if text)
+    return head + to_yaml(recipe), []
+
+
+def _besides(models: Sequence[str], base: str | None) -> list[str]:
+    """The base counts once, as the base."""
+    return [m for m in models if m != base]
+
+
+def _plan(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> None:
+    known = {ModelReference.parse(c.name): c for c in checkpoints}
+    plan_tensors(recipe, {model: known[model] for model in recipe.referenced_models()})
+
+
+def command(advice: Advice, models: Sequence[str], words: dict[str, Any]) -> str:
+    """The command line that does the same, where flags can say it."""
+    if words["chat_template"] is False:
+        return "isomerge check … --recipe recipe.yml, then isomerge merge recipe.yml -o merged"
+    named = _besides(models, advice.base)
+    parts = ["isomerge", "merge", *named, "--method", advice.method]
+    parts += ["--base", advice.base] if advice.base else []
+    for key, value in (advice.options or {}).items():
+        if (key, value) != ("weight", 1.0):
+            parts += ["--weights", ",".join([str(value)] * len(named))] if key == "weight" else [f"--{key}", str(value)]
+    if advice.align:
+        parts += ["--align"]
+        parts += ["--level", advice.align["level"]] if isinstance(advice.align, dict) else []
+    if advice.data:
+        parts += ["--data", advice.data["path"], "--limit", str(advice.data["limit"])]
+    source = tokenizer_of(advice, models, words)
+    parts += ["--tokenizer", source] if source else []
+    return shlex.join([*parts, "-o", "merged"])

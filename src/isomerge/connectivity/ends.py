@@ -1,0 +1,162 @@
+"""The models a line or plane goes through, held as weights of one module that takes any mixture of them in place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isomerge.alignment.alignment import Alignment
+from isomerge.alignment.api import align
+from isomerge.alignment.move import Move
+from isomerge.alignment.reporting import verdict
+from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.base import name_some
+from isomerge.checkpoint.module import is_transformers_model
+from isomerge.data.base import floating
+from isomerge.data.tokenizer import POSITIONS
+from isomerge.errors import RequestError
+from isomerge.evaluation.probe import load_stock
+from isomerge.evaluation.tasks.model import read_weights, require_runnable
+
+
+@dataclass
+class Ends:
+    """One module, and the weights of each model under its names."""
+
+    module: Any
+    weights: list[dict[str, Tensor]]
+
+    @torch.no_grad()
+    def mix(self, shares: Sequence[float]) -> Any:
+        """Put Σ share × weights into the module. A share of 1 gives that model bit by bit."""
+        own = self.module.state_dict()
+        for name in self.weights[0]:
+            target = own[name]
+            first = True
+            for share, weights in zip(shares, self.weights, strict=True):
+                if share == 0:
+                    continue
+                if first:
+                    target.copy_(weights[name]).mul_(share)
+                else:
+                    target.add_(weights[name], alpha=share)
+                first = False
+        return self.module
+
+    def inner(self, first: int, second: int) -> float:
+        """⟨W_first − W_0, W_second − W_0⟩ over all weights, each stored tensor once."""
+        total = 0.0
+        seen = set()
+        for name, origin in self.weights[0].items():
+            if origin.data_ptr() in seen:
+                continue
+            seen.add(origin.data_ptr())
+            a, b = (self.weights[k][name].double() - origin.double() for k in (first, second))
+            total += float((a * b).sum())
+        return total
+
+
+def plain_ends(checkpoints: Sequence[Checkpoint], given: Sequence[Any], device: str) -> Ends:
+    """The models as they are."""
+    states = [read_weights(c) for c in checkpoints]
+    return _ends(checkpoints, [c.config for c in checkpoints], states, given[0], device)
+
+
+def aligned_ends(
+    checkpoints: Sequence[Checkpoint], given: Sequence[Any], level: str, device: str
+) -> tuple[Ends, list[str], list[str]]:
+    """All models next to the first; with the verdict on each and notes. Nothing is rounded in between."""
+    found = align(checkpoints[1], checkpoints[0], others=checkpoints[2:], level=level, device=device)
+    known = [found] if isinstance(found, Alignment) else found.members
+    if any(bool(a.fragile) != bool(known[0].fragile) for a in known):
+        raise RequestError(
+            f"Aligning to {checkpoints[0].name}: its gains are too small to bring some of the models to it. "
+            "Name another model first."
+        )
+    anchor = max(known, key=lambda a: len(a.transform.elements)).anchor_move()
+    states = [_moved(move) for move in (anchor, *(a.move() for a in known))]
+    changes = anchor.model.architecture.untied_config
+    configs = [{**c.config, **changes} for c in checkpoints]
+    notes = list(dict.fromkeys(note for a in known for note in a.solution.notes))
+    verdicts = [verdict(a.solution) for a in known]
+    return _ends(checkpoints, configs, states, given[0], device), verdicts, notes
+
+
+def _moved(move: Move) -> dict[str, Tensor]:
+    return dict(move.produce(move.plan(floating(move.model.checkpoint)), lambda *_: None))
+
+
+def shared_positions(checkpoints: Sequence[Checkpoint]) -> dict[str, int]:
+    """The entries of config.json that must change where the models take inputs of different length: the shortest."""
+    changes = {}
+    for key in POSITIONS:
+        lengths = [c.config.get(key) for c in checkpoints]
+        if all(isinstance(length, int) for length in lengths) and len(set(lengths)) > 1:
+            changes[key] = min(length for length in lengths if isinstance(length, int))
+    return changes
+
+
+def _cut_positions(
+    checkpoints: Sequence[Checkpoint], states: list[dict[str, Tensor]], changes: Mapping[str, int]
+) -> list[dict[str, Tensor]]:
+    """Position tables of different length, to the rows that all models have."""
+
+    def cut(checkpoint: Checkpoint, state: dict[str, Tensor], name: str) -> Tensor:
+        tensor = state[name]
+        differs = any(name in other and other[name].shape != tensor.shape for other in states)
+        for key, short in changes.items():
+            if differs and tensor.dim() and tensor.shape[0] == checkpoint.config[key]:
+                return tensor[:short].clone()
+        return tensor
+
+    return [{name: cut(c, state, name) for name in state} for c, state in zip(checkpoints, states, strict=True)]
+
+
+def _ends(
+    checkpoints: Sequence[Checkpoint],
+    configs: Sequence[Mapping[str, Any]],
+    states: list[dict[str, Tensor]],
+    template: Any,
+    device: str,
+) -> Ends:
+    if isinstance(template, nn.Module) and not is_transformers_model(template):
+        module = copy.deepcopy(template).to(device).eval()
+        weights = [{k: v.to(device) for k, v in state.items()} for state in states]
+    else:
+        for checkpoint in checkpoints:
+            require_runnable(checkpoint)
+        changes = shared_positions(checkpoints)
+        states = _cut_positions(checkpoints, states, changes)
+        configs = [{**config, **changes} for config in configs]
+        dtype = floating(checkpoints[0])
+        module = load_stock(configs[0], states[0], dtype=dtype).to(device)
+        weights = [{k: v.clone() for k, v in module.state_dict().items()}]
+        for config, state in zip(configs[1:], states[1:], strict=True):
+            # Only to have the weights under the module's own names: it is let go at once.
+            weights.append(dict(load_stock(config, state, dtype=dtype).to(device).state_dict()))
+    _require_same_shapes(checkpoints, weights)
+    floats = [name for name, tensor in weights[0].items() if tensor.is_floating_point()]
+    return Ends(module, [{name: each[name] for name in floats} for each in weights])
+
+
+def _require_same_shapes(checkpoints: Sequence[Checkpoint], weights: Sequence[Mapping[str, Tensor]]) -> None:
+    first = {name: tuple(tensor.shape) for name, tensor in weights[0].items()}
+    for checkpoint, other in zip(checkpoints[1:], weights[1:], strict=True):
+        shapes = {name: tuple(tensor.shape) for name, tensor in other.items()}
+        missing = sorted(first.keys() ^ shapes.keys())
+        if missing:
+            raise RequestError(
+                f"Going from {checkpoints[0].name} to {checkpoint.name}: only one of them has {name_some(missing)}. "
+                "Use models of one architecture."
+            )
+        differ = [f"{n} {first[n]} and {shapes[n]}" for n in first if first[n] != shapes[n]]
+        if differ:
+            raise RequestError(
+                f"Going from {checkpoints[0].name} to {checkpoint.name}: tensors of different shapes, "
+                f"{name_some(differ, 3)}. Use models of one size, with the same labels and the same vocabulary."
+            )

@@ -1,0 +1,1 @@
+"""The demo: small models trained on the spot on real data, aligned, averaged and measured."""

@@ -1,0 +1,252 @@
+"""`verify`: is this folder a whole, working model, and is it the one that its lock file describes?
+
+Every check answers yes, no or "could not be asked", with one line that says what was found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from isomerge.adapters.adapter import CONFIG
+from isomerge.adapters.refuse import has_adapter_beside, holds_adapter, into_its_base
+from isomerge.checkpoint import open_checkpoint
+from isomerge.checkpoint.base import Checkpoint, name_some
+from isomerge.checkpoint.checks import FLOATING
+from isomerge.checkpoint.hashing import hash_file, hash_tensors, raw_bytes, scan_tensors
+from isomerge.checkpoint.local import SINGLE_OR_INDEX, find_shards, open_folder
+from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, locked_tensors, read_lock
+from isomerge.checkpoint.staging import STAGING, STALE
+from isomerge.errors import CheckpointError, RequestError
+from isomerge.evaluation.stock import Fit, fit_stock_class, same_structure
+from isomerge.evaluation.tokens import special_token_problems, tokenizer_problems, vocabulary_rows
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    passed: bool | None
+    """None: it could not be asked, and `detail` says why."""
+    detail: str
+
+
+def verify(
+    folder: str | os.PathLike[str],
+    *,
+    deep: bool = True,
+    same_structure_as: Checkpoint | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Check a model folder; the record has `verdict` ("good" or "bad"), `checks[]`, `problems[]` and `seconds`.
+
+    `deep` reads every weight, to see that it is finite and to hash it. `same_structure_as` is the model whose config
+    and side files the folder got: a folder of the same structure fits the same class, so transformers is not asked, and
+    what was already wrong with the tokens of that model is told and not held against the copy.
+    """
+    start = time.perf_counter()
+    folder = Path(folder).expanduser()
+    if folder.is_file():
+        open_checkpoint(folder)  # raises with the words of all verbs where it is no weight file that can be read
+        raise RequestError(
+            f"While verifying {folder}: it is a file, and a model is a folder. Name the folder that holds it, "
+            f"{folder.absolute().parent}."
+        )
+    if not folder.is_dir():
+        raise RequestError(f"While verifying {folder}: there is no such folder. Name the folder of a model.")
+    checks = list(_checks(folder, deep, same_structure_as, threads or os.cpu_count() or 1, progress))
+    problems = [f"{check.name}: {check.detail}" for check in checks if check.passed is False]
+    return {
+        "folder": str(folder),
+        "verdict": "bad" if problems else "good",
+        "checks": [vars(check) for check in checks],
+        "problems": problems,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def _checks(
+    folder: Path, deep: bool, donor: Checkpoint | None, threads: int, progress: Progress | None
+) -> Iterator[Check]:
+    yield _complete(folder)
+    try:
+        checkpoint = open_folder(folder)
+    except CheckpointError as error:
+        yield Check("opens", False, str(error))
+        for name in ("index", "format", "structure", "ties", "special tokens", "tokenizer", "finite", "lock"):
+            yield Check(name, None, "not checked: the weights do not open")
+        return
+    size = sum(info.nbytes for info in checkpoint.tensors.values())
+    yield Check("opens", True, f"{len(checkpoint.tensors)} tensors, {size:,} bytes")
+    yield _index(folder, checkpoint)
+    yield _format(folder)
+    fit = _fit(checkpoint, donor)
+    yield Check("structure", fit.fits, fit.detail)
+    yield _ties(checkpoint, fit)
+    yield from _token_checks(folder, checkpoint, donor)
+    if not deep:
+        yield Check("finite", None, "not checked: the weights were not read")
+        yield Check("lock", None, "not checked: the weights were not read")
+        return
+    broken, hashes = _read_weights(checkpoint, threads, progress)
+    yield Check("finite", not broken, f"NaN or infinity in {name_some(broken, 8)}" if broken else "every weight is")
+    yield _locked(folder, locked_tensors(checkpoint.tensors, hashes))
+
+
+def _complete(folder: Path) -> Check:
+    if (folder / STAGING).exists():
+        return Check("complete", False, f"{STAGING} is left of a write that was interrupted; run that command again")
+    return Check("complete", True, "no unfinished write is left in the folder")
+
+
+def _index(folder: Path, checkpoint: Checkpoint) -> Check:
+    """The reader forgives what an index forgot. Other loaders do not."""
+    shards, weight_map = find_shards(folder, f"opening {folder}", [])
+    stray = sorted(p.name for p in folder.iterdir() if _is_weight_file(p.name) and p.name not in shards)
+    problems = [f"{name_some(stray)} belongs to no index, so some loaders would mix two models"] if stray else []
+    if weight_map is None:
+        return Check("index", not problems, "; ".join(problems) or "one file, which needs none")
+    index = next(name for name in SINGLE_OR_INDEX if name.endswith(".index.json") and (folder / name).is_file())
+    forgotten = sorted(checkpoint.tensors.keys() - weight_map.keys())
+    if forgotten:
+        problems.append(f"{index} forgets {name_some(forgotten)}")
+    metadata = json.loads((folder / index).read_text(encoding="utf-8")).get("metadata")
+    said = metadata.get("total_size") if isinstance(metadata, dict) else None
+    size = sum(info.nbytes for info in checkpoint.tensors.values())
+    if said != size:
+        problems.append(f"{index} gives total_size {said}, the tensors take {size}")
+    return Check("index", not problems, "; ".join(problems) or f"{len(shards)} files, and {index} knows every tensor")
+
+
+def _is_weight_file(name: str) -> bool:
+    return STALE.fullmatch(name) is not None and name.endswith(".safetensors") and not name.startswith("adapter_")
+
+
+def _format(folder: Path) -> Check:
+    """transformers refuses a safetensors file that does not say which library wrote it."""
+    from safetensors import safe_open
+
+    shards, _ = find_shards(folder, f"opening {folder}", [])
+    wrong = []
+    for shard in shards:
+        if shard.endswith(".safetensors"):
+            with safe_open(folder / shard, framework="pt") as file:
+                if (file.metadata() or {}).get("format") != "pt":
+                    wrong.append(shard)
+    return Check("format", not wrong, f"no 'format: pt' in {name_some(wrong)}" if wrong else "every file says 'pt'")
+
+
+def _fit(checkpoint: Checkpoint, donor: Checkpoint | None) -> Fit:
+    if has_adapter_beside(checkpoint):
+        risk = "transformers puts it on top of the model wherever peft is installed"
+        step = f"move {CONFIG} and the adapter's weights to a folder of their own"
+        return Fit(False, f"an adapter lies beside the model ({CONFIG}): {risk}; {step}")
+    if donor is not None and same_structure(checkpoint, donor):
+        return Fit(True, f"the same names, shapes and config as {donor.name}", _tied_tables(donor))
+    if holds_adapter(checkpoint):
+        step = f"to verify the model it makes, {into_its_base(checkpoint)}, and name OUT"
+        return Fit(None, f"not checked: this is an adapter and not a model; {step}")
+    return fit_stock_class(checkpoint)
+
+
+def _tied_tables(donor: Checkpoint) -> tuple[tuple[str, str], ...]:
+    """Without the class: tensors with a row per token that are equal in the donor, unless it says they are two."""
+    rows = vocabulary_rows(donor.config)
+    if donor.config.get("tie_word_embeddings") is False or rows is None:
+        return ()
+    tables = [name for name, info in donor.tensors.items() if len(info.shape) == 2 and info.shape[0] == rows]
+    if len(tables) < 2:
+        return ()
+    hashes = hash_tensors(donor, tables, threads=1)
+    return tuple((name, tables[0]) for name in tables[1:] if hashes[name] == hashes[tables[0]])
+
+
+def _ties(checkpoint: Checkpoint, fit: Fit) -> Check:
+    if fit.fits is None:
+        return Check("ties", None, "not checked: the stock class, which knows them, could not be asked")
+    hashes = hash_tensors(checkpoint, sorted({name for pair in fit.ties for name in pair}), threads=1)
+    torn = [f"'{a}' and '{b}'" for a, b in fit.ties if hashes[a] != hashes[b]]
+    if torn:
+        why = "config.json says they are one tensor, so loaders disagree about which one counts"
+        return Check("ties", False, f"{', '.join(torn)} differ: {why}")
+    stored = f"{len(fit.ties)} stored twice, with the same values" if fit.ties else "nothing is stored twice"
+    return Check("ties", True, stored)
+
+
+def _token_checks(folder: Path, checkpoint: Checkpoint, donor: Checkpoint | None) -> Iterator[Check]:
+    for check in _tokens(folder, checkpoint):
+        inherited = check.passed is False and donor and donor.folder and check in _tokens(donor.folder, donor)
+        yield Check(check.name, True, f"as in {donor.name}: {check.detail}") if donor and inherited else check
+
+
+def _tokens(folder: Path, checkpoint: Checkpoint) -> list[Check]:
+    rows = vocabulary_rows(checkpoint.config)
+    if rows is None:
+        return [Check(name, None, "the model has no vocabulary") for name in ("special tokens", "tokenizer")]
+    wrong = special_token_problems(folder, checkpoint.config, rows)
+    said = f"{'; '.join(wrong)}, and the embedding has {rows} rows" if wrong else f"all below {rows}"
+    return [Check("special tokens", not wrong, said), Check("tokenizer", *tokenizer_problems(folder, rows))]
+
+
+def _read_weights(checkpoint: Checkpoint, threads: int, progress: Progress | None) -> tuple[list[str], dict[str, str]]:
+    """The tensors that are not finite, and the hash of every one: each is read once."""
+    broken: list[str] = []
+    hashes: dict[str, str] = {}
+
+    def look(name: str, blocks: Iterator[torch.Tensor]) -> None:
+        digest = hashlib.sha256()
+        finite = True
+        for block in blocks:
+            digest.update(raw_bytes(block))
+            finite = finite and _finite(block)
+        hashes[name] = digest.hexdigest()
+        if not finite:
+            broken.append(name)
+
+    scan_tensors(checkpoint, None, look, threads=threads, progress=progress, what="verifying")
+    return sorted(broken), hashes
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    """One pass over the values: smallest and largest are NaN if any value is, and infinite if any value is."""
+    if tensor.dtype not in FLOATING or not tensor.numel():
+        return True
+    return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(tensor))
+
+
+def _locked(folder: Path, tensors: Mapping[str, LockedTensor]) -> Check:
+    if not (folder / LOCK).exists():
+        return Check("lock", None, f"there is no {LOCK} to compare with")
+    try:
+        lock = read_lock(folder)
+    except CheckpointError as error:
+        return Check("lock", False, str(error))
+    problems = differences(lock, tensors, folder)
+    return Check("lock", not problems, "; ".join(problems) or f"every tensor and file is as written ({lock.sha256})")
+
+
+def differences(lock: Lock, tensors: Mapping[str, LockedTensor], folder: Path) -> list[str]:
+    """How these tensors and the files of a folder differ from what the lock says was written."""
+    both = lock.tensors.keys() & tensors.keys()
+    written = {name: replace(lock.tensors[name], file=None) for name in both}  # the same in whichever file
+    files = {name: digest for name, digest in lock.side_files.items() if name not in DESCRIPTIONS}
+    gone = [name for name in files if not (folder / name).is_file()]
+    found = {
+        "changed tensors": sorted(name for name in both if written[name] != tensors[name]),
+        "missing tensors": sorted(lock.tensors.keys() - tensors.keys()),
+        "extra tensors": sorted(tensors.keys() - lock.tensors.keys()),
+        "changed files": sorted(n for n in files if n not in gone and hash_file(folder / n) != files[n]),
+        "missing files": sorted(gone),
+    }
+    return [f"{what}: {name_some(names, 20)}" for what, names in found.items() if names]

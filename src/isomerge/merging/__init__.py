@@ -1,0 +1,1 @@
+"""Merging: one output tensor at a time, streamed."""

@@ -1,0 +1,23 @@
+"""One model, as it is."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from isomerge.merging.group import Block, Combine, Group
+from isomerge.merging.methods.method import PerModel, each, method
+
+
+@method(most=1)
+def passthrough(group: Group, *, scale: PerModel[float | None] = each(None)) -> Combine:
+    """The only model's tensors, unchanged or multiplied by a number: for stacking layers of several models.
+
+    Options:
+        scale: what to multiply by; none leaves every bit as it is
+    """
+
+    def combine(block: Block) -> Tensor:
+        (tensor,) = block.tensors
+        return tensor if scale[0] is None else tensor * scale[0]
+
+    return combine

@@ -1,0 +1,83 @@
+"""Averages over the checkpoints of one training run, oldest first: mixtures whose weights follow from the order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from isomerge.errors import RequestError
+from isomerge.merging.group import Combine, Group
+from isomerge.merging.methods.method import method
+from isomerge.merging.reduce import mixture
+
+
+@method(reference="https://arxiv.org/abs/1803.05407")
+def swa(group: Group, *, start: int = 0, every: int = 1) -> Combine:
+    """Stochastic weight averaging: the mean of every n-th checkpoint from a start on.
+
+    Options:
+        start: how many of the first checkpoints to leave out
+        every: take one in so many, the last one always
+    """
+    if not 0 <= start < group.models or every < 1:
+        raise RequestError(f"swa with start {start} and every {every} leaves none of {group.models} checkpoints.")
+    last = group.models - 1
+    return _weighted([float(i >= start and (last - i) % every == 0) for i in range(group.models)])
+
+
+@method(reference="https://arxiv.org/abs/2411.18704")
+def ema(group: Group, *, decay: float = 0.9) -> Combine:
+    """Exponential moving average: m ← decay · m + (1 − decay) · W over the checkpoints, starting at the first.
+
+    Options:
+        decay: how much of the average stays at each step, from 0 to below 1
+    """
+    if not 0 <= decay < 1:
+        raise RequestError(f"the decay of ema is from 0 to below 1, not {decay}.")
+    new = [1.0] + [1 - decay] * (group.models - 1)
+    return _weighted([share * decay ** (group.models - 1 - i) for i, share in enumerate(new)])
+
+
+@method(reference="https://arxiv.org/abs/2209.14981")
+def lawa(group: Group, *, window: int = 6) -> Combine:
+    """Latest weight averaging: the mean of the last checkpoints.
+
+    Options:
+        window: how many; all if there are fewer
+    """
+    if window < 1:
+        raise RequestError(f"a window of {window} checkpoints is empty. Give 1 or more.")
+    return _weighted([float(i >= group.models - window) for i in range(group.models)])
+
+
+def tail(group: Group, *, fraction: float = 0.5) -> Combine:
+    """Tail averaging: the mean of the last share of the checkpoints, at least one.
+
+    Options:
+        fraction: which share, above 0 and up to 1
+    """
+    if not 0 < fraction <= 1:
+        raise RequestError(f"a fraction of {fraction} is not above 0 and up to 1.")
+    count = max(1, math.ceil(fraction * group.models - 1e-9))
+    return _weighted([float(i >= group.models - count) for i in range(group.models)])
+
+
+sma = method(name="sma", reference="https://arxiv.org/abs/1610.03774")(tail)
+tail_average = method(name="tail_average", reference="https://arxiv.org/abs/1610.03774")(tail)
+
+
+@method(reference="https://arxiv.org/abs/2411.18704")
+def geometric(group: Group, *, decay: float = 0.5) -> Combine:
+    """Each checkpoint counts `decay` times as much as the one after it: Σ decay^(K−1−k) W_k, divided by the sum.
+
+    Options:
+        decay: how much of the weight of the next checkpoint, from 0 (only the last) to 1 (all the same)
+    """
+    if not 0 <= decay <= 1:
+        raise RequestError(f"a decay of {decay} is not from 0 to 1.")
+    return _weighted([decay ** (group.models - 1 - i) for i in range(group.models)])
+
+
+def _weighted(weights: Sequence[float]) -> Combine:
+    total = sum(weights)
+    return mixture([w / total for w in weights])

@@ -1,0 +1,199 @@
+"""A recipe against its data: who needs some, who uses it, and what does not go together with it.
+
+Works on data as it was written, like options.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from isomerge.merging.methods import METHODS, Method
+from isomerge.merging.recipe.problems import Path, Places, Problems
+from isomerge.merging.recipe.reference import ModelReference
+from isomerge.merging.whole import WholeMethod
+
+UNMEASURED = {
+    "fisher": "weighs by importances: it needs 'data' to measure them on, or files under 'importance'",
+    "gram": "needs Gram matrices of what the models read: 'data' to measure them on, or files under 'statistics'",
+}
+ONE_TABLE = "the models have to read the same tokens there: leave 'tokenizer' out"
+
+
+def check_data(
+    method: Method | WholeMethod, data: Mapping[str, Any], files: bool, places: Places, problems: Problems
+) -> None:
+    """Enter what does not fit; `files` says whether the method's statistics come from files that options name."""
+    rules = _Rules(method, data, files, places, problems)
+    if isinstance(method, WholeMethod):
+        rules.whole_models(method)
+    rules.needed()
+    rules.calibrate()
+    rules.repair()
+    rules.align()
+    for path, text in rules.unused():
+        rules.add(path, text)
+
+
+def unused_keys(method: Method | WholeMethod, data: Mapping[str, Any], files: bool) -> list[Path]:
+    """What is about data and without effect: a sweep leaves it out at the points that do not use it."""
+    return [path for path, _ in _Rules(method, data, files, Places(), Problems("")).unused()]
+
+
+@dataclass
+class _Rules:
+    method: Method | WholeMethod
+    data: Mapping[str, Any]
+    files: bool
+    places: Places
+    problems: Problems
+
+    @property
+    def measured(self) -> str | None:
+        """What is measured of each model on data."""
+        return self.method.measures if isinstance(self.method, Method) and not self.files else None
+
+    @property
+    def whole(self) -> str | None:
+        """How a whole-model method takes data."""
+        return self.method.data if isinstance(self.method, WholeMethod) else None
+
+    @property
+    def entries(self) -> list[tuple[Path, Mapping[str, Any]]]:
+        found: list[tuple[Path, Mapping[str, Any]]] = []
+        modules = self.data.get("modules")
+        holders: list[tuple[Path, Any]] = [((), self.data)]
+        holders += [(("modules", name), one) for name, one in modules.items()] if isinstance(modules, dict) else []
+        for path, holder in holders:
+            models = holder.get("models") if isinstance(holder, dict) else None
+            for i, entry in enumerate(models if isinstance(models, list) else []):
+                if isinstance(entry, dict):
+                    found.append(((*path, "models", i), entry))
+        return found
+
+    def has(self, key: str) -> bool:
+        return self.data.get(key) not in (None, False)
+
+    def add(self, path: Path, text: str) -> None:
+        self.problems.add(self.places, path, text)
+
+    # --- rules --------------------------------------------------------------------------------------------------------
+    def whole_models(self, method: WholeMethod) -> None:
+        name = method.name
+        for key in ("slices", "modules"):
+            if self.has(key):
+                self.add((key,), f"{name} runs whole models, all layers of each: use 'models' instead of '{key}'")
+        if self.has("base_model"):
+            self.add(("base_model",), f"{name} has no base: leave it out, or list it among the models")
+        if self.has("tokenizer"):
+            self.add(("tokenizer", "source"), f"{name} runs the models on data, and {ONE_TABLE}")
+        align = self.data.get("align")
+        anchor = align.get("anchor") if isinstance(align, dict) else None
+        if anchor is not None and self.entries and not _same(anchor, self.entries[0][1].get("model")):
+            self.add(("align", "anchor"), f"{name} aligns the models to the first: put {anchor} first in 'models'")
+
+    def needed(self) -> None:
+        name = self.method.name
+        lacking = [path for path, entry in self.entries if entry.get("data") is None]
+        if self.whole == "each":
+            for path in lacking:
+                self.add(path, f"{name} looks at each model's own data: this model needs 'data'")
+        elif self.whole == "together" and lacking and not self.has("data"):
+            self.add(("merge_method",), f"{name} runs the models on data, without labels: it needs 'data'")
+        elif self.whole == "one" and not self.has("data"):
+            self.add(("merge_method",), f"{name} scores models on data with labels: it needs 'data'")
+        elif self.measured and not self.has("data") and (lacking or not self.entries):
+            self.add(("merge_method",), f"{name} {UNMEASURED[self.measured]}")
+        if self.measured and self.has("tokenizer"):
+            self.add(("tokenizer", "source"), f"{name} runs the models on data, and {ONE_TABLE}")
+
+    def calibrate(self) -> None:
+        given = self.data.get("calibrate")
+        if given is None or self.measured is None:
+            return
+        foreign = {"fisher": ("only",), "gram": ("fisher", "samples")}[self.measured]
+        for key in [key for key in foreign if isinstance(given, dict) and given.get(key) is not None]:
+            other = "Gram matrices" if self.measured == "fisher" else "Fisher information"
+            self.add(("calibrate", key), f"'{key}' is of {other}, which {self.method.name} does not use")
+
+    def repair(self) -> None:
+        if not self.has("repair"):
+            return
+        if not self.has("data"):
+            self.add(("repair",), "'repair' measures the units of the models on data: it needs 'data'")
+        for key in ("slices", "modules"):
+            if self.has(key):
+                self.add(
+                    ("repair",), f"'repair' compares units by their place in whole models: use 'models', not '{key}'"
+                )
+        if self.has("tokenizer"):
+            self.add(("repair",), f"'repair' runs the models on data, and {ONE_TABLE}")
+
+    def align(self) -> None:
+        align = self.data.get("align")
+        if not isinstance(align, dict):
+            return
+        some = align.get("data") is not None or self.has("data")
+        evidence = align.get("evidence")
+        words = list(evidence.values()) if isinstance(evidence, dict) else [evidence]
+        if not some and any(word in ("activations", "mix") for word in words):
+            self.add(("align", "evidence"), "activations are seen on data: give the recipe 'data', or 'align' its own")
+
+    # --- what nothing uses --------------------------------------------------------------------------------------------
+    def unused(self) -> Iterator[tuple[Path, str]]:
+        """Every key that is given and without effect, and why it is."""
+        yield from self._unused_of_models()
+        if self.data.get("calibrate") is not None and self.measured is None:
+            known = ", ".join(sorted(name for name, one in METHODS.items() if one.measures))
+            text = f"'calibrate' is for methods that weigh by what is measured on data: {known}"
+            if self.files:
+                text = f"{self.method.name} has files of statistics, so nothing is measured: leave 'calibrate' out"
+            yield ("calibrate",), text
+        yield from self._unused_of_align()
+        yield from self._unused_data()
+
+    def _unused_of_models(self) -> Iterator[tuple[Path, str]]:
+        if self.measured or self.whole in ("each", "together"):
+            return
+        why = f"{self.method.name} has files of statistics" if self.files else f"{self.method.name} does not"
+        for path, entry in self.entries:
+            if entry.get("data") is not None:
+                yield (*path, "data"), f"a model's own data is for methods that look at each model's; {why}"
+
+    def _unused_of_align(self) -> Iterator[tuple[Path, str]]:
+        align = self.data.get("align")
+        if not isinstance(align, dict):
+            return
+        some = align.get("data") is not None or self.has("data")
+        for key in ("measure", "site"):
+            if align.get(key) is not None and (not some or align.get("evidence") == "weights"):
+                yield ("align", key), f"'{key}' is about activations, and the weights decide here: leave it out"
+        if align.get("data") is not None and align.get("evidence") == "weights":
+            step = "leave 'data' out, or let the evidence be activations or mix"
+            yield ("align", "data"), f"nothing uses it: the evidence is the weights; {step}"
+
+    def _unused_data(self) -> Iterator[tuple[Path, str]]:
+        if not self.has("data") or self.has("repair"):
+            return
+        own = [entry.get("data") is not None for _, entry in self.entries]
+        by_method = self.whole in ("one", "optional") or (
+            (self.whole == "together" or self.measured) and not (own and all(own))
+        )
+        align = self.data.get("align")
+        settings = align if isinstance(align, dict) else {}
+        by_align = bool(align or align == {}) and settings.get("data") is None and settings.get("evidence") != "weights"
+        if not by_method and not by_align:
+            method = f"{self.method.name} {'has its files' if self.files else 'takes none here'}"
+            steps = "neither an 'align' that looks at activations nor 'repair'"
+            yield ("data",), f"nothing uses it: {method}, and there is {steps}; leave 'data' out"
+
+
+def _same(one: Any, other: Any) -> bool:
+    def read(value: Any) -> Any:
+        try:
+            return ModelReference.parse(value.strip()) if isinstance(value, str) else value
+        except ValueError:
+            return value
+
+    return bool(read(one) == read(other))

@@ -1,0 +1,273 @@
+"""What a recipe may say. The same definitions check it, write it back and make the schema for editors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    PrivateAttr,
+    Strict,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+
+from isomerge.merging.recipe.align_settings import AlignSettings
+from isomerge.merging.recipe.data_settings import (
+    CalibrateSettings,
+    DataEntry,
+    DataSettings,
+    RepairSettings,
+    read_switch,
+)
+from isomerge.merging.recipe.fields import (
+    OPTIONS,
+    TAG,
+    Count,
+    Definition,
+    Dtype,
+    Reference,
+    Settings,
+    Switch,
+    Text,
+    kind_of,
+    read_reference,
+)
+from isomerge.merging.recipe.problems import Places
+from isomerge.merging.recipe.reference import ModelReference
+
+
+# --- models, slices, modules ------------------------------------------------------------------------------------------
+class ModelEntry(Definition):
+    """One of the models."""
+
+    model: Reference
+    parameters: Settings | None = Field(None, description=OPTIONS)
+    data: DataEntry | None = Field(
+        None, description="The data of this model, for methods that measure each on its own."
+    )
+
+
+def _read_range(value: Any) -> Any:
+    numbers = isinstance(value, (list, tuple)) and [type(v) for v in value] == [int, int]
+    if not numbers or not 0 <= value[0] < value[1]:
+        raise ValueError(
+            f"layer_range is [first, end) as in [0, 16], the end not included, and this is {kind_of(value)}"
+            if not numbers
+            else f"layer_range {list(value)} holds no layer: it is [first, end), the end not included"
+        )
+    return tuple(value)
+
+
+class SliceSource(Definition):
+    """Layers of one model."""
+
+    model: Reference
+    layer_range: Annotated[tuple[int, int], BeforeValidator(_read_range)] = Field(
+        description="[first, end): the layers to take, the end not included."
+    )
+    parameters: Settings | None = Field(None, description=OPTIONS)
+
+
+class OutputSlice(Definition):
+    """Layers of the output: as many as each of its sources has."""
+
+    sources: tuple[SliceSource, ...] = Field(min_length=1)
+    base_model: Reference | None = Field(None, description="The base of this slice, if not the recipe's.")
+    parameters: Settings | None = Field(None, description=OPTIONS)
+
+
+class Module(Definition):
+    """One part of a model with several: text_decoder, vision_tower, encoder, decoder…"""
+
+    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)] | None = None
+    slices: Annotated[tuple[OutputSlice, ...], Field(min_length=1)] | None = None
+    parameters: Settings | None = Field(None, description=OPTIONS)
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Module:
+        return _exactly_one(self, "models", "slices")
+
+
+# --- tokenizer --------------------------------------------------------------------------------------------------------
+class ZeroToken(Definition):
+    """A row of zeros."""
+
+    kind: Literal["zero"]
+
+
+class ModelToken(Definition):
+    """The row of some token of some model."""
+
+    kind: Literal["model_token"]
+    model: Reference
+    token: Text | None = None
+    token_id: Annotated[int, Strict(), Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> ModelToken:
+        return _exactly_one(self, "token", "token_id")
+
+
+def _token_form(value: Any) -> str | None:
+    """Which of the three ways to name a token's row this is; None if it is no known one."""
+    if isinstance(value, dict):
+        return {"zero": TAG + "zero", "model_token": TAG + "model token"}.get(str(value.get("kind")))
+    if isinstance(value, ZeroToken):
+        return TAG + "zero"
+    return TAG + ("model token" if isinstance(value, ModelToken) else "model")
+
+
+class TokenSettings(Definition):
+    """Where one token's row comes from."""
+
+    source: (
+        Annotated[
+            Annotated[ZeroToken, Tag(TAG + "zero")]
+            | Annotated[ModelToken, Tag(TAG + "model token")]
+            | Annotated[Reference, Tag(TAG + "model")],
+            Discriminator(_token_form),
+        ]
+        | None
+    ) = Field(None, description="A model, {kind: zero}, or {kind: model_token, model, token or token_id}.")
+    force: Switch = Field(False, description="Use it also in the models that have a row of their own for this token.")
+
+
+def _read_tokenizer_source(value: Any) -> Any:
+    return value if isinstance(value, str) and value in ("union", "base") else read_reference(value)
+
+
+TokenizerSource = Annotated[
+    InstanceOf[ModelReference] | Literal["union", "base"],
+    BeforeValidator(_read_tokenizer_source),
+    PlainSerializer(str),
+    WithJsonSchema(
+        {"type": "string", "minLength": 1, "description": "union, base, or the model whose tokenizer the output gets."}
+    ),
+]
+
+
+class TokenizerSettings(Definition):
+    """Which tokens the output has and where their rows come from."""
+
+    source: TokenizerSource = "union"
+    tokens: dict[str, TokenSettings] | None = None
+    pad_to_multiple_of: Count | None = Field(None, description="Add unused rows up to a multiple of this number.")
+
+
+def _read_name(value: Any) -> Any:
+    if isinstance(value, str) and (value.startswith(("/", "~")) or ".." in value.split("/") or "\\" in value):
+        raise ValueError(f"the name '{value}' leads out of the folder of intermediate models; use a plain word")
+    return value
+
+
+# --- the recipe -------------------------------------------------------------------------------------------------------
+class Recipe(Definition):
+    """One model to be made. Read it with `load_recipe`, or make it with `recipe_of`."""
+
+    name: Annotated[Text, BeforeValidator(_read_name)] | None = Field(
+        None, description="How later documents of the same file call the result."
+    )
+    merge_method: Text = Field(description="How tensors are merged.")
+    base_model: Reference | None = Field(
+        None, description="The common ancestor, and the donor of config and tokenizer."
+    )
+    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)] | None = Field(
+        None, description="The models, all layers of each."
+    )
+    slices: Annotated[tuple[OutputSlice, ...], Field(min_length=1)] | None = Field(
+        None, description="The output's layers, from the first to the last."
+    )
+    modules: Annotated[dict[str, Module], Field(min_length=1)] | None = Field(
+        None, description="Models or slices for each part of a model with several parts."
+    )
+    parameters: Settings | None = Field(None, description=OPTIONS)
+    dtype: Dtype | None = Field(None, description="The dtype of the output, if out_dtype does not say otherwise.")
+    out_dtype: Dtype | None = Field(None, description="The dtype of the output.")
+    tokenizer: TokenizerSettings | None = None
+    chat_template: Text | None = Field(None, description="auto, the name of a known template, or a Jinja template.")
+    align: Annotated[AlignSettings | None, BeforeValidator(read_switch)] = Field(
+        None, description="Align the models first: true, or what to align and how."
+    )
+    data: DataEntry | None = Field(None, description="Data to run the models on: a path, or a path and how to read it.")
+    calibrate: CalibrateSettings | None = Field(None, description="How models are measured on the data.")
+    repair: Annotated[RepairSettings | None, BeforeValidator(read_switch)] = Field(
+        None, description="After merging, give the units the mean and spread they have in the models: true, or where."
+    )
+    seed: Annotated[int, Strict(), Field(ge=0)] = Field(0, description="Names the random numbers of random methods.")
+
+    _places: Places = PrivateAttr(default_factory=Places)
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Recipe:
+        return _exactly_one(self, "models", "slices", "modules")
+
+    @property
+    def places(self) -> Places:
+        """Where each part was written."""
+        return self._places
+
+    def placed(self, places: Places) -> Recipe:
+        """This recipe, with the lines it was read from."""
+        copy = self.model_copy()
+        copy._places = places
+        return copy
+
+    def referenced_models(self) -> list[ModelReference]:
+        """Every model whose weights are used: the base first, then in the order of the file."""
+        found = [self.base_model] if self.base_model else []
+        found += [entry.model for entry in self.models or ()]
+        found += _in_slices(self.slices)
+        for module in (self.modules or {}).values():
+            found += [entry.model for entry in module.models or ()] + _in_slices(module.slices)
+        return list(dict.fromkeys(found))
+
+    def entries(self) -> list[ModelEntry]:
+        """The entries of `models`, of the recipe or of its modules."""
+        modules = (self.modules or {}).values()
+        return [*(self.models or ()), *(entry for module in modules for entry in module.models or ())]
+
+    def data_of(self, model: ModelReference) -> DataSettings | None:
+        """The data that a model is measured on: its own, or the recipe's."""
+        return next((e.data for e in self.entries() if e.model == model and e.data is not None), self.data)
+
+    def to_yaml(self) -> str:
+        """The recipe as YAML, with every abbreviation written out. Reading it gives an equal recipe."""
+        from isomerge.merging.recipe.write import to_yaml
+
+        return to_yaml(self)
+
+    def mergekit_yaml(self) -> str | None:
+        """The recipe as mergekit understands it, or None if it uses what mergekit has not."""
+        from isomerge.merging.recipe.write import mergekit_yaml
+
+        return mergekit_yaml(self)
+
+
+def _in_slices(slices: tuple[OutputSlice, ...] | None) -> list[ModelReference]:
+    found = []
+    for part in slices or ():
+        found += [source.model for source in part.sources] + ([part.base_model] if part.base_model else [])
+    return found
+
+
+def _exactly_one(part: Any, *keys: str) -> Any:
+    if problem := not_exactly_one({key: getattr(part, key) for key in keys}, keys):
+        raise ValueError(problem)
+    return part
+
+
+def not_exactly_one(data: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """What is wrong when not exactly one of the keys is given; nothing if it is."""
+    given = [key for key in keys if data.get(key) is not None]
+    if len(given) == 1:
+        return ""
+    names = ", ".join(f"'{key}'" for key in keys[:-1]) + f" or '{keys[-1]}'"
+    state = "none of them is here" if not given else "here are " + " and ".join(f"'{key}'" for key in given)
+    return f"exactly one of {names} is needed, and {state}"

@@ -1,0 +1,101 @@
+"""YAML text to plain data, with the line of everything in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from isomerge.merging.recipe.problems import Path, Places, Problems
+
+
+def read_documents(text: str, source: str, problems: Problems) -> list[tuple[Any, Places]]:
+    """Every document of a YAML text, as data and places. A document with nothing in it does not count."""
+    try:
+        nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else None
+        places = Places(source, {(): line} if line else {})
+        problems.add(places, (), f"this is not YAML: {error.problem or error.context}{_pitfall(text, line)}")
+        return []
+    except yaml.YAMLError as error:  # a control character, say
+        problems.general(f"this is not YAML: {error}")
+        return []
+    found = []
+    for node in nodes:
+        if node is None or (isinstance(node, yaml.ScalarNode) and not node.value):
+            continue
+        reader = _Reader(source, problems)
+        found.append((reader.read(node, ()), reader.places))
+    return found
+
+
+def _pitfall(text: str, line: int | None) -> str:
+    lines = text.splitlines()
+    here = lines[line - 1] if line is not None and line <= len(lines) else ""
+    if "\t" in here[: len(here) - len(here.lstrip())] or "\t" in here:
+        return "; there is a tab on this line, and YAML is indented with spaces only"
+    return "; look at the indentation of this line and of those before it"
+
+
+class _Reader:
+    """Builds the data of one document. Keys stay text, so a token called `yes` or `1` is not turned into a value."""
+
+    def __init__(self, source: str, problems: Problems) -> None:
+        self.places, self.problems = Places(source), problems
+        self._constructor = yaml.SafeLoader("")
+        self._merged: set[int] = set()
+        self._open: list[yaml.Node] = []
+
+    def read(self, node: yaml.Node, path: Path) -> Any:
+        self.places.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        if any(node is parent for parent in self._open):
+            self.problems.add(self.places, path, "this alias contains itself")
+            return None
+        self._open.append(node)
+        try:
+            if isinstance(node, yaml.SequenceNode):
+                return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
+            assert isinstance(node, yaml.MappingNode)
+            return self._mapping(node, path)
+        finally:
+            self._open.pop()
+
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+        if node.tag == "tag:yaml.org,2002:timestamp":  # a model or a revision called 2024-01-01
+            return node.value
+        try:
+            return self._constructor.construct_object(node)
+        except (yaml.YAMLError, ValueError) as error:
+            reason = getattr(error, "problem", None) or str(error)
+            self.problems.add(self.places, path, f"this value cannot be read: {reason}")
+            return None
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        if id(node) not in self._merged:
+            self._refuse_twice(node, path)
+            self._constructor.flatten_mapping(node)  # `<<: *other`
+            self._merged.add(id(node))
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self.places.lines[path] = key.start_mark.line + 1
+                self.problems.add(self.places, path, "a key must be a word")
+                continue
+            self.places.lines[(*path, key.value)] = key.start_mark.line + 1
+            found[key.value] = self.read(value, (*path, key.value))
+        return found
+
+    def _refuse_twice(self, node: yaml.MappingNode, path: Path) -> None:
+        first: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            line = key.start_mark.line + 1
+            if key.value in first:
+                text = f"'{key.value}' is given twice, on line {first[key.value]} and on line {line}; keep one of them"
+                self.problems.add(Places(self.places.source, {(): line}), (), text)
+            first.setdefault(key.value, line)

@@ -1,0 +1,201 @@
+"""`load_recipe`: a file, a text or data in; recipes out, or one error with everything that is wrong."""
+
+from __future__ import annotations
+
+import codecs
+import copy
+import io
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path as File
+from typing import Any
+
+from pydantic import ValidationError
+
+from isomerge.errors import RequestError, did_you_mean
+from isomerge.merging.recipe.complaints import complain
+from isomerge.merging.recipe.definitions import ModelToken, Recipe, TokenSettings
+from isomerge.merging.recipe.document import read_documents
+from isomerge.merging.recipe.options import check_method
+from isomerge.merging.recipe.problems import Path, Places, Problems
+from isomerge.merging.recipe.reference import ModelReference
+
+EXAMPLE = "merge_method: linear, and models: with entries '- model: PATH'"
+
+
+def load_recipe(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[Recipe]:
+    """One recipe per document, in the order they are to be made: the last is the output.
+
+    `source` is a path, YAML text (anything with a newline) or a mapping.
+
+    >>> recipes = load_recipe("merge_method: linear\\nmodels: [{model: a}, {model: b}]\\n")
+    >>> [str(model) for model in recipes[0].referenced_models()]
+    ['a', 'b']
+    """
+    if isinstance(source, Mapping):
+        documents: list[tuple[Any, Places]] = [(source, Places())]
+        problems = Problems("reading the recipe")
+    else:
+        text, label = _text(source)
+        problems = Problems(f"reading {label}")
+        documents = read_documents(text, label, problems)
+        if not documents and not problems.found:
+            problems.general(f"there is nothing in it. A recipe has at least {EXAMPLE}")
+    recipes = [_recipe(data, places, problems) for data, places in documents]
+    _check_names(documents, problems)
+    problems.raise_if_any()
+    return _in_order([recipe for recipe in recipes if recipe is not None], problems)
+
+
+def _text(source: str | os.PathLike[str]) -> tuple[str, str]:
+    text = os.fspath(source)
+    if isinstance(source, str) and "\n" in source:
+        return text, "the recipe"
+    file = File(text).expanduser()
+    try:
+        return _decoded(file.read_bytes()), text
+    except FileNotFoundError:
+        why = "there is no such file. Check the path"
+        if file.is_symlink():
+            why = f"{_broken(file)}. Repair the link, or name the file itself"
+    except IsADirectoryError:
+        why = "it is a folder. Name the YAML file in it; models are named two or more at a time"
+    except PermissionError:
+        why = "it may not be read. Give yourself the right to (chmod u+r), or copy it"
+    except UnicodeDecodeError as error:
+        why = (
+            f"it is no text in {error.encoding.upper()} (byte {error.start + 1} is 0x{error.object[error.start]:02x}). "
+            "Save it as UTF-8 in your editor; or, if it is no YAML at all, name the file that is"
+        )
+    except OSError as error:
+        told = _broken(file) if file.is_symlink() else error.strerror or error
+        why = f"{told}. Name a YAML file that can be read"
+    raise RequestError(f"While reading the recipe {text}: {why}.")
+
+
+def _broken(link: File) -> str:
+    from isomerge.checkpoint.local import broken_link  # here, since it brings torch
+
+    return broken_link(link)
+
+
+def _decoded(content: bytes) -> str:
+    """YAML is UTF-8 or UTF-16; some editors and shells write the latter, with a mark in front."""
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    if encoding != "utf-16" and (zero := content.find(0)) >= 0:
+        raise UnicodeDecodeError("utf-8", content, zero, zero + 1, "text has no zero bytes")
+    return io.TextIOWrapper(io.BytesIO(content), encoding=encoding).read()  # with line ends as a file's
+
+
+def _recipe(data: Any, places: Places, problems: Problems) -> Recipe | None:
+    if not isinstance(data, Mapping):
+        kind = "a list" if isinstance(data, list) else f"the text '{data}'"
+        problems.add(places, (), f"a recipe is a mapping with {EXAMPLE}, and this is {kind}")
+        return None
+    plain = _plain(data)
+    before = len(problems.found)
+    _move_tokenizer_source(plain, places, problems)
+    check_method(plain, places, problems)
+    recipe = None
+    try:
+        recipe = Recipe.model_validate(plain).placed(places)
+    except ValidationError as error:
+        complain(error, places, problems)
+    if recipe is not None:
+        _check_references(recipe, problems)
+    return recipe if len(problems.found) == before else None
+
+
+def _plain(value: Any) -> Any:
+    """A copy to work on, so that the caller's data stays as it is."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return copy.copy(value)
+
+
+def _move_tokenizer_source(data: dict[str, Any], places: Places, problems: Problems) -> None:
+    """`tokenizer_source: X` is short for `tokenizer: {source: X}`."""
+    if "tokenizer_source" not in data:
+        return
+    source = data.pop("tokenizer_source")
+    here: Path = ("tokenizer_source",)
+    if data.get("tokenizer") is not None:
+        problems.add(places, here, "'tokenizer_source' is short for 'tokenizer: {source: …}', and both are given")
+    elif source is not None:
+        data["tokenizer"] = {"source": source}
+        if (line := places.line(here)) is not None:
+            places.lines[("tokenizer", "source")] = line
+
+
+def _check_references(recipe: Recipe, problems: Problems) -> None:
+    """Places that name a model which must be one of those that are merged."""
+    known = recipe.referenced_models()
+    for path, model in _named(recipe):
+        if model not in known:
+            text = f"{model} is not one of the models of this recipe. {did_you_mean(str(model), map(str, known))}"
+            problems.add(recipe.places, path, text)
+    if recipe.tokenizer and recipe.tokenizer.source == "base" and recipe.base_model is None:
+        problems.add(
+            recipe.places, ("tokenizer", "source"), "the tokenizer of the base is wanted, and there is no 'base_model'"
+        )
+
+
+def _named(recipe: Recipe) -> Iterator[tuple[Path, ModelReference]]:
+    if recipe.align and recipe.align.anchor:
+        yield ("align", "anchor"), recipe.align.anchor
+    tokens: Mapping[str, TokenSettings] = (recipe.tokenizer.tokens if recipe.tokenizer else None) or {}
+    for token, setting in tokens.items():
+        path: Path = ("tokenizer", "tokens", token, "source")
+        if isinstance(setting.source, ModelToken):
+            yield (*path, "model"), setting.source.model
+        elif isinstance(setting.source, ModelReference):
+            yield path, setting.source
+
+
+# --- several documents ------------------------------------------------------------------------------------------------
+def _check_names(documents: list[tuple[Any, Places]], problems: Problems) -> None:
+    first: dict[Any, str] = {}
+    for data, places in documents:
+        if not isinstance(data, Mapping):
+            continue
+        name = data.get("name")
+        if name in first:
+            what = (
+                f"the name '{name}' is taken by the document at" if name else "only one document may have no name; see"
+            )
+            problems.add(places, ("name",), f"{what} {first[name]}")
+        first.setdefault(name, places.where(("name",)))
+
+
+def _in_order(recipes: list[Recipe], problems: Problems) -> list[Recipe]:
+    """A document comes after those it uses; the one without a name, or the last, is the output."""
+    by_name = {recipe.name: recipe for recipe in recipes if recipe.name}
+    output = next((recipe for recipe in recipes if recipe.name is None), recipes[-1])
+    ordered: list[Recipe] = []
+    open_names: list[str | None] = []
+
+    def add(recipe: Recipe) -> None:
+        if any(recipe is done for done in ordered):
+            return
+        if recipe.name in open_names:
+            circle = " → ".join(str(name) for name in [*open_names[open_names.index(recipe.name) :], recipe.name])
+            problems.add(recipe.places, ("name",), f"these documents use each other in a circle: {circle}")
+            return
+        open_names.append(recipe.name)
+        for model in recipe.referenced_models():
+            if model.path in by_name:
+                add(by_name[model.path])
+        open_names.pop()
+        ordered.append(recipe)
+
+    for recipe in recipes:
+        if recipe is not output:
+            add(recipe)
+    if any(recipe is output for recipe in ordered):
+        text = f"'{output.name}' is the last document and so the output, but another document uses it"
+        problems.add(output.places, ("name",), f"{text}; put the output last")
+    add(output)
+    problems.raise_if_any()
+    return ordered

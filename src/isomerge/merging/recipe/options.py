@@ -1,0 +1,263 @@
+"""A recipe against its merge method: which options there are, what values they take, how many models it wants.
+
+Works on data as it was written, so that these problems are found together with those of form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from isomerge.errors import did_you_mean
+from isomerge.merging.methods import Method, Option
+from isomerge.merging.methods.method import MEASURED, REQUIRED
+from isomerge.merging.recipe.data_rules import check_data
+from isomerge.merging.recipe.definitions import not_exactly_one
+from isomerge.merging.recipe.mergekit import MERGEKIT, WITHOUT_EFFECT
+from isomerge.merging.recipe.problems import Path, Places, Problems
+from isomerge.merging.recipe.reference import ModelReference
+from isomerge.merging.whole import EVERY, WholeMethod
+
+AnyMethod = Method | WholeMethod
+
+
+def parameter_blocks(data: Mapping[str, Any]) -> Iterator[tuple[Path, dict[str, Any], bool]]:
+    """Every `parameters` in a recipe, with whether it belongs to one model."""
+    if isinstance(data.get("parameters"), dict):
+        yield ("parameters",), data["parameters"], False
+    for path, entry in _entries(data):
+        if isinstance(entry.get("parameters"), dict):
+            of_model = path[-2] in ("models", "sources")
+            yield (*path, "parameters"), entry["parameters"], of_model
+
+
+def _entries(data: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every model, slice, source and module, as far as they have the right form."""
+    for i, entry in _items(data.get("models")):
+        yield (*path, "models", i), entry
+    for i, part in _items(data.get("slices")):
+        yield (*path, "slices", i), part
+        for j, source in _items(part.get("sources")):
+            yield (*path, "slices", i, "sources", j), source
+    modules = data.get("modules")
+    for name, module in modules.items() if isinstance(modules, dict) else ():
+        if isinstance(module, dict):
+            yield (*path, "modules", name), module
+            yield from _entries({k: v for k, v in module.items() if k != "modules"}, (*path, "modules", name))
+
+
+def _items(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    if isinstance(value, list):
+        yield from ((i, entry) for i, entry in enumerate(value) if isinstance(entry, dict))
+
+
+def check_method(data: dict[str, Any], places: Places, problems: Problems) -> None:
+    """Enter what does not fit the method. Values are turned into what their option wants, in place."""
+    _one_kind_of_input(data, places, problems)
+    name = data.get("merge_method")
+    if not isinstance(name, str) or not name:
+        return
+    if name not in EVERY:
+        problems.add(places, ("merge_method",), f"'{name}' is not a merge method. {did_you_mean(name, EVERY)}")
+        return
+    method = EVERY[name]
+    _check_options(method, data, places, problems)
+    _check_models(method, data, places, problems)
+    files = any(block.get(option) is not None for _, block, _ in parameter_blocks(data) for option in MEASURED)
+    check_data(method, data, files, places, problems)
+
+
+def _one_kind_of_input(data: Mapping[str, Any], places: Places, problems: Problems) -> None:
+    if problem := not_exactly_one(data, ("models", "slices", "modules")):
+        problems.add(places, (), problem)
+    for path, entry in _entries(data):
+        if path[-2] == "modules" and (problem := not_exactly_one(entry, ("models", "slices"))):
+            problems.add(places, path, problem)
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+def _check_options(method: AnyMethod, data: dict[str, Any], places: Places, problems: Problems) -> None:
+    known = {option.name: option for option in method.options}
+    given = set()
+    for path, block, of_model in parameter_blocks(data):
+        for key in block:
+            given.add(key)
+            here = (*path, key)
+            option = known.get(key)
+            if option is None:
+                if key not in WITHOUT_EFFECT:
+                    problems.add(places, here, _no_such_option(method, key))
+            elif of_model and not option.per_model:
+                problems.add(
+                    places, here, f"'{key}' of {method.name} is one value for all models: move it from the model to "
+                    "the 'parameters' of the recipe, the slice or the module",
+                )  # fmt: skip
+            elif isinstance(method, WholeMethod) and isinstance(block[key], (dict, list)):
+                text = f"'{key}' of {method.name} holds for the whole model: write one value, no gradient and no filter"
+                problems.add(places, here, text)
+            else:
+                block[key] = _read_setting(option, block[key], here, places, problems)
+    for option in method.options:
+        if option.default is REQUIRED and option.name not in given:
+            problems.add(places, ("merge_method",), f"{method.name} needs the option '{option.name}': {option.help}")
+
+
+def _no_such_option(method: AnyMethod, key: str) -> str:
+    names = [option.name for option in method.options]
+    if not names:
+        return f"{method.name} has no options, and '{key}' is given"
+    hint = did_you_mean(key, names)
+    known = f", which has {', '.join(names)}. {hint}" if hint.startswith("Did you") else f". {hint}"
+    return f"'{key}' is not an option of {method.name}{known}"
+
+
+def _read_setting(option: Option, raw: Any, path: Path, places: Places, problems: Problems) -> Any:
+    """The setting with every number a number; `1e-3` is text in YAML 1.1."""
+    if isinstance(raw, dict):
+        if "value" in raw:
+            raw["value"] = _read_setting(option, raw["value"], (*path, "value"), places, problems)
+        return raw
+    if isinstance(raw, (list, tuple)):
+        return [_read_setting(option, one, (*path, i), places, problems) for i, one in enumerate(raw)]
+    value = read_value(option, raw)
+    if value is WRONG:
+        nothing = " or null" if option.nullable else ""
+        shown = "empty" if raw is None else f"'{raw}'" if isinstance(raw, str) else str(raw).lower()
+        problems.add(places, path, f"'{option.name}' must be {KINDS[option.kind]}{nothing}, and is {shown}")
+        return raw
+    if wrong := option.problem(value):
+        problems.add(places, path, wrong)
+    return value
+
+
+KINDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
+WRONG = object()
+
+
+def read_value(option: Option, raw: Any) -> Any:
+    """One value as its option wants it, or WRONG."""
+    if raw is None:
+        return None if option.nullable else WRONG
+    if option.kind is bool:
+        return bool(raw) if isinstance(raw, (bool, int, float)) and raw in (0, 1) else WRONG
+    if option.kind is str:
+        return raw if isinstance(raw, str) else WRONG
+    if isinstance(raw, bool):
+        return WRONG
+    try:
+        number = float(raw)
+    except (TypeError, ValueError):
+        return WRONG
+    if not math.isfinite(number):
+        return WRONG
+    if option.kind is int:
+        return int(number) if number.is_integer() else WRONG
+    return number
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+def _check_models(method: AnyMethod, data: dict[str, Any], places: Places, problems: Problems) -> None:
+    base = _reference(data.get("base_model"))
+    slice_bases = [entry.get("base_model") for path, entry in _entries(data) if path[-2] == "slices"]
+    own = bool(slice_bases) and None not in slice_bases
+    if method.base == "required" and data.get("base_model") is None and not own:
+        problems.add(places, ("merge_method",), f"{method.name} needs 'base_model', the model the others came from")
+    for path, models, local_base, listed in _groups(data, base):
+        _check_twice(models, path, places, problems)
+        own_base = local_base if method.base != "ignored" else None
+        if listed is False and own_base is not None and own_base not in models.values():
+            problems.add(
+                places, path, f"the base model {own_base} is not among the sources of this slice, and {method.name} "
+                "needs its layers: add it with a layer_range",
+            )  # fmt: skip
+        count = sum(model != own_base for model in models.values())
+        if listed and method.base == "ignored" and base is not None and base not in models.values():
+            count += base_is_merged(method, data)
+        _check_count(method, count, own_base is not None, path, places, problems)
+
+
+def base_is_merged(method: AnyMethod, data: Mapping[str, Any]) -> bool:
+    """Whether an unlisted base_model is one more model of a method that has no base.
+
+    As in mergekit, if the recipe gives all models one weight, or if the method is one of mergekit's that have none.
+    Otherwise mergekit would stop because the base has no weight; here it gives only its configuration.
+    """
+    each = {option.name for option in method.options if option.per_model}
+    if not each:
+        return method.name in MERGEKIT
+    return any(each & set(block) for _, block, of_model in parameter_blocks(data) if not of_model)
+
+
+def _groups(
+    data: Mapping[str, Any], base: ModelReference | None
+) -> Iterator[tuple[Path, dict[int, ModelReference], ModelReference | None, bool]]:
+    """What is merged together: path, the models by position, their base, and whether the base may be left out."""
+    holders: list[tuple[Path, Mapping[str, Any]]] = [((), data)]
+    modules = data.get("modules")
+    if isinstance(modules, dict):
+        holders += [(("modules", name), module) for name, module in modules.items() if isinstance(module, dict)]
+    for path, holder in holders:
+        models = _models(holder.get("models"))
+        if models is not None:
+            yield (*path, "models"), models, base, True
+        for i, part in _items(holder.get("slices")):
+            models = _models(part.get("sources"))
+            if models is not None:
+                yield (*path, "slices", i, "sources"), models, _reference(part.get("base_model")) or base, False
+
+
+def _models(entries: Any) -> dict[int, ModelReference] | None:
+    """By position; None when the form is wrong, which is said elsewhere."""
+    if not isinstance(entries, list) or not entries:
+        return None
+    found = {i: _reference(entry.get("model")) for i, entry in enumerate(entries) if isinstance(entry, dict)}
+    if len(found) != len(entries):
+        return None
+    return {i: model for i, model in found.items() if model is not None} if all(found.values()) else None
+
+
+def _reference(value: Any) -> ModelReference | None:
+    if isinstance(value, ModelReference):
+        return value
+    try:
+        return ModelReference.parse(value.strip()) if isinstance(value, str) and value.strip() else None
+    except ValueError:
+        return None
+
+
+def _check_twice(models: Mapping[int, ModelReference], path: Path, places: Places, problems: Problems) -> None:
+    first: dict[ModelReference, int] = {}
+    for i, model in models.items():
+        if model in first:
+            earlier = places.where((*path, first[model]))
+            problems.add(
+                places, (*path, i), f"{model} is here twice, first at {earlier}; give it the sum of the weights"
+            )
+        first.setdefault(model, i)
+
+
+FOR_MORE = {
+    "slerp": "; karcher and multislerp do the same for more",
+    "nuslerp": "; karcher and multislerp do the same for more",
+    "nearswap": "; linear and ties merge more",
+    "arcee_fusion": "; ties and sce merge more",
+}
+"""Methods of one pair, and what to use where there are more models."""
+
+
+def _check_count(
+    method: AnyMethod, count: int, with_base: bool, path: Path, places: Places, problems: Problems
+) -> None:
+    beside = " besides the base" if with_base else ""
+    if count < method.least or (method.most is not None and count > method.most):
+        if method.most == method.least:
+            wanted = f"exactly {method.least}"
+        elif count < method.least:
+            wanted = f"at least {method.least}"
+        else:
+            wanted = f"at most {method.most}"
+        noun = "model" if wanted.endswith(" 1") else "models"
+        more = FOR_MORE.get(method.name, "") if count > method.least else ""
+        here = f"here {'is' if count == 1 else 'are'} {count}"
+        problems.add(places, path, f"{method.name} merges {wanted} {noun}{beside}, and {here}{more}")

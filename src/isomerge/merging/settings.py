@@ -1,0 +1,19 @@
+"""How a merge is run, whatever the recipe says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from isomerge.merging.data_sets import DataSets
+from isomerge.merging.sources import InputHashes
+
+
+@dataclass
+class RunSettings:
+    threads: int | None = None
+    device: str = "cpu"
+    max_memory: int | str | None = None
+    progress: Callable[[int, int, str], None] | None = None
+    data: DataSets = field(default_factory=DataSets)
+    hashes: InputHashes = field(default_factory=InputHashes)

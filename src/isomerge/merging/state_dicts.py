@@ -1,0 +1,82 @@
+"""`merge_state_dicts`: the merge itself, without files, recipes or configs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from isomerge.checkpoint.base import TensorInfo, name_some
+from isomerge.errors import RequestError, did_you_mean
+from isomerge.merging.group import InMemory
+from isomerge.merging.methods import METHODS
+from isomerge.merging.pipeline import Job
+
+
+def merge_state_dicts(
+    models: Sequence[Mapping[str, Tensor]],
+    *,
+    method: str = "linear",
+    base: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """Merge state_dicts by any method; integers come from the base, or from the first model.
+
+    >>> import torch
+    >>> merge_state_dicts([{"w": torch.zeros(2)}, {"w": torch.ones(2)}], weight=[1, 3])
+    {'w': tensor([0.7500, 0.7500])}
+    """
+    return dict(iterate_merged(models, method=method, base=base, seed=seed, **options))
+
+
+def iterate_merged(
+    models: Sequence[Mapping[str, Tensor]],
+    *,
+    method: str = "linear",
+    base: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Iterator[tuple[str, Tensor]]:
+    """The same one tensor at a time: a mapping may compute its tensors when they are asked for."""
+    if method not in METHODS:
+        raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, METHODS)}")
+    chosen = METHODS[method]
+    if chosen.base == "required" and base is None:
+        raise RequestError(f"Merging: {method} needs a base. Pass base=the state_dict of the common ancestor.")
+    models = list(models)
+    if not models:
+        raise RequestError("Merging: there is no model. Pass a list of state_dicts.")
+    chosen.require_count(len(models))
+    if chosen.base == "ignored":
+        base = None
+    every = [*models, *([base] if base is not None else [])]
+    _require_same_names(every)
+    for name in every[-1]:
+        tensors = [state[name].detach() for state in every]
+        first = tensors[-1] if base is not None else tensors[0]
+        shapes = {tuple(tensor.shape) for tensor in tensors}
+        if len(shapes) > 1:
+            raise RequestError(f"Merging: {name} has the shapes {sorted(shapes)}. Merge models of one architecture.")
+        if len({tensor.is_floating_point() for tensor in tensors}) > 1:
+            raise RequestError(
+                f"Merging: {name} holds whole numbers in one model and fractions in another. Merge models stored alike."
+            )
+        if not first.is_floating_point():
+            yield name, first.clone()
+            continue
+        sources = [InMemory(tensor, f"tensor '{name}' of model {k}") for k, tensor in enumerate(tensors, start=1)]
+        own, origin = (sources[:-1], sources[-1]) if base is not None else (sources, None)
+        job = Job(name, TensorInfo.of(first), own, origin, chosen, options, seed=seed, device=str(first.device))
+        yield name, job.rounded(job.tensor())[0].to(first.device)
+
+
+def _require_same_names(states: Sequence[Mapping[str, Tensor]]) -> None:
+    for place, state in enumerate(states[1:], start=2):
+        odd = sorted(states[0].keys() ^ state.keys())
+        if odd:
+            raise RequestError(
+                f"Merging: model 1 and model {place} do not hold the same tensors ({name_some(odd)}). "
+                "Merge models of one architecture."
+            )

@@ -1,0 +1,140 @@
+"""REPAIR (Jordan et al. 2023, arXiv 2211.08403): the units of a merged model get the spread they had in its parents.
+
+Averaging shrinks how much units vary from sample to sample. Layer by layer, in the order in which they run, the output
+y of every unit is renormalised to the parents' mean and standard deviation (averaged by the models' weights),
+
+    y ← (y − μ_M) σ / σ_M + μ,
+
+which is a factor on a row of the weight and a change of the bias: the result is a model like any other. A layer without
+a bias gets the factor only. A layer is measured after all earlier ones were repaired, so there is one pass per layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isomerge.architectures import describe
+from isomerge.calibration import Batches, Statistics, calibrate, open_statistics
+from isomerge.calibration.batches import Reading, as_batches
+from isomerge.calibration.maps import LinearMap, Stock
+from isomerge.calibration.sites import sites_of
+from isomerge.calibration.watch import Watch
+from isomerge.checkpoint import open_checkpoint
+from isomerge.checkpoint.module import saved_state
+from isomerge.errors import RequestError
+from isomerge.symmetry.architecture import part_of
+
+DEAD = 1e-6
+"""A unit whose spread is below this share of the layer's largest is constant: there is nothing to rescale."""
+
+
+def repair(
+    merged: Any,
+    parents: Sequence[Any],
+    batches: Any,
+    *,
+    weight: Sequence[float] | None = None,
+    only: str | None = None,
+    device: str = "cpu",
+    limit: int | None = None,
+) -> dict[str, Tensor]:
+    """The merged model's state_dict with renormalised units.
+
+    `parents` are the models that were merged, *aligned* if the merge was (or their `Statistics` with `units`); units
+    are compared by their place. `only` is a pattern for names of weights; by default the maps into feed-forward units.
+    """
+    checkpoint = open_checkpoint(merged)
+    stock = Stock.load(checkpoint, device)
+    shares = _shares(weight, len(parents))
+    chosen = _chosen(stock, only)
+    known = [_measured(parent, batches, device, limit) for parent in parents]
+    batches = as_batches(batches, checkpoint, limit=limit, device=device)
+    for linear in _in_running_order(stock, chosen, batches):
+        targets = [statistics.units(linear.weight) for statistics in known]
+        mean, spread = (
+            sum((s * t[k].to(device) for s, t in zip(shares, targets, strict=True)), torch.zeros((), device=device))
+            for k in (0, 1)
+        )
+        _renormalise(stock.modules()[linear.module], linear, _now(stock, linear, batches, limit), mean, spread)
+    state = saved_state(stock.model, checkpoint.name)
+    return {name: state[name].to("cpu", info.dtype) for name, info in checkpoint.tensors.items() if name in state}
+
+
+def _shares(weight: Sequence[float] | None, parents: int) -> list[float]:
+    given = [1.0] * parents if weight is None else list(weight)
+    if len(given) != parents or not parents or sum(given) <= 0:
+        raise RequestError(f"Repairing: the weights {given} do not fit {parents} parents. Give one for each.")
+    return [share / sum(given) for share in given]
+
+
+def _measured(parent: Any, batches: Batches, device: str, limit: int | None) -> Statistics:
+    if isinstance(parent, Statistics):
+        return open_statistics(parent)
+    return calibrate(parent, batches, what={"units"}, device=device, limit=limit)
+
+
+def _chosen(stock: Stock, only: str | None) -> list[LinearMap]:
+    maps = stock.maps()
+    if only is not None:
+        found = [m for m in maps if re.search(only, m.weight)]
+    else:
+        sites = sites_of(describe(stock.checkpoint), stock, roles=["output"]).values()
+        modules = {s.module for s in sites if all(part_of(space) == "ffn" or "." in space for space in s.spaces)
+                   and any(part_of(space) == "ffn" for space in s.spaces)}  # fmt: skip
+        found = [m for m in maps if m.module in modules]
+    if not found:
+        raise RequestError(
+            f"Repairing {stock.checkpoint.name}: no layer is chosen. Name some with only='PATTERN' (names of weights)."
+        )
+    return found
+
+
+def _in_running_order(stock: Stock, chosen: list[LinearMap], batches: Batches) -> list[LinearMap]:
+    """As the first batch meets them."""
+    watch = Watch(stock)
+    met: list[LinearMap] = []
+
+    def listen(linear: LinearMap) -> None:
+        watch.listen(linear.module, linear.weight, lambda module, given, made: made, lambda rows: met.append(linear))
+
+    for linear in chosen:
+        listen(linear)
+    for batch in Reading(batches, device=stock.device, dtype=stock.dtype, limit=1):
+        watch.run(batch)
+    return list(dict.fromkeys(met))
+
+
+def _now(stock: Stock, linear: LinearMap, batches: Batches, limit: int | None) -> tuple[Tensor, Tensor]:
+    """Mean and spread of a layer's units in the model as it is."""
+    watch, count = Watch(stock), 0
+    total = squares = torch.zeros((), dtype=torch.float64, device=stock.device)
+
+    def add(rows: Tensor) -> None:
+        nonlocal count, total, squares
+        rows = rows.double()
+        count, total, squares = count + len(rows), total + rows.sum(0), squares + rows.square().sum(0)
+
+    watch.listen(linear.module, linear.weight, lambda module, given, made: made, add)
+    for batch in Reading(batches, device=stock.device, dtype=stock.dtype, limit=limit):
+        watch.run(batch)
+    mean = total / count
+    return mean, (squares / count - mean.square()).clamp(min=0).sqrt()
+
+
+def _renormalise(
+    module: nn.Module, linear: LinearMap, now: tuple[Tensor, Tensor], mean: Tensor, spread: Tensor
+) -> None:
+    own_mean, own = now
+    alive = own > DEAD * own.max()
+    factor = torch.where(alive, spread / torch.where(alive, own, 1), 1)
+    weight: Any = module.weight
+    with torch.no_grad():
+        weight.copy_(weight.double() * (factor if linear.transposed else factor.reshape(-1, *[1] * (weight.ndim - 1))))
+        bias: Any = module.bias
+        if bias is not None:
+            bias.copy_((bias.double() - own_mean) * factor + mean)

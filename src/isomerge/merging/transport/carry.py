@@ -1,0 +1,87 @@
+"""One source in the units of the anchor: its tensors, and what there is to say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from isomerge.architectures import describe
+from isomerge.checkpoint import Checkpoint, TensorInfo, is_buffer
+from isomerge.merging.transport.compatible import require_same_kind
+from isomerge.merging.transport.pair import Found, Request, solve_plans
+from isomerge.merging.transport.stream import softness
+from isomerge.symmetry.binding import BoundModel
+
+State = dict[str, Tensor]
+
+
+def carry(source: Checkpoint, anchor: BoundModel, request: Request) -> tuple[State, dict[str, Any]]:
+    """The source in the anchor's units, in float64 and by the anchor's names on disk; and a record of how."""
+    require_same_kind(source, anchor.checkpoint)
+    bound = replace(describe(source), device=request.device)
+    request = replace(request, solver=replace(request.solver, unfinished=0))
+    found = solve_plans(bound, anchor, request)
+    moved: State = {}
+    for name in anchor.files:
+        carried = found.plans.move(bound.raw(name), bound.layouts[name], anchor.layouts[name])
+        moved |= {file: part.cpu() for file, part in anchor.split(name, carried).items()}
+    for name in anchor.extra:
+        info = source.tensors.get(name)
+        if info is not None and info.shape == anchor.checkpoint.tensors[name].shape and not is_buffer(source, name):
+            moved[name] = source.read(name).double()
+    return moved, _record(bound, found)
+
+
+def _record(source: BoundModel, found: Found) -> dict[str, Any]:
+    spaces: dict[str, dict[str, Any]] = {}
+    for space, plan in found.plans.all():
+        row = spaces.setdefault(space, {"name": space, "units": list(reversed(plan.shape)), "softness": []})
+        row["softness"].append(softness(plan))
+    rows = [{**row, "softness": sum(row["softness"]) / len(row["softness"])} for row in spaces.values()]
+    notes = [*source.architecture.notes, *source.notes, *found.notes]
+    if not found.plans.exact:
+        notes.append(
+            f"{source.name} was carried approximately: its plans are not permutations, so its function changes"
+        )
+    return {
+        "model": source.name, "exact": found.plans.exact, "examples": found.examples, "spaces": rows, "notes": notes,
+    }  # fmt: skip
+
+
+def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float | None:
+    """‖first − second‖ / ‖second‖ over what has fractions in both; None where a shape differs."""
+    apart = size = 0.0
+    for name in sorted(set(first) & set(second)):
+        a, b = first[name], second[name]
+        if not a.is_floating_point():
+            continue
+        if a.shape != b.shape:
+            return None
+        apart += float((a.double() - b.double()).square().sum())
+        size += float(b.double().square().sum())
+    return (apart / size) ** 0.5 if size else 0.0
+
+
+def plan_of(anchor: BoundModel) -> dict[str, TensorInfo]:
+    """Everything the anchor stores, but for copies of tied tables that no model reads."""
+    return {name: info for name, info in anchor.checkpoint.tensors.items() if name not in anchor.stale}
+
+
+def own_state(checkpoint: Checkpoint, names: Mapping[str, Any]) -> State:
+    """Tensors in float64; what has no fraction stays."""
+    found = {name: checkpoint.read(name) for name in names}
+    return {name: t.double() if t.is_floating_point() else t for name, t in found.items()}
+
+
+def finished(state: State, anchor: BoundModel) -> State:
+    """In the precision the weights are stored in; buffers are the anchor's own."""
+    found = {}
+    for name, tensor in state.items():
+        if name in anchor.extra and is_buffer(anchor.checkpoint, name):
+            found[name] = anchor.checkpoint.read(name)
+        else:
+            found[name] = tensor.to(anchor.stored_precision) if tensor.is_floating_point() else tensor
+    return found

@@ -1,0 +1,129 @@
+"""Optimal transport between two sets of units, by POT. A plan says how much mass goes from each unit to each other.
+
+    hard   minimise Σ P_ij C_ij                       over P ≥ 0 with row sums a and column sums b
+    soft   minimise Σ P_ij C_ij + λ Σ P_ij log P_ij   over the same
+
+C is divided by its mean first, so that λ means the same for every layer. Rows are the anchor's units and columns the
+source's; there may be more of one than of the other. With equal masses on as many units as there are on the other side,
+the hard plan is a permutation, and an assignment finds it without POT.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from isomerge.alignment.solvers import assign
+from isomerge.errors import IsomergeError, RequestError, did_you_mean
+
+SOLVERS = ("emd", "sinkhorn")
+MASSES = ("uniform", "importance")
+STEPS = 10_000_000  # of the network simplex: POT's own limit is too low for a few thousand units
+ROUNDS = 2000  # of Sinkhorn's algorithm; a quarter of them at each step of a descent
+STOP, REACHED = 1e-7, 1e-4  # how far the sums of a soft plan are from the masses: when to stop, what is good enough
+STEEP = 300.0  # exp(−C/λ) beyond this comes near the smallest numbers, and logarithms have to be used
+FLOOR = 1e-3  # of the mean mass: a unit that never fires still has a place
+
+
+@dataclass
+class Solver:
+    """How plans are solved, and how many did not come to an end."""
+
+    kind: str = "emd"
+    regularisation: float = 0.05
+    mass: str = "uniform"
+    unfinished: int = 0
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.kind not in SOLVERS:
+            problems.append(f"'{self.kind}' is not a solver. {did_you_mean(self.kind, SOLVERS)}")
+        if self.mass not in MASSES:
+            problems.append(f"'{self.mass}' is not a kind of mass. {did_you_mean(self.mass, MASSES)}")
+        if not 0 < self.regularisation < float("inf"):
+            problems.append(f"regularisation is {self.regularisation}, and must be a positive number.")
+        if problems:
+            raise RequestError("Transporting units: " + " ".join(problems))
+        if self.kind != "emd" or self.mass != "uniform":
+            require_pot()  # before any work
+
+    def plan(self, cost: Tensor, energy_a: Tensor, energy_b: Tensor) -> Tensor:
+        """The plan for a cost (anchor's units, source's units); energies are what importance is taken from."""
+        masses = [self._masses(energy) for energy in (energy_a, energy_b)]
+        if not bool(cost.isfinite().all()):
+            raise IsomergeError(f"Transporting {tuple(cost.shape)} units: their distances are not finite.")
+        if self.kind == "emd" and self.mass == "uniform" and cost.shape[0] == cost.shape[1]:
+            return torch.eye(len(cost), dtype=torch.float64)[:, assign(-cost.double().cpu())] / len(cost)
+        mean = float(cost.mean())
+        scaled = (cost / mean if mean > 0 else cost).double().cpu().contiguous().numpy()
+        if self.kind == "sinkhorn":
+            return self._soft(masses[0], masses[1], scaled)
+        return self._hard(masses[0], masses[1], scaled)
+
+    def _masses(self, energy: Tensor) -> Tensor:
+        if self.mass == "uniform":
+            return torch.full((len(energy),), 1 / len(energy), dtype=torch.float64)
+        size = energy.double().cpu().clamp(min=0).sqrt()
+        size = size + FLOOR * size.mean() if bool(size.any()) else torch.ones_like(size)
+        return size / size.sum()
+
+    def _hard(self, a: Tensor, b: Tensor, cost: Any) -> Tensor:
+        found, log = require_pot().emd(a.numpy(), b.numpy(), cost, numItermax=STEPS, log=True)
+        self.unfinished += log["warning"] is not None
+        return torch.from_numpy(found)
+
+    def _soft(self, a: Tensor, b: Tensor, cost: Any) -> Tensor:
+        if float(cost.max()) / self.regularisation > STEEP:
+            found, log = self._descended(a, b, cost)
+        else:
+            found, log = require_pot().sinkhorn(
+                a.numpy(), b.numpy(), cost, self.regularisation, method="sinkhorn", numItermax=ROUNDS, stopThr=STOP,
+                log=True, warn=False,
+            )  # fmt: skip
+        plan = torch.from_numpy(found)
+        if not bool(plan.isfinite().all()):
+            raise RequestError(
+                f"Transporting {tuple(plan.shape)} units with a regularisation of {self.regularisation}: it is too "
+                "small to be computed with. Use a larger one, or the solver 'emd', which is its limit at 0."
+            )
+        self.unfinished += bool(log["err"] and log["err"][-1] > REACHED)
+        return plan
+
+    def _descended(self, a: Tensor, b: Tensor, cost: Any) -> tuple[Any, dict[str, Any]]:
+        """A small λ by halving a large one: each step starts from the potentials of the last, or none would settle."""
+        pot, start, here = require_pot(), None, 1.0
+        while True:
+            with numpy.errstate(over="ignore"):  # far from the masses at first; the plan itself is looked at
+                found, log = pot.bregman.sinkhorn_log(
+                    a.numpy(), b.numpy(), cost, here, numItermax=ROUNDS // 4, stopThr=STOP, log=True, warn=False,
+                    warmstart=start,
+                )  # fmt: skip
+            if here <= self.regularisation:
+                return found, log
+            there = max(here / 2, self.regularisation)
+            start = log["log_u"] * here / there, log["log_v"] * here / there
+            here = there
+
+
+def is_permutation(matrix: Tensor) -> bool:
+    """Zeros, and exactly one 1 in every row and column."""
+    if matrix.shape[0] != matrix.shape[1]:
+        return False
+    ones = matrix == 1
+    counts = bool((ones.sum(0) == 1).all() and (ones.sum(1) == 1).all())
+    return counts and int(matrix.count_nonzero()) == len(matrix)
+
+
+def require_pot() -> Any:
+    try:
+        import ot
+    except ImportError as error:
+        raise RequestError(
+            "Transporting units: soft plans, importance and different widths need the package POT, which is not "
+            "installed. Install it with: pip install 'isomerge[ot]'"
+        ) from error
+    return ot

@@ -1,0 +1,1 @@
+"""Records to tables, model cards, curves and pages."""

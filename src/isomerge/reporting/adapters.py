@@ -1,0 +1,66 @@
+"""The record of adapters merged into one, for its report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from isomerge.adapters.adapter import Adapter, open_adapter
+from isomerge.checkpoint.lock import hash_file
+from isomerge.reporting.measured import place_of, rounded
+from isomerge.reporting.page import write_report
+
+KEPT = ("method", "relative_error", "notes", "sha256")
+RUN = ("seconds", "tensors", "bytes")
+
+
+def write_adapter_report(out: Path, adapters: Sequence[str], told: Mapping[str, Any]) -> Path | None:
+    """`told` is what the merge of these adapters has returned; None where jinja2 is missing."""
+    opened = [open_adapter(adapter) for adapter in adapters]
+    angles = update_cosines(opened)
+    record = {
+        **{key: told[key] for key in KEPT},
+        "kind": "adapters",
+        "inputs": [_input(reference, adapter) for reference, adapter in zip(adapters, opened, strict=True)],
+        "targets": [
+            {**row, "layer": place_of(row["name"])[1], "cosine": rounded(angles.get(row["name"]))}
+            for row in told["targets"]
+        ],
+        "run": {key: told[key] for key in RUN},
+    }
+    return write_report(out, record)
+
+
+def update_cosines(adapters: Sequence[Adapter]) -> dict[str, float]:
+    """The mean cosine between the updates ΔW of every two adapters, by layer; exact, and no ΔW is ever formed."""
+    found: dict[str, list[float]] = {}
+    for one, other in combinations(adapters, 2):
+        for module in sorted(one.targets.keys() & other.targets.keys()):
+            pair = [adapter.factors(adapter.targets[module]) for adapter in (one, other)]
+            lengths = math.sqrt(_inner(pair[0], pair[0]) * _inner(pair[1], pair[1]))
+            if lengths > 0:
+                found.setdefault(module, []).append(_inner(pair[0], pair[1]) / lengths)
+    return {module: sum(values) / len(values) for module, values in found.items()}
+
+
+def _inner(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
+    """⟨B A, D C⟩ = ⟨Dᵀ B, C Aᵀ⟩, with matrices no larger than the ranks."""
+    (b, a), (d, c) = one, other
+    return float(((d.T.double() @ b.double()) * (c.double() @ a.double().T)).sum())
+
+
+def _input(reference: str, adapter: Adapter) -> dict[str, Any]:
+    folder = adapter.checkpoint.folder
+    weights = sorted(folder.glob("adapter_model*")) if folder else []
+    return {
+        "reference": reference,
+        "revision": adapter.checkpoint.revision,
+        "role": "adapter",
+        "tensors": len(adapter.checkpoint.tensors),
+        "sha256": hash_file(weights[0]) if len(weights) == 1 else None,
+    }

@@ -1,0 +1,158 @@
+"""The model card of a merged model: README.md, with the metadata that the hub reads at its top."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from isomerge.checkpoint.base import Checkpoint
+from isomerge.checkpoint.hub import looks_like_hub_id
+from isomerge.reporting.record import TEXT
+
+LICENCE_KEYS = ("license", "license_name", "license_link")
+
+Record = Mapping[str, Any]
+
+
+def card_page(record: Record) -> str:
+    """The whole text of README.md.
+
+    The record has `inputs`, a list of tables with `reference`, `revision` (the commit of a hub model, else None),
+    `role` ("model", "base", "adapter", …) and `card` (what `card_data` read); `donor`, the reference whose config was
+    taken; `name`; `method`, `summary`, `paper`; `recipe`; `alignment` (a table of facts, or None); `data`, a list of
+    tables with `name`, `sha256`, `size`, `kind` and `examples` where models were run on data; `sha256`; `version`.
+    """
+    notes: list[str] = []
+    metadata = card_metadata(record, notes)
+    return f"---\n{metadata.to_yaml()}\n---\n\n{card_text(record, notes)}"
+
+
+def card_data(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The metadata of an input's own card: {} where it has none, or where it cannot be had."""
+    from huggingface_hub import ModelCard, hf_hub_download
+
+    path = checkpoint.folder / "README.md" if checkpoint.folder else None
+    try:
+        if path is not None and not path.is_file() and checkpoint.revision and looks_like_hub_id(checkpoint.name):
+            path = Path(hf_hub_download(checkpoint.name, "README.md", revision=checkpoint.revision))
+        if path is None or not path.is_file():
+            return {}
+        text = path.read_text(encoding="utf-8")
+        return dict(ModelCard(text, ignore_metadata_errors=True).data.to_dict()) if text.startswith("---") else {}
+    except Exception:  # no network, no such file, front matter that is no YAML: a merge does not fail for a card
+        return {}
+
+
+def card_metadata(record: Record, notes: list[str]) -> Any:
+    """huggingface_hub's ModelCardData; what has to be said about it in words is added to `notes`."""
+    from huggingface_hub import ModelCardData
+
+    inputs: Sequence[Record] = [entry for entry in record["inputs"] if entry.get("role") != "file"]
+    cards: list[Record] = [entry.get("card") or {} for entry in inputs]
+    donor = next((card for entry, card in zip(inputs, cards, strict=True) if entry["reference"] == record["donor"]), {})
+    bases = hub_ids(inputs)
+    return ModelCardData(
+        base_model=bases or None,  # type: ignore[arg-type]
+        base_model_relation="merge" if bases else None,
+        library_name="transformers",
+        pipeline_tag=donor.get("pipeline_tag"),
+        tags=["merge", "isomerge"],
+        language=_union(card.get("language") for card in cards) or None,
+        datasets=_union(card.get("datasets") for card in cards) or None,
+        **licence(inputs, notes),
+    )
+
+
+def hub_ids(inputs: Iterable[Record]) -> list[str]:
+    """The inputs that are on the hub. A folder is not, even where its path looks like an id.
+
+    >>> hub_ids([{"reference": "org/a", "revision": "0" * 40}, {"reference": "runs/b", "revision": None}])
+    ['org/a']
+    """
+    named = [str(entry["reference"]).partition("+")[0] for entry in inputs if entry.get("revision")]
+    found = [name.partition("@")[0] for name in named]
+    return [name for name in dict.fromkeys(found) if looks_like_hub_id(name)]
+
+
+def licence(inputs: Sequence[Record], notes: list[str]) -> dict[str, Any]:
+    """The licence that all inputs state. Where they differ it is "other"; where one states none, nobody can say.
+
+    >>> licence([{"reference": "a", "card": {"license": "mit"}}, {"reference": "b", "card": {"license": "mit"}}], [])
+    {'license': 'mit'}
+    """
+    stated = {e["reference"]: (e.get("card") or {}).get("license") for e in inputs}
+    values = {tuple(value) if isinstance(value, list) else value for value in stated.values()}
+    if values == {None} or not values:
+        return {}
+    listing = ", ".join(f"`{name}`: {value or 'not stated'}" for name, value in sorted(stated.items()))
+    if None in values:
+        notes.append(f"Not every input states its licence, so none is stated here ({listing}).")
+        return {}
+    if len(values) > 1:
+        notes.append(f"The inputs have different licences ({listing}); all of them have to be kept.")
+        return {"license": "other"}
+    first = inputs[0]["card"]
+    agreed = {key: first[key] for key in LICENCE_KEYS if first.get(key)}
+    return {key: value for key, value in agreed.items() if all(e["card"].get(key) == value for e in inputs)}
+
+
+def card_text(record: Record, notes: Sequence[str]) -> str:
+    """The page under the metadata."""
+    models = sum(entry.get("role") != "file" for entry in record["inputs"])
+    rows = [f"| `{_cell(e['reference'])}` | {e.get('role') or 'model'} | {_commit(e)} |" for e in record["inputs"]]
+    method = f"**{record['method']}**: {record['summary'].rstrip('.')}."
+    if record.get("paper"):
+        method += f" Reference: {record['paper']}."
+    parts = [
+        f"# {record['name']}",
+        f"Made from {models} models with isomerge {record['version']}, without training.",
+        "\n".join(["## Inputs", "", "| model | role | commit |", "|---|---|---|", *rows]),
+        f"Config and side files come from `{record['donor']}`.",
+        f"## Method\n\n{method}",
+        f"## Recipe\n\n{_fenced(record['recipe'], 'yaml')}",
+    ]
+    if record.get("alignment"):
+        facts = [f"| {_cell(key)} | {_cell(value)} |" for key, value in record["alignment"].items()]
+        parts.append("\n".join(["## Alignment", "", "| | |", "|---|---|", *facts]))
+    if record.get("data"):
+        sets = [f"| {_cell(d['name'])} | {_used(d)} | `{d['sha256']}` |" for d in record["data"]]
+        parts.append("\n".join(["## Data", "", "| data | examples used | sha256 |", "|---|---|---|", *sets]))
+    commands = f'pip install "isomerge=={record["version"]}"\nisomerge reproduce {record["name"]}'
+    parts += [
+        f"## Reproduce\n\n{_fenced(commands, 'bash')}",
+        f"The weights have sha256 `{record['sha256']}` (`isomerge verify {record['name']}` checks it).",
+    ]
+    if notes:
+        parts.append("\n".join(["## Notes", "", *(f"- {note}" for note in notes)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _commit(entry: Record) -> str:
+    return f"`{entry['revision']}`" if entry.get("revision") else "local"
+
+
+def _used(data: Record) -> str:
+    return f"text of {data['size']} lines" if data.get("kind") == TEXT else str(data["examples"])
+
+
+def _cell(value: Any) -> str:
+    """Text that stays in its cell of a table."""
+    return str(value).replace("|", "\\|").replace("\n", " ").replace("`", "'")
+
+
+def _fenced(text: str, language: str) -> str:
+    """A code block that nothing inside the text can close."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def _union(values: Iterable[Any]) -> list[str]:
+    found: dict[str, None] = {}
+    for value in values:
+        for item in value if isinstance(value, list) else [value]:
+            if item:
+                found.setdefault(str(item))
+    return list(found)

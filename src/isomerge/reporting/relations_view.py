@@ -1,0 +1,194 @@
+"""The sections on how models relate: what alignment brought, and where task vectors agree or pull apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from isomerge.reporting import blocks as b
+from isomerge.reporting.figures import Line, line_chart
+from isomerge.reporting.measured import space_place
+from isomerge.reporting.units_view import units_table
+
+Record = Mapping[str, Any]
+WHOLE = "outside"  # of all layers
+WHEN = {"before": " before alignment", "after": " after alignment"}
+
+
+def alignment_section(record: Record) -> b.Section | None:
+    """Distance per layer and space before and after, and what moved."""
+    alignment = record.get("alignment")
+    if not alignment:
+        return None
+    facts: dict[str, Any] = {"anchor": alignment["anchor"], "level": alignment.get("level")}
+    facts |= {model["model"]: model["verdict"] for model in alignment["models"]}
+    if record.get("max_output_difference_reason"):
+        facts["output difference"] = f"not measured: {record['max_output_difference_reason']}"
+    found: list[Any] = [b.Facts(facts)]
+    measured = record.get("measured") or {}
+    for place, model in enumerate(measured.get("compared", ())):
+        spaces = [row for row in measured.get("spaces", ()) if row["distance"]["before"][place] is not None]
+        maps = _distance_maps(spaces, place, model, measured["reference"], WHEN)
+        if maps:
+            found.append(b.Side(maps) if place == 0 else b.Fold(f"Distance of {model}", [b.Side(maps)]))
+    for moved in alignment["models"]:
+        if moved.get("spaces"):
+            rows = _moves(moved, measured)
+            found.append(_kinds(moved["model"], rows))
+            found.append(b.Fold(f"Every space of {moved['model']}", [_spaces(moved["model"], rows)]))
+            units = units_table(moved["model"], alignment["anchor"], rows)
+            if units.rows:
+                found.append(b.Fold(f"Which units of {moved['model']} moved", [units]))
+    return b.Section("alignment", "Alignment", found)
+
+
+def relation_section(record: Record) -> b.Section | None:
+    """Cosine and sign conflict per layer and part; distances where nothing was aligned."""
+    measured = record.get("measured")
+    if not measured:
+        return None
+    between = "task vectors" if measured["base"] else "models"
+    when = WHEN if record.get("alignment") else {}
+    found: list[Any] = [b.Words(_how(measured, between))]
+    charts = [
+        _chart(measured, "cosine", f"Cosine between the {between}, per layer", when),
+        _chart(measured, "conflict", f"Sign conflict between the {between}, per layer", when),
+    ]
+    found.append(b.Side([chart for chart in charts if chart is not None]))
+    if not record.get("alignment"):
+        for place, model in enumerate(measured["compared"]):
+            maps = _distance_maps(measured["spaces"], place, model, measured["reference"], {})
+            if maps:
+                found.append(b.Side(maps) if place == 0 else b.Fold(f"Distance of {model}", [b.Side(maps)]))
+    if len(measured["pairs"]) > 1:
+        found.append(_pairs(measured))
+    found.append(b.Fold("Every part of every layer", [_parts(measured)]))
+    return b.Section("relations", "Task vectors" if measured["base"] else "How the models relate", found)
+
+
+def _how(measured: Record, between: str) -> str:
+    origin = f"what each model adds to {measured['base']}" if measured["base"] else "the weights themselves"
+    opposed = (
+        "one model moves up and another down" if measured["base"] else "is above zero in one model and below in another"
+    )
+    return (
+        f"Cosine and sign conflict are between the {between}: {origin}. A sign conflict is a weight that {opposed}. "
+        f"Distances are from {measured['reference']}, relative to its size. Measured on rows drawn "
+        f"with seed {measured['seed']}, up to {measured['sample']:,} elements of each tensor "
+        f"({100 * measured['fraction']:.3g} % of all)."
+    )
+
+
+def _distance_maps(
+    spaces: Sequence[Record], place: int, model: str, reference: str, when: Mapping[str, str]
+) -> list[b.Heat]:
+    """Before and after with one scale; only one of them where only one is known."""
+    sides = [side for side in ("before", "after") if any(row["distance"][side][place] is not None for row in spaces)]
+    ordered = sorted(
+        spaces, key=lambda row: (row["layer"] < 0, row["kind"].rpartition(".")[0], row["layer"], row["kind"])
+    )
+    grids = [{_cell(row): row["distance"][side][place] for row in ordered} for side in sides]
+    captions = [f"Distance of {model} from {reference}{when.get(side, '')}, per layer and space" for side in sides]
+    return b.heats(captions, grids)
+
+
+def _cell(row: Record) -> tuple[str, int, str]:
+    """Where a space stands in a map: its row, its layer, its column. The layers of two stacks are two sets of rows."""
+    stack, _, kind = row["kind"].rpartition(".")
+    if row["layer"] < 0:
+        return WHOLE, -1, row["kind"]
+    return f"{stack or 'layer'} {row['layer']}", row["layer"], kind
+
+
+def _moves(model: Record, measured: Record) -> list[Record]:
+    """The spaces of a model, layer by layer, each with its gain."""
+    gains: dict[str, float | None] = {}
+    if model["model"] in measured.get("compared", ()):
+        place = measured["compared"].index(model["model"])
+        gains = {row["name"]: row["gain"][place] for row in measured["spaces"]}
+    rows = [{"gain": gains.get(row["name"]), **row, **space_place(row["name"])} for row in model["spaces"]]
+    return sorted(rows, key=lambda row: (row["layer"] < 0, row["layer"], row["name"]))
+
+
+def _kinds(model: str, rows: Sequence[Record]) -> b.Table:
+    kinds: dict[tuple[str, str], list[Record]] = {}
+    for row in rows:
+        kinds.setdefault((row["kind"], row["group"]), []).append(row)
+    shown = [
+        b.Row([
+            b.words(kind, code=True), b.words(group), b.count(len(own)),
+            b.percent(b.mean(float(r["moved"]) for r in own)),
+            b.percent(b.mean(r["displacement"] for r in own), bar=False), b.percent(b.mean(r["gain"] for r in own)),
+        ])
+        for (kind, group), own in sorted(kinds.items())
+    ]  # fmt: skip
+    caption = (
+        f"What moved in {model}, in the mean over the spaces of a kind: the share of units that changed place (all, "
+        "for spaces without units), how far they went as a share of the farthest, and the gain over leaving them: the "
+        "fall of the squared distance"
+    )
+    columns = ("space", "group", "count", "moved", "displacement", "gain")
+    return b.Table(caption, columns, shown, frozenset({2, 3, 4, 5}))
+
+
+def _spaces(model: str, rows: Sequence[Record]) -> b.Table:
+    shown = [
+        b.Row([b.words(row["name"], code=True), b.words(row["group"]), b.percent(float(row["moved"])),
+               b.percent(row["displacement"], bar=False), b.percent(row["gain"]), b.words(row["reason"])], row["layer"])
+        for row in rows
+    ]  # fmt: skip
+    columns = ("space", "group", "moved", "displacement", "gain", "why it stays")
+    return b.Table(f"Every space of {model}", columns, shown, frozenset({2, 3, 4}))
+
+
+def _chart(measured: Record, key: str, title: str, when: Mapping[str, str]) -> b.Figure | None:
+    layers = [row for row in measured["layers"] if row["layer"] >= 0]
+    stacks = list(dict.fromkeys(row["stack"] for row in layers))
+    lines = []
+    for stack in stacks:
+        own = [row for row in layers if row["stack"] == stack]
+        sides = [side for side in ("before", "after") if any(row[key][side] is not None for row in own)]
+        for side in sides:
+            name = ("" if len(stacks) == 1 else stack.partition(".")[0]) + when.get(side, "")
+            points = [(float(row["layer"]), row[key][side]) for row in own]
+            lines.append(
+                Line(
+                    name.removesuffix(" alignment" * (len(stacks) > 1)).strip()
+                    or {"cosine": "mean of all pairs", "conflict": "all models"}[key],
+                    points,
+                )
+            )
+    drawn = line_chart(title, lines, "layer", key, counts=True)
+    if not drawn:
+        return None
+    columns = ("stack", "layer", f"{key} before", f"{key} after")
+    rows = [
+        b.Row([b.words(row["stack"] or WHOLE), b.number(float(row["layer"]), 6), b.number(row[key]["before"]),
+               b.number(row[key]["after"])], row["layer"])
+        for row in layers
+    ]  # fmt: skip
+    return b.Figure(drawn, title, b.Table(title, columns, rows, frozenset({1, 2, 3})))
+
+
+def _pairs(measured: Record) -> b.Table:
+    rows = [
+        b.Row([*(b.words(name, code=True) for name in pair["models"]), b.number(pair["cosine"]["before"]),
+               b.number(pair["cosine"]["after"])])
+        for pair in measured["pairs"]
+    ]  # fmt: skip
+    return b.Table("Cosine of every two models", ("model", "model", "before", "after"), rows, frozenset({2, 3}))
+
+
+def _parts(measured: Record) -> b.Table:
+    """Numbers as they are merged; as they are stored where nothing else is known."""
+    rows = []
+    for row in measured["parts"]:
+        side = "after" if row["cosine"]["after"] is not None or b.known(row["distance"]["after"]) else "before"
+        rows.append(
+            b.Row([b.words(row["stack"] or WHOLE), b.count(None if row["layer"] < 0 else row["layer"]),
+                   b.words(row["part"], code=True), b.count(row["elements"]), b.number(row["cosine"][side]),
+                   b.percent(row["conflict"][side]), b.number(b.mean(row["distance"][side]))],
+                  row["layer"])
+        )  # fmt: skip
+    columns = ("stack", "layer", "part", "elements", "cosine", "sign conflict", "distance")
+    return b.Table("Cosine, sign conflict and mean distance", columns, rows, frozenset({1, 3, 4, 5, 6}))

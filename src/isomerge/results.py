@@ -1,0 +1,47 @@
+"""What public functions hand back: small typed values that read like the JSON they become.
+
+>>> from dataclasses import dataclass
+>>> @dataclass
+... class Distance(Result):
+...     before: float
+...     after: float
+>>> distance = Distance(0.9, 0.4)
+>>> distance.after, distance["after"], distance.to_dict()
+(0.4, 0.4, {'before': 0.9, 'after': 0.4})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Result:
+    """Base of the typed results. Fields are the keys of `--json`; a field whose name starts with `_` stays out of it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers, as `--json` prints them."""
+        return {each.name: plain(getattr(self, each.name)) for each in fields(self) if not each.name.startswith("_")}
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.to_dict()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, Result):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return str(value) if isinstance(value, Path) else value

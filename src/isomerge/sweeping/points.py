@@ -1,0 +1,133 @@
+"""The points of a sweep: which values come together, and the recipe of each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isomerge.errors import RequestError, did_you_mean
+from isomerge.merging.recipe import Recipe, load_recipe
+from isomerge.merging.recipe.write import as_data
+from isomerge.sweeping.address import changed
+from isomerge.sweeping.ranges import MOST, Axis, Value
+from isomerge.sweeping.unused import only_used
+
+MODES = ("grid", "together")
+SHOWN = 5  # different problems that one message names
+
+Values = dict[str, Value]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The values that are changed, and the recipe with them."""
+
+    values: Values
+    recipe: Recipe
+
+
+def one_recipe(recipe: str | Path | Mapping[str, Any] | Recipe | Sequence[Recipe]) -> Recipe:
+    """The only document: with several it would not be said which one a parameter belongs to."""
+    documents = [recipe] if isinstance(recipe, Recipe) else recipe
+    if isinstance(documents, (str, Path, Mapping)):
+        documents = load_recipe(documents)
+    if len(documents) != 1:
+        raise RequestError(
+            f"Sweeping a recipe of {len(documents)} documents: only one can be swept. Merge the earlier ones first "
+            "(isomerge merge), and name what they give in a recipe of its own."
+        )
+    return documents[0]
+
+
+def grid(axes: Sequence[Axis], mode: str = "grid", *, force: bool = False) -> list[Values]:
+    """Every combination, the last parameter fastest; or all parameters step by step together."""
+    if mode not in MODES:
+        raise RequestError(f"Sweeping: mode cannot be '{mode}'. {did_you_mean(mode, MODES)}")
+    lengths = [len(axis.values) for axis in axes]
+    if mode == "together" and len(set(lengths)) > 1:
+        told = ", ".join(f"{axis.name} {length}" for axis, length in zip(axes, lengths, strict=True))
+        raise RequestError(f"Sweeping together: the parameters have different numbers of values ({told}).")
+    count = math.prod(lengths) if mode == "grid" else lengths[0]
+    if count > MOST and not force:
+        product = " × ".join(map(str, lengths))
+        raise RequestError(
+            f"Sweeping {product} = {count} points: more than {MOST} are not measured unasked. Take larger steps, use "
+            "--search N, or add --force."
+        )
+    names = [axis.name for axis in axes]
+    rows = itertools.product(*(axis.values for axis in axes)) if mode == "grid" else zip(
+        *(axis.values for axis in axes), strict=True
+    )  # fmt: skip
+    # Each once; True and 1 are two values.
+    each = {tuple((type(value), value) for value in row): row for row in rows}.values()
+    return [dict(zip(names, row, strict=True)) for row in each]
+
+
+def points_of(recipe: Recipe, combinations: Sequence[Values]) -> list[Point]:
+    """The recipe of every point; all that do not fit, at once."""
+    data = as_data(recipe)
+    problems: dict[str, str] = {}
+    written: list[dict[str, Any]] = []
+    for values in combinations:
+        with _collected(problems, values):
+            written.append(changed(data, values))
+    raise_all(problems)
+    points: list[Point] = []
+    for values, one in zip(combinations, only_used(written), strict=True):
+        with _collected(problems, values):
+            points.append(Point(values, load_recipe(one)[0]))
+    raise_all(problems)
+    return points
+
+
+@contextmanager
+def _collected(problems: dict[str, str], values: Values) -> Iterator[None]:
+    """Enter a refusal with the point where it was met; the same complaint about the next value is not news."""
+    try:
+        yield
+    except RequestError as error:
+        text = str(error).removeprefix("While reading the recipe")
+        problems.setdefault(text.lstrip(",: "), said(values))
+
+
+def require_different(points: Sequence[Point]) -> None:
+    """Refuse points that differ in name only: one parameter takes the place of another."""
+    seen: dict[str, Point] = {}
+    for point in points:
+        other = seen.setdefault(point.recipe.to_yaml(), point)
+        if other is not point:
+            raise RequestError(
+                f"Sweeping: {said(other.values)} and {said(point.values)} give the same recipe. Two names may mean the "
+                "same place, or two values the same thing; leave one of them out."
+            )
+
+
+def raise_all(problems: Mapping[str, str]) -> None:
+    """One error for all, if there are any: sentences, each with the point where it was found."""
+    if len(problems) == 1:
+        ((text, where),) = problems.items()
+        raise RequestError(text if text.startswith("Sweeping") else f"Sweeping to {where}: {text}")
+    if problems:
+        told = [f"({n}) {where}: {text}" for n, (text, where) in enumerate(problems.items(), start=1)]
+        more = f" … and {len(told) - SHOWN} more." if len(told) > SHOWN else ""
+        raise RequestError(f"Sweeping, {len(told)} problems: {' '.join(told[:SHOWN])}{more}")
+
+
+def said(values: Mapping[str, Value]) -> str:
+    """
+    >>> said({"t": 0.30000000000000004, "align": True})
+    't=0.3, align=true'
+    """
+    return ", ".join(f"{name}={word(value)}" for name, value in values.items()) or "the recipe as it is"
+
+
+def word(value: Value) -> str:
+    """A value as a recipe writes it."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
