@@ -11,7 +11,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 import isomerge
-from isomerge.calibrate import calibrate, cross_statistics
+from isomerge.calibration import calibrate, cross_statistics
 from isomerge.cli.app import app
 
 __all__ = ["calibrate", "cross_statistics", "isomerge", "said"]
