@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Alignment": "isomerge.alignment.alignment",
-    "Merged": "isomerge.merging.merged",
+    "Merged": "isomerge.merging.outcome.merged",
     "IsomergeError": "isomerge.errors",
     "align": "isomerge.alignment.api",
     "barrier": "isomerge.connectivity.barrier",
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from isomerge.evaluation.verify import verify as verify
     from isomerge.merging.api import merge as merge
     from isomerge.merging.api import merge_recipe as merge_recipe
-    from isomerge.merging.merged import Merged as Merged
+    from isomerge.merging.outcome.merged import Merged as Merged
     from isomerge.merging.state_dicts import merge_state_dicts as merge_state_dicts
     from isomerge.reporting.page import report as report
     from isomerge.sweeping.api import sweep as sweep

@@ -15,7 +15,7 @@ import isomerge
 from align.tiny import model, variant
 from isomerge.checkpoint.files import SafetensorsFile
 from isomerge.errors import RequestError
-from isomerge.merging.estimate import explain_tensor, plan_merge
+from isomerge.merging.outcome.estimate import explain_tensor, plan_merge
 from isomerge.merging.recipe import load_recipe
 
 A, B = model("llama", 0, torch.bfloat16), model("llama", 1, torch.bfloat16)

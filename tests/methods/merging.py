@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import GramSource, Group, InMemory, Source
 from isomerge.merging.methods import METHODS
+from isomerge.merging.run.rows import GramSource, InMemory, TensorGroup, TensorSource
 
 IMPORTANCE = {"ewc", "elastic_weight_removal", "fisher"}
 
@@ -54,7 +54,7 @@ def merge(
     **options: Any,
 ) -> Tensor:
     """The merged tensor; a base that the method does not know is left out."""
-    extras: dict[str, list[Source]] = {}
+    extras: dict[str, list[TensorSource]] = {}
     if name == "regmean":
         extras = {"statistics": [gram(model) for model in models] if models[0].dim() > 1 else []}
     if name in IMPORTANCE:
@@ -63,7 +63,7 @@ def merge(
     if name == "rewarded_soup" and "weight" not in options:
         options["weight"] = [1 / len(models)] * len(models)
     known = base is not None and METHODS[name].base != "ignored"
-    group = Group(
+    group = TensorGroup(
         tensor,
         [InMemory(model) for model in models],
         InMemory(base) if known and base is not None else None,
@@ -79,7 +79,7 @@ def merge(
     return torch.cat([piece.reshape(-1) for piece in pieces]).reshape(group.shape)
 
 
-def gram(model: Tensor) -> Source:
+def gram(model: Tensor) -> TensorSource:
     """As if every model had seen the same data, whose inputs do not go together."""
     inputs = model[0].numel() if len(model) else model.flatten(1).shape[1]
     product = torch.diag(torch.arange(1.0, inputs + 1.0, dtype=torch.float64))

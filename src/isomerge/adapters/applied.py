@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from isomerge.adapters.adapter import Adapter, Target, open_adapter
-from isomerge.adapters.layout import Layout
+from isomerge.adapters.layout import ModuleLayout
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.base import near_miss
 from isomerge.errors import RequestError
@@ -159,8 +159,8 @@ def apply_adapter(
 
 def plan_changes(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Change], bool]:
     """Every tensor of the base that the adapter changes, and whether tied ones part. All misfits are told at once."""
-    layout = Layout(base)
-    plan = _Plan(base, adapter, layout)
+    layout = ModuleLayout(base)
+    plan = _ChangePlan(base, adapter, layout)
     for target in adapter.targets.values():
         plan.add_target(target)
     for tensor, key in adapter.replaced.items():
@@ -176,8 +176,8 @@ def plan_changes(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Change],
     return plan.changes, untied
 
 
-class _Plan:
-    def __init__(self, base: Checkpoint, adapter: Adapter, layout: Layout) -> None:
+class _ChangePlan:
+    def __init__(self, base: Checkpoint, adapter: Adapter, layout: ModuleLayout) -> None:
         self.base, self.adapter, self.layout = base, adapter, layout
         self.problems: list[str] = []
         self.changes: dict[str, Change] = {}

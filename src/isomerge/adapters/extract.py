@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isomerge.adapters.layout import TRANSPOSED, Layout
+from isomerge.adapters.adapter import BIAS, holds_adapter, into_its_base, require_model
+from isomerge.adapters.layout import TRANSPOSED, ModuleLayout
 from isomerge.adapters.lowrank import choose_rank, decompose, halves, squared_error
-from isomerge.adapters.refuse import holds_adapter, into_its_base, require_model
-from isomerge.adapters.settings import BIAS
 from isomerge.adapters.write import lora_config, write_adapter
 from isomerge.checkpoint import (
     Checkpoint,
@@ -26,14 +25,14 @@ from isomerge.checkpoint import (
     require_floating,
 )
 from isomerge.checkpoint.base import name_some
-from isomerge.checkpoint.sizes import differences_in_size
+from isomerge.checkpoint.checks import differences_in_size
 from isomerge.errors import RequestError
 
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass
-class _Found:
+class _Extracted:
     """What has been extracted so far. Names are those in memory, without PEFT's prefix."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -68,7 +67,7 @@ def extract_adapter(
     pattern = _check_request(rank, energy, targets)
     refuse_overwrite(out, [base, finetuned])
     layout = _common_layout(base, finetuned)
-    found = _Found()
+    found = _Extracted()
     floating = [n for n, info in base.tensors.items() if info.dtype.is_floating_point and not is_harmless_buffer(n)]
     total, done = sum(base.tensors[name].nbytes for name in floating), 0
     # Vectors come last: where a bias goes depends on what became of its layer's matrix.
@@ -118,7 +117,7 @@ def _check_request(rank: int | None, energy: float | None, targets: str | None) 
         ) from error
 
 
-def _common_layout(base: Checkpoint, finetuned: Checkpoint) -> Layout:
+def _common_layout(base: Checkpoint, finetuned: Checkpoint) -> ModuleLayout:
     require_model(base)
     if holds_adapter(finetuned):
         raise RequestError(
@@ -130,7 +129,7 @@ def _common_layout(base: Checkpoint, finetuned: Checkpoint) -> Layout:
     problems = _differences_in_tensors(base, finetuned)
     if problems:  # the size of the models explains what would be a list of all their tensors
         problems = differences_in_size(base, finetuned) or problems
-    layout = Layout(base)
+    layout = ModuleLayout(base)
     if layout.model is None:
         problems.append(
             "an adapter names layers by their kind and their name in memory, and no class of transformers is known for "
@@ -173,10 +172,10 @@ def _extract_matrix(
     name: str,
     base: Checkpoint,
     finetuned: Checkpoint,
-    layout: Layout,
+    layout: ModuleLayout,
     pattern: re.Pattern[str] | None,
     size: tuple[int | None, float | None],
-    found: _Found,
+    found: _Extracted,
 ) -> None:
     difference = _difference(name, base, finetuned)
     changed = float(difference.square().sum(dtype=torch.float64))
@@ -234,7 +233,12 @@ def _kind(layer: nn.Module | None, difference: Tensor) -> str | None:
 
 
 def _store_whole(
-    name: str, base: Checkpoint, finetuned: Checkpoint, layout: Layout, pattern: re.Pattern[str] | None, found: _Found
+    name: str,
+    base: Checkpoint,
+    finetuned: Checkpoint,
+    layout: ModuleLayout,
+    pattern: re.Pattern[str] | None,
+    found: _Extracted,
 ) -> None:
     """A changed vector: a trained bias, or part of a layer that is stored whole."""
     changed = float(_difference(name, base, finetuned).square().sum(dtype=torch.float64))
@@ -260,12 +264,12 @@ def _store_whole(
         _leave_out(name, changed, "a parameter outside of any layer", found)
 
 
-def _leave_out(name: str, changed: float, why: str, found: _Found) -> None:
+def _leave_out(name: str, changed: float, why: str, found: _Extracted) -> None:
     found.squares[1] += changed
     found.left_out.append({"name": name, "norm": math.sqrt(changed), "why": why})
 
 
-def _config(base: Checkpoint, layout: Layout, found: _Found) -> dict[str, Any]:
+def _config(base: Checkpoint, layout: ModuleLayout, found: _Extracted) -> dict[str, Any]:
     tied = {source.removesuffix(".weight") for source in layout.ties.values()} & found.ranks.keys()
     about = {
         "base_model_name_or_path": base.name,
@@ -278,7 +282,7 @@ def _config(base: Checkpoint, layout: Layout, found: _Found) -> dict[str, Any]:
     return lora_config(found.ranks, _short_names(layout, found.ranks.keys()), about)
 
 
-def _short_names(layout: Layout, modules: Any) -> list[str]:
+def _short_names(layout: ModuleLayout, modules: Any) -> list[str]:
     """Layers by the last part of their name where every layer of that name is meant, by their whole name otherwise."""
     short = []
     for module in modules:
@@ -288,7 +292,7 @@ def _short_names(layout: Layout, modules: Any) -> list[str]:
     return sorted(set(short))
 
 
-def _notes(found: _Found) -> list[str]:
+def _notes(found: _Extracted) -> list[str]:
     notes = []
     if found.left_out:
         worst = sorted(found.left_out, key=lambda row: -row["norm"])

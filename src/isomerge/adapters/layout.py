@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from isomerge.checkpoint import Checkpoint
-from isomerge.checkpoint.module import quiet_transformers
+from isomerge.checkpoint.memory import quiet_transformers
 
 TRANSPOSED = "Conv1D"
 """transformers' linear layer that stores its weight as (in, out)."""
 
 
-class Layout:
+class ModuleLayout:
     """What the stock class says about a checkpoint. Without a class that is known, names stand for themselves."""
 
     def __init__(self, base: Checkpoint) -> None:

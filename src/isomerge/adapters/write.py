@@ -15,9 +15,8 @@ from torch import Tensor
 
 from isomerge.adapters.adapter import CONFIG, PREFIX, WEIGHTS
 from isomerge.checkpoint import TensorInfo, Written
-from isomerge.checkpoint.disk import check_space, disk_failure
 from isomerge.checkpoint.header import build_header
-from isomerge.checkpoint.staging import Staging
+from isomerge.checkpoint.staging import Staging, check_space, disk_failure
 
 
 def lora_config(ranks: Mapping[str, int], targets: list[str], about: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,11 +18,10 @@ from typing import IO, Any
 import torch
 
 from isomerge.checkpoint.base import Checkpoint, TensorInfo
-from isomerge.checkpoint.disk import check_space, disk_failure
+from isomerge.checkpoint.dtypes import parse_size
 from isomerge.checkpoint.hashing import raw_bytes, tensors_digest
 from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards, sync
-from isomerge.checkpoint.staging import Staging
-from isomerge.checkpoint.units import parse_size
+from isomerge.checkpoint.staging import Staging, check_space, disk_failure
 from isomerge.errors import RequestError
 
 INDEX = "model.safetensors.index.json"
@@ -293,3 +292,18 @@ def side_copies(donor: Checkpoint | None) -> dict[str, Path]:
         return {}
     folder = donor.folder
     return {path.relative_to(folder).as_posix(): path for path in donor.side_files()}
+
+
+def counted(
+    progress: Callable[[int, int, str], None] | None, plan: Mapping[str, TensorInfo], what: str
+) -> Callable[[int], None]:
+    """Turns the writer's pieces into `progress(done, total, what)`."""
+    total, done = sum(info.nbytes for info in plan.values()), 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total, what)
+
+    return advance

@@ -180,7 +180,7 @@ def merge(
     reserve_output(out, [*references, *map(str, with_data.paths)], force=force)
 
     import isomerge
-    from isomerge.merging.tokens import ROWS
+    from isomerge.merging.vocabulary.from_recipe import ROWS
     from isomerge.reporting.terminal import merge_table
 
     keep_freed_memory()

@@ -62,8 +62,8 @@ def plan(
         tokenizer=tokenizer, example="isomerge plan {}",
     )  # fmt: skip
 
-    from isomerge.merging.estimate import explain_tensor, plan_merge
-    from isomerge.merging.tokens import ROWS
+    from isomerge.merging.outcome.estimate import explain_tensor, plan_merge
+    from isomerge.merging.vocabulary.from_recipe import ROWS
     from isomerge.reporting.terminal import explain_table, plan_table
 
     voice = Voice(json, quiet)

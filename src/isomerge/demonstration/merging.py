@@ -97,7 +97,7 @@ def load(folder: Path | str) -> Any:
     """The model in its stock class, as anybody would load it; an error if anything is missing or left over."""
     from transformers import ViTForImageClassification
 
-    from isomerge.checkpoint.module import quiet_transformers
+    from isomerge.checkpoint.memory import quiet_transformers
     from isomerge.errors import CheckpointError
 
     stock: Any = ViTForImageClassification

@@ -17,8 +17,8 @@ from isomerge.alignment.reporting import verdict
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
-from isomerge.merging.group import Source
-from isomerge.merging.sources import Computed, Stored
+from isomerge.merging.run.rows import TensorSource
+from isomerge.merging.run.sources import Computed, Stored
 from isomerge.reporting.spaces import space_moves
 
 
@@ -57,7 +57,7 @@ class AlignedModels:
     def config_changes(self) -> dict[str, Any]:
         return dict(self.own.model.architecture.untied_config)
 
-    def source(self, checkpoint: Checkpoint, file: str) -> Source:
+    def source(self, checkpoint: Checkpoint, file: str) -> TensorSource:
         """A model's tensor in the anchor's basis; what no symmetry touches comes from the file."""
         if file not in self._tensor_of:
             return self._own_source(checkpoint, file)
@@ -86,7 +86,7 @@ class AlignedModels:
                 source.release()
         return MemoryCheckpoint(f"{checkpoint.name}, aligned", state, {**checkpoint.config, **self.config_changes})
 
-    def _own_source(self, checkpoint: Checkpoint, file: str) -> Source:
+    def _own_source(self, checkpoint: Checkpoint, file: str) -> TensorSource:
         """A tensor that the anchor does not store, such as the head of an untied model beside a tied one."""
         move = self.moves[id(checkpoint)]
         for name, layout in move.model.layouts.items():

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isomerge.checkpoint import Checkpoint, require_floating
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.evaluation.device import require_device
-from isomerge.merging.combine import combine
 from isomerge.merging.data_sets import DataSets
-from isomerge.merging.differences import differences, left_out_adapters
-from isomerge.merging.merged import Merged, Progress, as_checkpoint
-from isomerge.merging.opening import open_model, open_models
-from isomerge.merging.prepare import foresee, prepare
-from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, plan_tensors, recipe_of
-from isomerge.merging.roles import base_among_models
-from isomerge.merging.settings import RunSettings
-from isomerge.merging.strangers import name_strangers
-from isomerge.merging.tokens import ROWS, require_same_ids
-from isomerge.merging.uneven import name_uneven
+from isomerge.merging.outcome.merged import Merged, Progress
+from isomerge.merging.plan.models import open_model, open_models
+from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, recipe_of
+from isomerge.merging.steps import RunSettings, merge_documents
+from isomerge.merging.vocabulary.from_recipe import ROWS
 from isomerge.merging.whole import EVERY
 
 
@@ -94,7 +85,7 @@ def merge(
     )  # fmt: skip
     checkpoints = {reference: open_model(reference, model) for reference, model in given.items()}
     run = RunSettings(threads, device, max_memory, progress, data_sets)
-    return _merge([recipe], checkpoints, run, same_ids=tokenizer != ROWS)
+    return merge_documents([recipe], checkpoints, run, same_ids=tokenizer != ROWS)
 
 
 def merge_recipe(
@@ -126,55 +117,14 @@ def merge_recipe(
     if unknown:
         hint = did_you_mean(unknown[0], [str(reference) for reference in checkpoints])
         raise RequestError(f"Merging: models has '{unknown[0]}', which the recipe does not name. {hint}")
-    return _merge(documents, checkpoints, RunSettings(threads, device, max_memory, progress), same_ids=same_ids)
+    return merge_documents(
+        documents, checkpoints, RunSettings(threads, device, max_memory, progress), same_ids=same_ids
+    )
 
 
 def planned(documents: Sequence[Recipe], *, same_ids: bool = False) -> Merged:
     """The merge as far as headers tell: everything is checked, nothing is aligned or computed."""
-    return _merge(list(documents), open_models(documents), RunSettings(), solve=False, same_ids=same_ids)
-
-
-def _merge(
-    documents: list[Recipe],
-    checkpoints: Mapping[ModelReference, Checkpoint],
-    settings: RunSettings,
-    *,
-    solve: bool = True,
-    same_ids: bool = False,
-) -> Merged:
-    start = time.perf_counter()
-    known = dict(checkpoints)
-    require_device(settings.device)
-    for checkpoint in known.values():
-        require_floating(checkpoint)
-    notes = differences(list(known.values()), documents, ids=not same_ids)
-    notes += left_out_adapters(list(known.values()))
-    notes += [note for document in documents for note in base_among_models(document)]
-    if same_ids:
-        require_same_ids(documents[-1], list(known.values()))
-    merged: Merged | None = None
-    warnings: list[str] = []
-    files: dict[str, Checkpoint] = {}
-    for place, document in enumerate(documents):
-        own = {reference: known[reference] for reference in document.referenced_models()}
-        plan = plan_tensors(document, own)
-        donor = own[plan.donor]
-        made = prepare(document, donor, own, settings) if solve else foresee(document, own, settings)
-        merged = combine(document, plan, own, made, settings, solved=solve)
-        if solve and made.aligned is None and made.solved is None:
-            warnings += name_strangers(plan, {r: checkpoint for r, checkpoint in own.items() if r in checkpoints})
-        warnings += name_uneven(merged.jobs, plan) if solve else []
-        files |= {name: merged.inputs[name] for name in merged.files}
-        if place < len(documents) - 1:
-            known[ModelReference.parse(str(document.name))] = as_checkpoint(merged, str(document.name))
-    assert merged is not None
-    merged.data = list(settings.data.opened.values())
-    merged.recipes = list(documents)
-    merged.inputs = {str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files
-    merged.files = frozenset(files)
-    merged.notes = notes + merged.notes + warnings
-    merged.started = start
-    return merged
+    return merge_documents(documents, open_models(documents), RunSettings(), solve=False, same_ids=same_ids)
 
 
 def _tokenizer(given: str | os.PathLike[str] | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:

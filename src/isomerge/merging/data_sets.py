@@ -12,7 +12,7 @@ from torch import Tensor
 from isomerge.checkpoint import Checkpoint
 from isomerge.data import Data, open_data
 from isomerge.data.base import Batch, Batches
-from isomerge.merging.recipe.data_settings import DataSettings
+from isomerge.merging.recipe.settings import DataSettings
 
 Progress = Callable[[int, int, str], None]
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from isomerge.checkpoint.base import TensorInfo, name_some
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merging.group import InMemory
 from isomerge.merging.methods import METHODS
-from isomerge.merging.pipeline import Job
+from isomerge.merging.run.jobs import Job
+from isomerge.merging.run.rows import InMemory
 
 
 def merge_state_dicts(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from isomerge.merging.pipeline import Job
-from isomerge.merging.recipe import RecipePlan
-from isomerge.merging.strangers import in_few_layers
+from isomerge.merging.outcome.notes import in_few_layers
+from isomerge.merging.plan.tensor_plan import RecipePlan
+from isomerge.merging.run.jobs import Job
 from isomerge.reporting.relations import sampled_rows
 
 UNEVEN = 50.0

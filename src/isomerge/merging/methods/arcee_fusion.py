@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import Block, Combine, Group
 from isomerge.merging.methods.method import method
+from isomerge.merging.methods.reduce import kth_smallest
 from isomerge.merging.methods.task_vectors import onto_base, task_vectors
-from isomerge.merging.reduce import kth_smallest
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 
 @method(base="required", least=1, most=1, reference="https://arcee.ai")
-def arcee_fusion(group: Group) -> Combine:
+def arcee_fusion(group: TensorGroup) -> Combine:
     """Add to the base those changes whose importance is an outlier: at least the median + 1.5 times the middle half.
 
     The importance of a change is |W − base| · KL(softmax(row of W) ‖ softmax(row of base)).
@@ -21,14 +21,14 @@ def arcee_fusion(group: Group) -> Combine:
     (found,) = kth_smallest(group, lambda block: _importance(block).unsqueeze(0), [quarters])
     threshold = found[1] + 1.5 * (found[2] - found[0]) if found else 0.0
 
-    def combine(block: Block) -> Tensor:
+    def combine(block: RowBlock) -> Tensor:
         (vector,) = task_vectors(block)
         return onto_base(block, vector.mul_((_importance(block) >= threshold).to(vector.dtype)))
 
     return combine
 
 
-def _importance(block: Block) -> Tensor:
+def _importance(block: RowBlock) -> Tensor:
     assert block.base is not None, "the method is entered with base='required'"
     model, small = block.tensors[0], 1e-8
     p, q = (tensor.softmax(dim=-1).add_(small) for tensor in (model, block.base))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import Block, Combine, Group
 from isomerge.merging.methods.method import PerModel, each, method
 from isomerge.merging.methods.pruning import largest
 from isomerge.merging.methods.task_vectors import agreeing, onto_base, task_vectors
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 
 @method(base="required", reference="https://arxiv.org/abs/2405.07813")
 def consensus_ties(
-    group: Group,
+    group: TensorGroup,
     *,
     weight: PerModel[float] = each(1.0),
     density: PerModel[float] = each(1.0),
@@ -40,7 +40,7 @@ def consensus_ties(
     pruned = largest(group, density)
     needed = min(k, group.models)
 
-    def combine(block: Block) -> Tensor:
+    def combine(block: RowBlock) -> Tensor:
         vectors = pruned.vectors(block)
         if elect:
             merged = agreeing(vectors, weight, [1.0] * group.models, weight if normalize else None)

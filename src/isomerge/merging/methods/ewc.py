@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from isomerge.errors import RequestError
-from isomerge.merging.group import Block, Combine, Group
 from isomerge.merging.methods.method import PerModel, each, method
 from isomerge.merging.methods.task_vectors import onto_base, task_vectors
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 NEEDED = "{name} weighs by importances, but none were given for '{tensor}'. Name the files with '{option}'."
 
 
 @method(base="optional", reference="https://arxiv.org/abs/1612.00796")
 def ewc(
-    group: Group,
+    group: TensorGroup,
     *,
     importance: PerModel[str | None] = each(None),
     base_importance: str | None = None,
@@ -40,7 +40,7 @@ def ewc(
     _needed(group, "ewc", "importance")
     anchored = group.has_base and "base_importance" in group.extras
 
-    def combine(block: Block) -> Tensor:
+    def combine(block: RowBlock) -> Tensor:
         counts = block.extras["importance"] * block.like(weight)
         models = block.tensors
         if anchored and block.base is not None:
@@ -58,7 +58,7 @@ def ewc(
 
 @method(base="required", reference="https://arxiv.org/abs/2303.17574")
 def elastic_weight_removal(
-    group: Group,
+    group: TensorGroup,
     *,
     importance: PerModel[str | None] = each(None),
     base_importance: str | None = None,
@@ -77,7 +77,7 @@ def elastic_weight_removal(
     _needed(group, "elastic_weight_removal", "importance")
     _needed(group, "elastic_weight_removal", "base_importance")
 
-    def combine(block: Block) -> Tensor:
+    def combine(block: RowBlock) -> Tensor:
         counts = block.extras["importance"] * block.like(weight)
         own = block.extras["base_importance"][0]
         largest = torch.maximum(counts.abs().amax(dim=0), own.abs())
@@ -90,6 +90,6 @@ def elastic_weight_removal(
     return combine
 
 
-def _needed(group: Group, name: str, option: str) -> None:
+def _needed(group: TensorGroup, name: str, option: str) -> None:
     if option not in group.extras:
         raise RequestError(NEEDED.format(name=name, tensor=group.name, option=option))

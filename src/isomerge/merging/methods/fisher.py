@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from isomerge.errors import RequestError
-from isomerge.merging.group import Block, Combine, Group
 from isomerge.merging.methods.ewc import NEEDED, ewc
 from isomerge.merging.methods.method import PerModel, each, method
-from isomerge.merging.reduce import total
+from isomerge.merging.methods.reduce import total
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 NOTHING = 1e-20  # of the information of the model that has most: float32 keeps no digits much below
 
 
 @method(reference="https://arxiv.org/abs/2111.09832")
 def fisher(
-    group: Group,
+    group: TensorGroup,
     *,
     importance: PerModel[str | None] = each(None),
     weight: PerModel[float] = each(1.0),
@@ -47,7 +47,7 @@ def fisher(
     least = floor * float((means * scales).mean())
     merged = ewc(group, importance=importance, weight=weight)
 
-    def combine(block: Block) -> Tensor:
+    def combine(block: RowBlock) -> Tensor:
         found = block.extras["importance"]
         if normalize:
             found = found * block.like(scales.tolist())
@@ -56,7 +56,7 @@ def fisher(
     return combine
 
 
-def _information(block: Block) -> Tensor:
+def _information(block: RowBlock) -> Tensor:
     """(models,): the sum of each model's."""
     found = block.extras["importance"]
     if bool((found < 0).any()) or not bool(found.isfinite().all()):

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from isomerge.errors import RequestError
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.matrices import joined, merge_matrices, singular
 from isomerge.merging.methods.method import method
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
 @method(base="required", whole=True, reference="https://arxiv.org/abs/2502.04959")
-def iso_c(group: Group, *, lambda_: float = 1.0) -> Combine:
+def iso_c(group: TensorGroup, *, lambda_: float = 1.0) -> Combine:
     """Add up the changes and give all their singular directions the mean singular value.
 
     Σ_k τ_k = U S Vᵀ; base + λ mean(S) U Vᵀ. Directions in which nothing changes are left alone. What is not one
@@ -30,7 +30,7 @@ def iso_c(group: Group, *, lambda_: float = 1.0) -> Combine:
 
 
 @method(base="required", whole=True, reference="https://arxiv.org/abs/2502.04959")
-def iso_cts(group: Group, *, common: float = 0.8, lambda_: float = 1.0) -> Combine:
+def iso_cts(group: TensorGroup, *, common: float = 0.8, lambda_: float = 1.0) -> Combine:
     """As iso_c, with the weakest common directions replaced by each model's strongest own ones.
 
     Of the sum of changes the first directions are kept; each model adds its strongest directions outside them; all

@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.method import method
+from isomerge.merging.methods.reduce import gram, mixture
 from isomerge.merging.methods.sphere import Span
-from isomerge.merging.reduce import gram, mixture
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
 @method(reference="https://arxiv.org/abs/2603.04972")
-def karcher(group: Group, *, max_iter: int = 10, tol: float = 1e-5) -> Combine:
+def karcher(group: TensorGroup, *, max_iter: int = 10, tol: float = 1e-5) -> Combine:
     """The direction nearest to those of all models by squared angles, with the mean of their norms.
 
     Options:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from isomerge.errors import RequestError
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.method import PerModel, each, method
-from isomerge.merging.reduce import mixture
+from isomerge.merging.methods.reduce import mixture
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
 @method(reference="https://arxiv.org/abs/2203.05482")
-def linear(group: Group, *, weight: PerModel[float] = each(1.0), normalize: bool = True) -> Combine:
+def linear(group: TensorGroup, *, weight: PerModel[float] = each(1.0), normalize: bool = True) -> Combine:
     """Weighted average: Σ w_k W_k, the weights divided by their sum.
 
     Options:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import Block, Combine, Group
 from isomerge.merging.methods.method import method
 from isomerge.merging.methods.task_vectors import onto_base, task_vectors
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 
 @method(base="required", reference="https://arxiv.org/abs/2407.06322")
-def magmax(group: Group, *, lambda_: float = 1.0) -> Combine:
+def magmax(group: TensorGroup, *, lambda_: float = 1.0) -> Combine:
     """Of each weight take the change of largest magnitude: base + λ τ_k, k = argmax |τ_k|; opposite equals cancel.
 
     Options:
         lambda: how much of the merged task vector is added to the base
     """
 
-    def combine(block: Block) -> Tensor:
+    def combine(block: RowBlock) -> Tensor:
         vectors = task_vectors(block)
         up, down = vectors[0].clone(), vectors[0]
         for vector in vectors[1:]:

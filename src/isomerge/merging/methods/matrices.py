@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.task_vectors import add_all, task_vectors, unpruned
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 SLENDER = 12  # longer by more than this than it is wide: an embedding, or stacked experts, not one linear map
 
@@ -16,7 +16,7 @@ Merge = Callable[[Tensor], Tensor]
 """(models, out, in) task vectors → the merged one (out, in)."""
 
 
-def merge_matrices(group: Group, merge: Merge, lambda_: float) -> Combine:
+def merge_matrices(group: TensorGroup, merge: Merge, lambda_: float) -> Combine:
     """Base + λ · merge(task vectors) for matrices; base + λ · mean for what is not one linear map: vectors, scalars,
     vocabularies. A tensor of more axes is a matrix of its first axis by all the others."""
     rows = group.shape[0] if len(group.shape) > 1 else 1

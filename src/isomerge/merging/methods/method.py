@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merging.group import Combine, Group
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 T = TypeVar("T")
 PER_MODEL = "one value per model"
@@ -93,7 +93,7 @@ class Method:
             base = " beside the base" if self.base == "required" else ""
             raise RequestError(f"{self.name} merges {wanted} models{base}, and {models} are given.")
 
-    def __call__(self, group: Group, **options: Any) -> Combine:
+    def __call__(self, group: TensorGroup, **options: Any) -> Combine:
         """Run it with the options' recipe names; a single value stands for every model, and defaults fill the rest."""
         bound = {}
         for option in self.options:

@@ -7,15 +7,15 @@ import math
 import numpy as np
 
 from isomerge.errors import RequestError
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.method import PerModel, each, method
+from isomerge.merging.methods.reduce import gram, mixture
 from isomerge.merging.methods.sphere import Span
-from isomerge.merging.reduce import gram, mixture
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
 @method(base="optional", least=1, reference="https://goddard.blog/posts/multislerp-wow-what-a-cool-idea")
 def multislerp(
-    group: Group, *, weight: PerModel[float] = each(1.0), normalize_weights: bool = True, eps: float = 1e-8
+    group: TensorGroup, *, weight: PerModel[float] = each(1.0), normalize_weights: bool = True, eps: float = 1e-8
 ) -> Combine:
     """Spherical mean of any number of models, in the tangent space at their mean direction; of the changes with a base.
 

@@ -7,17 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import Block, Combine, Group
 from isomerge.merging.methods.method import PerModel, each, method
+from isomerge.merging.methods.reduce import gram, total
 from isomerge.merging.methods.task_vectors import onto_base, task_vectors
-from isomerge.merging.reduce import gram, total
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 STRAIGHT = 1e-7  # sin² of an angle that float32 does not know from 0 or π
 
 
 @method(base="optional", least=2, most=2, reference="https://en.wikipedia.org/wiki/Slerp")
 def nuslerp(
-    group: Group,
+    group: TensorGroup,
     *,
     weight: PerModel[float] = each(1.0),
     nuslerp_row_wise: bool = False,
@@ -42,7 +42,7 @@ def nuslerp(
     return lambda block: _mixed(block, _shares(t, *_sums(block, dim=-1)))
 
 
-def _sums(block: Block, dim: int) -> Tensor:
+def _sums(block: RowBlock, dim: int) -> Tensor:
     """Both squared norms and the product along an axis, which stays with length 1."""
     first, second = block.deltas.double()
     return torch.stack([(a * b).sum(dim, keepdim=True) for a, b in ((first, first), (second, second), (first, second))])
@@ -58,7 +58,7 @@ def _shares(t: float, first: Tensor, second: Tensor, product: Tensor) -> tuple[T
     return torch.where(line, 1 - t, one), torch.where(line, t, other)
 
 
-def _mixed(block: Block, shares: tuple[Tensor, Tensor]) -> Tensor:
+def _mixed(block: RowBlock, shares: tuple[Tensor, Tensor]) -> Tensor:
     first, second = task_vectors(block)
     one, other = (share.to(dtype=first.dtype, device=first.device) for share in shares)
     return onto_base(block, first.mul_(one).add_(second.mul_(other)))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.method import method
-from isomerge.merging.reduce import gram, mixture
+from isomerge.merging.methods.reduce import gram, mixture
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 NEARLY_PARALLEL = 0.9995  # beyond it the arc is a straight line to working precision, and sin θ a bad divisor
 
 
 @method(base="required", least=1, most=1, reference="https://en.wikipedia.org/wiki/Slerp")
-def slerp(group: Group, *, t: float = 0.5) -> Combine:
+def slerp(group: TensorGroup, *, t: float = 0.5) -> Combine:
     """Spherical interpolation from the base (t = 0) to the other model (t = 1).
 
     Everything on the arc is a combination of its ends, so two norms and one product decide it.

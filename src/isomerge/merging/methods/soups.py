@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from isomerge.errors import RequestError
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.method import PerModel, method
-from isomerge.merging.reduce import mixture
+from isomerge.merging.methods.reduce import mixture
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
 @method(reference="https://arxiv.org/abs/2203.05482")
-def uniform_soup(group: Group) -> Combine:
+def uniform_soup(group: TensorGroup) -> Combine:
     """The mean of all models: Σ W_k / K."""
     return mixture([1 / group.models] * group.models)
 
 
 @method(reference="https://arxiv.org/abs/2306.04488")
-def rewarded_soup(group: Group, *, weight: PerModel[float]) -> Combine:
+def rewarded_soup(group: TensorGroup, *, weight: PerModel[float]) -> Combine:
     """Models trained on different rewards, mixed by how much each reward matters: Σ w_k W_k with Σ w_k = 1, w_k ≥ 0.
 
     Options:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.method import PerModel, each, method
 from isomerge.merging.methods.task_vectors import add_all, unpruned
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
 @method(base="required", reference="https://arxiv.org/abs/2212.04089")
 def task_arithmetic(
-    group: Group,
+    group: TensorGroup,
     *,
     weight: PerModel[float] = each(1.0),
     density: PerModel[float] = each(1.0),

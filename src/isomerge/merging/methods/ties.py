@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.method import PerModel, each, method
 from isomerge.merging.methods.pruning import largest
 from isomerge.merging.methods.task_vectors import add_agreeing
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
 @method(base="required", reference="https://arxiv.org/abs/2306.01708")
 def ties(
-    group: Group,
+    group: TensorGroup,
     *,
     weight: PerModel[float] = each(1.0),
     density: PerModel[float] = each(1.0),

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from isomerge.errors import RequestError
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.method import method
-from isomerge.merging.reduce import mixture
+from isomerge.merging.methods.reduce import mixture
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
 @method(reference="https://arxiv.org/abs/1803.05407")
-def swa(group: Group, *, start: int = 0, every: int = 1) -> Combine:
+def swa(group: TensorGroup, *, start: int = 0, every: int = 1) -> Combine:
     """Stochastic weight averaging: the mean of every n-th checkpoint from a start on.
 
     Options:
@@ -26,7 +26,7 @@ def swa(group: Group, *, start: int = 0, every: int = 1) -> Combine:
 
 
 @method(reference="https://arxiv.org/abs/2411.18704")
-def ema(group: Group, *, decay: float = 0.9) -> Combine:
+def ema(group: TensorGroup, *, decay: float = 0.9) -> Combine:
     """Exponential moving average: m ← decay · m + (1 − decay) · W over the checkpoints, starting at the first.
 
     Options:
@@ -39,7 +39,7 @@ def ema(group: Group, *, decay: float = 0.9) -> Combine:
 
 
 @method(reference="https://arxiv.org/abs/2209.14981")
-def lawa(group: Group, *, window: int = 6) -> Combine:
+def lawa(group: TensorGroup, *, window: int = 6) -> Combine:
     """Latest weight averaging: the mean of the last checkpoints.
 
     Options:
@@ -50,7 +50,7 @@ def lawa(group: Group, *, window: int = 6) -> Combine:
     return _weighted([float(i >= group.models - window) for i in range(group.models)])
 
 
-def tail(group: Group, *, fraction: float = 0.5) -> Combine:
+def tail(group: TensorGroup, *, fraction: float = 0.5) -> Combine:
     """Tail averaging: the mean of the last share of the checkpoints, at least one.
 
     Options:
@@ -67,7 +67,7 @@ tail_average = method(name="tail_average", reference="https://arxiv.org/abs/1610
 
 
 @method(reference="https://arxiv.org/abs/2411.18704")
-def geometric(group: Group, *, decay: float = 0.5) -> Combine:
+def geometric(group: TensorGroup, *, decay: float = 0.5) -> Combine:
     """Each checkpoint counts `decay` times as much as the one after it: Σ decay^(K−1−k) W_k, divided by the sum.
 
     Options:

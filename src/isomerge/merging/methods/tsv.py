@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from isomerge.errors import RequestError
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.matrices import joined, merge_matrices, singular
 from isomerge.merging.methods.method import method
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
 @method(base="required", whole=True, reference="https://arxiv.org/abs/2412.00081")
-def tsv(group: Group, *, share: float | None = None, lambda_: float = 1.0) -> Combine:
+def tsv(group: TensorGroup, *, share: float | None = None, lambda_: float = 1.0) -> Combine:
     """Keep the strongest singular directions of each model's change and make those of all models orthogonal.
 
     τ_k ≈ U_k S_k V_kᵀ with a share of the rank; base + λ U S Vᵀ, U and V the nearest orthonormal matrices to

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from isomerge.errors import RequestError
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.method import PerModel, each, method
 from isomerge.merging.methods.task_vectors import add_all, unpruned
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
-def interpolate(group: Group, *, alpha: float = 0.5, weight: PerModel[float] = each(1.0)) -> Combine:
+def interpolate(group: TensorGroup, *, alpha: float = 0.5, weight: PerModel[float] = each(1.0)) -> Combine:
     """From the base (alpha = 0) in a straight line to the model or the models' weighted mean (alpha = 1).
 
     Options:

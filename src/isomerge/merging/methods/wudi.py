@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.matrices import merge_matrices
 from isomerge.merging.methods.method import method
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
 @method(base="required", whole=True, reference="https://arxiv.org/abs/2503.08099")
-def wudi(group: Group, *, lambda_: float = 1.0) -> Combine:
+def wudi(group: TensorGroup, *, lambda_: float = 1.0) -> Combine:
     """The change that interferes least with every model's: min Σ_k ‖(τ − τ_k) τ_kᵀ‖² / ‖τ_k‖².
 
     The rows of τ_k span the inputs model k has learned from, so this asks for agreement on those. The minimum is

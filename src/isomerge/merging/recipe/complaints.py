@@ -7,8 +7,6 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from isomerge.errors import did_you_mean
-from isomerge.merging.recipe.align_settings import AlignSettings
-from isomerge.merging.recipe.data_settings import CalibrateSettings, DataSettings, RepairSettings
 from isomerge.merging.recipe.definitions import (
     ModelEntry,
     ModelToken,
@@ -21,6 +19,7 @@ from isomerge.merging.recipe.definitions import (
 )
 from isomerge.merging.recipe.fields import TAG, Conditional
 from isomerge.merging.recipe.problems import Path, Places, Problems
+from isomerge.merging.recipe.settings import AlignSettings, CalibrateSettings, DataSettings, RepairSettings
 from isomerge.merging.whole import EVERY
 
 CONTAINERS: dict[str, tuple[type[BaseModel], str]] = {

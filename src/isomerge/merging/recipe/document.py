@@ -26,7 +26,7 @@ def read_documents(text: str, source: str, problems: Problems) -> list[tuple[Any
     for node in nodes:
         if node is None or (isinstance(node, yaml.ScalarNode) and not node.value):
             continue
-        reader = _Reader(source, problems)
+        reader = _NodeReader(source, problems)
         found.append((reader.read(node, ()), reader.places))
     return found
 
@@ -39,7 +39,7 @@ def _pitfall(text: str, line: int | None) -> str:
     return "; look at the indentation of this line and of those before it"
 
 
-class _Reader:
+class _NodeReader:
     """Builds the data of one document. Keys stay text, so a token called `yes` or `1` is not turned into a value."""
 
     def __init__(self, source: str, problems: Problems) -> None:

@@ -13,9 +13,9 @@ import torch
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require_floating
 from isomerge.checkpoint.base import name_some
-from isomerge.checkpoint.module import saved_state
+from isomerge.checkpoint.memory import saved_state
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merging.merged import Progress as Tell
+from isomerge.merging.outcome.merged import Progress as Tell
 from isomerge.merging.reconstruct.assembly import Assembly
 from isomerge.merging.reconstruct.blocks import BlockCache, find_stacks
 from isomerge.merging.reconstruct.goals import Goals

@@ -22,7 +22,7 @@ from torch import Tensor
 from isomerge.calibration import Gram, Statistics
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
-from isomerge.merging.group import GramSource
+from isomerge.merging.run.rows import GramSource
 from isomerge.symmetry.canonical import SMALL_GAIN, Canonical, Fold
 from isomerge.symmetry.patterns import Layout, Segment
 

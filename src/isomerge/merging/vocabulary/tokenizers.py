@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.checkpoint.module import quiet_transformers
+from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.errors import CheckpointError, IsomergeError
 from isomerge.merging.vocabulary.files import declared_rows, has_tokenizer
 from isomerge.merging.vocabulary.rules import ModelTokens

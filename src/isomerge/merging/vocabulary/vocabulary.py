@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.merging.group import Source
+from isomerge.merging.run.rows import TensorSource
 from isomerge.merging.vocabulary.files import read_json, tokenizer_files
 from isomerge.merging.vocabulary.renumber import TokenIds, config_changes, generation_changes
 from isomerge.merging.vocabulary.report import count
@@ -78,7 +78,7 @@ class Vocabulary:
             kept=self._keeps_rows,
         )
 
-    def source(self, model: str, tensor_sources: Mapping[str, Source], *, axis: int = 0) -> Source:
+    def source(self, model: str, tensor_sources: Mapping[str, TensorSource], *, axis: int = 0) -> TensorSource:
         """One model's table (embedding, output head, its bias) in the output's vocabulary.
 
         `tensor_sources` is the same tensor of every model that has it: a row that `model` lacks comes from the others.
@@ -189,7 +189,7 @@ class Vocabulary:
         assert row is not None, token  # `rule_problems` has made sure
         return row
 
-    def _require_matching(self, label: str, sources: Mapping[str, Source], axis: int) -> None:
+    def _require_matching(self, label: str, sources: Mapping[str, TensorSource], axis: int) -> None:
         shapes = {name: source.info.shape for name, source in sources.items()}
         if len({shape[:axis] + shape[axis + 1 :] for shape in shapes.values()}) > 1:
             told = ", ".join(f"'{name}' {tuple(shape)}" for name, shape in shapes.items())
