@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from isomerge.merging import reduce
+from isomerge.merging.methods import reduce
 from isomerge.merging.run.rows import InMemory, TensorGroup
 
 

@@ -50,7 +50,13 @@ class AdaptedCheckpoint(Checkpoint):
             self.tensors = {name: every[name] for name in sorted(every)}
             self.config = {**base.config, "tie_word_embeddings": False}
         self._base, self._adapter, self._changes = base, adapter, dict(changes)
-        self._kept = threading.local()
+        self._last = threading.local()  # what each thread has read last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {**state, "_last": threading.local()}
 
     def side_files(self) -> list[Path]:
         return self._base.side_files()
@@ -107,25 +113,25 @@ class AdaptedCheckpoint(Checkpoint):
         return rows
 
     def _stored_rows(self, key: str, start: int, stop: int) -> Tensor:
-        if getattr(self._kept, "stored", None) != key:
+        if getattr(self._last, "stored", None) != key:
             self._adapter.read(key)  # once, to know that it is finite
-            self._kept.stored = key
+            self._last.stored = key
         return self._adapter.checkpoint.read_rows(key, start, stop)
 
     def _factors(self, change: Change, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(rows, rank) and (rank, columns) of the tensor as stored; this thread keeps those of the last tensor."""
         target = change.target
         assert target is not None
-        if getattr(self._kept, "module", None) != (target.module, dtype):
+        if getattr(self._last, "module", None) != (target.module, dtype):
             b, a = (factor.to(dtype) for factor in self._adapter.factors(target))
-            self._kept.factors = (a.T.contiguous(), b.T.contiguous()) if change.transposed else (b, a)
-            self._kept.module = (target.module, dtype)
-        factors: tuple[Tensor, Tensor] = self._kept.factors
+            self._last.factors = (a.T.contiguous(), b.T.contiguous()) if change.transposed else (b, a)
+            self._last.module = (target.module, dtype)
+        factors: tuple[Tensor, Tensor] = self._last.factors
         return factors
 
     def _lengths(self, name: str, change: Change) -> Tensor:
         """DoRA: the trained length of each output's weights, over the length that W + ΔW gives it."""
-        if getattr(self._kept, "scaled", None) != name:
+        if getattr(self._last, "scaled", None) != name:
             target, info = change.target, self.tensors[name]
             assert target is not None and target.magnitude is not None
             parts = []
@@ -134,9 +140,9 @@ class AdaptedCheckpoint(Checkpoint):
                 parts.append(rows.square().sum(dim=0 if change.transposed else 1))
             squares = torch.stack(parts).sum(0) if change.transposed else torch.cat(parts)
             trained = self._adapter.read(target.magnitude).double().flatten()
-            self._kept.lengths = (trained / squares.sqrt()).to(_computed(info))
-            self._kept.scaled = name
-        lengths: Tensor = self._kept.lengths
+            self._last.lengths = (trained / squares.sqrt()).to(_computed(info))
+            self._last.scaled = name
+        lengths: Tensor = self._last.lengths
         return lengths
 
 

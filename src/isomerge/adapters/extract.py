@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ from isomerge.adapters.adapter import BIAS, holds_adapter, into_its_base, requir
 from isomerge.adapters.layout import TRANSPOSED, ModuleLayout
 from isomerge.adapters.lowrank import choose_rank, decompose, halves, squared_error
 from isomerge.adapters.write import lora_config, write_adapter
+from isomerge.arguments import require_types
 from isomerge.checkpoint import (
     Checkpoint,
+    CheckpointSource,
     is_harmless_buffer,
+    open_checkpoint,
     refuse_overwrite,
     require_finite,
     require_floating,
@@ -27,8 +31,10 @@ from isomerge.checkpoint import (
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.checks import differences_in_size
 from isomerge.errors import RequestError
+from isomerge.results import Result
 
 Progress = Callable[[int, int, str], None]
+DEFAULT_RANK = 16
 
 
 @dataclass
@@ -46,24 +52,52 @@ class _Extracted:
     """Of everything that changed, and of what the adapter misses of it."""
 
 
-def extract_adapter(
-    base: Checkpoint,
-    finetuned: Checkpoint,
+@dataclass
+class ExtractedAdapter(Result):
+    """The adapter that was written, and how much of the change between the two models it misses."""
+
+    out: Path
+    targets: list[dict[str, Any]]
+    """Name, rank, relative error and norm of each adapted layer."""
+    whole: list[str]
+    """Layers that are stored whole."""
+    left_out: list[dict[str, Any]]
+    """Changed tensors that are not in the adapter, with the reason."""
+    relative_error: float
+    notes: list[str]
+    tensors: int
+    bytes: int
+    files: tuple[Path, ...]
+    sha256: str | None
+    seconds: float
+
+
+def extract(
+    base: CheckpointSource,
+    finetuned: CheckpointSource,
+    out: str | os.PathLike[str],
     *,
     rank: int | None = None,
-    out: str | os.PathLike[str],
-    targets: str | None = None,
     energy: float | None = None,
+    targets: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Write the best adapter of this rank for base → fine-tuned, and say how much of the change it misses.
+) -> ExtractedAdapter:
+    """Write the best LoRA adapter for what fine-tuning added to a base, and report how much of it is missed.
 
     `rank` is the most a layer may have, `energy` the share of its squared change to keep (0.99), whatever rank that
-    takes; one of them is needed. `targets` is a regular expression for the ends of layers' names: "q_proj|v_proj".
-    Layers without a matrix (norms) are stored whole; what PEFT cannot hold is listed in the record.
+    takes; without either, the rank is 16. `targets` is a regular expression for the ends of layers' names:
+    "q_proj|v_proj". Layers without a matrix (norms) are stored whole; what PEFT cannot hold is listed in the result.
+
+    >>> isomerge.extract("base", "finetuned", "adapter", rank=16).relative_error                        # doctest: +SKIP
     """
     start = time.perf_counter()
+    require_types(
+        out=(out, str, os.PathLike), rank=(rank, int, None), energy=(energy, float, None), targets=(targets, str, None),
+        force=(force, bool),
+    )  # fmt: skip
+    base, finetuned = open_checkpoint(base), open_checkpoint(finetuned)
+    rank = DEFAULT_RANK if rank is None and energy is None else rank
     pattern = _check_request(rank, energy, targets)
     refuse_overwrite(out, [base, finetuned])
     layout = _common_layout(base, finetuned)
@@ -86,24 +120,22 @@ def extract_adapter(
         )
     written = write_adapter(out, found.tensors, _config(base, layout, found), force=force)
     changed, missed = found.squares
-    return {
-        "out": written.out,
-        "targets": found.rows,
-        "whole": sorted(found.whole),
-        "left_out": found.left_out,
-        "relative_error": math.sqrt(missed / changed) if changed else 0.0,
-        "notes": _notes(found),
-        "tensors": written.tensors,
-        "bytes": written.bytes,
-        "files": written.files,
-        "sha256": written.sha256,
-        "seconds": time.perf_counter() - start,
-    }
+    return ExtractedAdapter(
+        out=written.out,
+        targets=found.rows,
+        whole=sorted(found.whole),
+        left_out=found.left_out,
+        relative_error=math.sqrt(missed / changed) if changed else 0.0,
+        notes=_notes(found),
+        tensors=written.tensors,
+        bytes=written.bytes,
+        files=written.files,
+        sha256=written.sha256,
+        seconds=time.perf_counter() - start,
+    )
 
 
 def _check_request(rank: int | None, energy: float | None, targets: str | None) -> re.Pattern[str] | None:
-    if rank is None and energy is None:
-        raise RequestError("While extracting an adapter: neither a rank nor an energy was named. Give rank=16, say.")
     if rank is not None and rank < 1:
         raise RequestError(f"While extracting an adapter: the rank cannot be {rank}. Give a positive whole number.")
     if energy is not None and not 0 < energy <= 1:

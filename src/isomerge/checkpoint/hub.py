@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ class HubFile(WeightFile):
         self.tensors: Mapping[str, TensorInfo] = (
             self._file.tensors if self._file else _remote_header(repo, label, commit)
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None, "_file": None}  # found in the cache again at the next read
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {**state, "_lock": threading.Lock()}
 
     def read(self, name: str) -> torch.Tensor:
         return self._local(name).read(name)
@@ -161,7 +168,7 @@ def _open_online(repo: str, commit: str, names: list[str], act: str) -> Checkpoi
         config=config,
         folder=_snapshot(repo, commit),
         revision=commit,
-        side_files=lambda: _side_files(repo, commit, names),
+        side_files=partial(_side_files, repo, commit, names),
     )
 
 

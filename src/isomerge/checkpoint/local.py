@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -46,6 +47,14 @@ class FileCheckpoint(Checkpoint):
         self._files = files
         self._side_files = side_files
         self.tensors: Mapping[str, TensorInfo] = {tensor: files[tensor].tensors[tensor] for tensor in sorted(files)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a pickle or a copy: the files have been opened again, and must be what they were."""
+        self.__dict__ |= state
+        other = [name for name, file in self._files.items() if file.tensors.get(name) != self.tensors[name]]
+        if other:
+            step = "Open the model anew."
+            raise failure(f"opening {self.name} again", [f"{name_some(other)} has changed in the meantime"], step)
 
     def read(self, name: str) -> torch.Tensor:
         if name not in self._files:
@@ -98,7 +107,7 @@ def open_folder(
     if problems:
         raise failure(act, problems, " ".join(dict.fromkeys(filter(None, steps))) or next_step)
     return FileCheckpoint(
-        name, files, config=config, folder=folder, revision=revision, side_files=lambda: side_files_of(folder)
+        name, files, config=config, folder=folder, revision=revision, side_files=partial(side_files_of, folder)
     )
 
 
@@ -117,14 +126,8 @@ def open_file(path: Path) -> Checkpoint:
         step = error.next_step or AGAIN
     if problems:
         raise failure(f"opening checkpoint {path}", problems, step)
-    folder = path.parent
-    return FileCheckpoint(
-        str(path),
-        files,
-        config=config,
-        folder=folder,
-        side_files=lambda: side_files_of(folder) if config_file.is_file() else [],
-    )
+    beside = partial(side_files_of, path.parent) if config_file.is_file() else list
+    return FileCheckpoint(str(path), files, config=config, folder=path.parent, side_files=beside)
 
 
 def find_shards(folder: Path, act: str, problems: list[str]) -> tuple[list[str], dict[str, str] | None]:

@@ -76,7 +76,7 @@ def push(
 
 @contextlib.contextmanager
 def _bars(*, shown: bool) -> Iterator[None]:
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     hide = not shown and not are_progress_bars_disabled()
     if hide:

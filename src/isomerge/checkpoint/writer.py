@@ -23,13 +23,14 @@ from isomerge.checkpoint.hashing import raw_bytes, tensors_digest
 from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards, sync
 from isomerge.checkpoint.staging import Staging, check_space, disk_failure
 from isomerge.errors import RequestError
+from isomerge.results import Result
 
 INDEX = "model.safetensors.index.json"
 CHUNK = 16 * 2**20
 
 
-@dataclass(frozen=True)
-class Written:
+@dataclass
+class Written(Result):
     """What is now on disk. `bytes` counts the weight files; `sha256` is of the lines "name  sha256 of its bytes" of all
     tensors, sorted, and so the same however the model is cut into files; None where nothing was hashed."""
 

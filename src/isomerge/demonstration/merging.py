@@ -90,7 +90,7 @@ def _merge(models: Sequence[str], way: Way, out: Path, digits: Digits) -> tuple[
 
     merged = merge(models, data=images if way.data else None, **way.options)
     written = merged.save(out, force=True)
-    return merged.report().get("layers") or [], written.sha256
+    return merged.report().to_dict().get("layers") or [], written.sha256
 
 
 def load(folder: Path | str) -> Any:

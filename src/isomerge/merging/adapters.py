@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from isomerge.checkpoint import Checkpoint, TensorInfo, refuse_overwrite, requir
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.methods import METHODS, Method
 from isomerge.merging.run.rows import InMemory, TensorGroup, TensorSource
+from isomerge.results import Result
 
 # Methods whose result is Σ c_k ΔW_k with the same c_k for every element: the sum of products is a product again.
 LINEAR = {"linear", "task_arithmetic"}
@@ -52,6 +54,23 @@ class AdaptedLayer:
 
 
 @dataclass
+class AdapterMerge(Result):
+    """The adapter that was written, and what cutting it to its rank has lost, relative to the merged update."""
+
+    out: Path
+    method: str
+    targets: list[dict[str, Any]]
+    """Name, rank and relative error of each layer."""
+    relative_error: float
+    notes: list[str]
+    tensors: int
+    bytes: int
+    files: tuple[Path, ...]
+    sha256: str | None
+    seconds: float
+
+
+@dataclass
 class _MergedAdapter:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
@@ -71,7 +90,7 @@ def merge_adapters(
     seed: int = 0,
     force: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> AdapterMerge:
     """Merge adapters of one base into one adapter; ranks, scales and targets may differ.
 
     Each layer's updates ΔW = scale · B A are merged by `method` with its `options` ({"weight": [0.7, 0.3]}), then cut
@@ -98,18 +117,18 @@ def merge_adapters(
     result.tensors |= whole
     written = write_adapter(out, result.tensors, _config(opened, layers, result), force=force)
     total, lost = result.squares
-    return {
-        "out": written.out,
-        "method": method,
-        "targets": result.rows,
-        "relative_error": math.sqrt(lost / total) if total else 0.0,
-        "notes": result.notes,
-        "tensors": written.tensors,
-        "bytes": written.bytes,
-        "files": written.files,
-        "sha256": written.sha256,
-        "seconds": time.perf_counter() - start,
-    }
+    return AdapterMerge(
+        out=written.out,
+        method=method,
+        targets=result.rows,
+        relative_error=math.sqrt(lost / total) if total else 0.0,
+        notes=result.notes,
+        tensors=written.tensors,
+        bytes=written.bytes,
+        files=written.files,
+        sha256=written.sha256,
+        seconds=time.perf_counter() - start,
+    )
 
 
 def _check_request(adapters: list[Adapter], method: str, rank: int | None) -> Method:

@@ -80,6 +80,9 @@ class Method:
     whole: bool = False
     """It works on whole matrices, and holds them in memory."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _method_called, (self.name,)  # the function's name is taken by the method itself
+
     @property
     def measures(self) -> str | None:
         """What it weighs the models by, where that has to be measured on data."""
@@ -118,6 +121,10 @@ class Method:
 
 
 METHODS: dict[str, Method] = {}
+
+
+def _method_called(name: str) -> Method:
+    return METHODS[name]
 
 
 def method(

@@ -44,4 +44,5 @@ def _mean(span: Span, shares: np.ndarray, eps: float) -> np.ndarray:
     centre = centre / length
     tangent = shares @ np.array([unit - span.product(unit, centre) * centre for unit in units])
     angle = span.norm(tangent) + eps
-    return (centre * math.cos(angle) + tangent * (math.sin(angle) / angle)) * float(span.norms @ shares)
+    mean: np.ndarray = (centre * math.cos(angle) + tangent * (math.sin(angle) / angle)) * float(span.norms @ shares)
+    return mean

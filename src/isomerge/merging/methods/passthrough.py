@@ -17,7 +17,7 @@ def passthrough(group: TensorGroup, *, scale: PerModel[float | None] = each(None
     """
 
     def combine(block: RowBlock) -> Tensor:
-        (tensor,) = block.tensors
+        tensor = block.tensors[0]
         return tensor if scale[0] is None else tensor * scale[0]
 
     return combine

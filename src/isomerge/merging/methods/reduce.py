@@ -65,7 +65,7 @@ def products(rows: Sequence[Tensor]) -> Tensor:
 def _dot(one: Tensor, other: Tensor) -> float:
     if one.device.type != "cpu":
         return float((one * other).sum(dtype=torch.float64))
-    return sum(float(a.dot(b)) for a, b in zip(one.split(DOT), other.split(DOT), strict=True))
+    return sum(float(a.dot(b)) for a, b in zip(torch.split(one, DOT), torch.split(other, DOT), strict=True))
 
 
 def total(group: TensorGroup, measure: Callable[[RowBlock], Tensor]) -> Tensor:

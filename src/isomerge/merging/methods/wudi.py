@@ -36,4 +36,5 @@ def _least_interference(vectors: Tensor) -> Tensor:
             wanted += vector @ covariance
     values, basis = torch.linalg.eigh(inputs)
     real = values > values[-1] * columns * torch.finfo(torch.float64).eps
-    return (wanted @ basis[:, real] / values[real] @ basis[:, real].T).to(vectors.dtype)
+    merged: Tensor = wanted @ basis[:, real] / values[real] @ basis[:, real].T
+    return merged.to(vectors.dtype)

@@ -4,61 +4,71 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from isomerge.merging.api import planned
 from isomerge.merging.data_sets import DataSets
 from isomerge.merging.data_uses import data_uses
 from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.plan.option_values import stand_ins
-from isomerge.merging.plan.tensor_plan import explain
-from isomerge.merging.recipe import Recipe
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.memory import RESERVE, fitting_threads, job_memory, peak_memory, present_memory
 from isomerge.merging.run.rows import InMemory, TensorGroup
+from isomerge.results import Result
 
 TRIAL_ELEMENTS = 2**22  # eight blocks: what a method does once per tensor weighs little
 TRIAL_BYTES = 2**23
 
 
-def plan_merge(
-    documents: Sequence[Recipe],
-    *,
-    threads: int | None = None,
-    max_memory: int | str | None = None,
-    same_ids: bool = False,
-) -> dict[str, Any]:
-    """The record of `isomerge plan`: all problems are raised at once, nothing but headers is read.
+@dataclass
+class MergePlan(Result):
+    """What a merge would do and take, as far as headers tell."""
 
-    `same_ids` is that of `merge_recipe`."""
-    merged = planned(documents, same_ids=same_ids)
+    method: str
+    models: list[str]
+    donor: str
+    """The model whose config and side files the result gets."""
+    tensors: int
+    bytes_read: int
+    bytes_written: int
+    peak_memory_bytes: int
+    seconds: float
+    threads: int
+    config_changes: dict[str, Any]
+    alignment: bool
+    data: list[dict[str, Any]]
+    """Every purpose with its data, how many examples are used, and how often models run over them."""
+    notes: list[str]
+
+
+def estimate(merged: Merged, *, threads: int | None = None, max_memory: int | str | None = None) -> MergePlan:
+    """What it takes to compute and write a merged model that is known from headers only."""
     jobs = merged.jobs
     count = fitting_threads(jobs, threads, max_memory)
     largest = sorted((job_memory(job) for job in jobs), reverse=True)[:count]
     read = sum(i.nbytes for checkpoint in merged.inputs.values() for i in checkpoint.tensors.values())
     written = sum(job.info.nbytes for job in jobs)
-    return {
-        "method": merged.recipe.merge_method,
-        "models": merged.models,
-        "donor": merged.donor.name,
-        "tensors": len(jobs),
-        "bytes_read": read,
-        "bytes_written": written,
-        "peak_memory_bytes": max(peak_memory(), present_memory() + RESERVE + sum(largest)),
-        "seconds": _seconds(merged, count, read + written),
-        "threads": count,
-        "config_changes": merged.config_changes,
-        "alignment": merged.recipe.align is not None,
-        "data": _runs_over_data(merged),
-        "notes": merged.notes + _left_out(merged),
-    }
+    return MergePlan(
+        method=merged.recipe.merge_method,
+        models=merged.models,
+        donor=merged.donor.name,
+        tensors=len(jobs),
+        bytes_read=read,
+        bytes_written=written,
+        peak_memory_bytes=max(peak_memory(), present_memory() + RESERVE + sum(largest)),
+        seconds=_seconds(merged, count, read + written),
+        threads=count,
+        config_changes=merged.config_changes,
+        alignment=merged.recipe.align is not None,
+        data=_runs_over_data(merged),
+        notes=merged.notes + _left_out(merged),
+    )
 
 
 def _runs_over_data(merged: Merged) -> list[dict[str, Any]]:
-    """Every purpose with its data, how many examples are used, and how often models run over them."""
     opened = DataSets(opened={(one.settings, one.how["prefer"]): one for one in merged.data})
     return [
         {"purpose": use.purpose, "name": data.data.name, "kind": data.data.kind, "size": data.data.size,
@@ -74,11 +84,6 @@ def _left_out(merged: Merged) -> list[str]:
     if merged.data:
         notes.append("the time and memory of running models over data are not in this estimate")
     return notes
-
-
-def explain_tensor(documents: Sequence[Recipe], tensor: str, *, same_ids: bool = False) -> dict[str, Any]:
-    """The inputs and effective options of one tensor of the last document's output."""
-    return explain(planned(documents, same_ids=same_ids).tensor_plans, tensor)
 
 
 def _seconds(merged: Merged, threads: int, moved: int) -> float:

@@ -168,7 +168,7 @@ def record_files(merged: Merged, measured: Mapping[str, Any] | None, sha256: str
 
     moment = ("seconds", "peak_memory_bytes", "threads", "models", "aligned")  # of this run, or told otherwise
     record = {
-        **{key: value for key, value in merged.report().items() if key not in moment},
+        **{key: value for key, value in merged.report().to_dict().items() if key not in moment},
         **_facts(merged),
         "kind": "merge",
         "inputs": _inputs(merged),

@@ -23,6 +23,7 @@ from isomerge.checkpoint.writer import CheckpointWriter, counted
 from isomerge.merging.run.jobs import Job, run
 from isomerge.merging.run.memory import peak_memory
 from isomerge.merging.run.sources import InputHashes
+from isomerge.results import Result, plain
 
 if TYPE_CHECKING:
     from isomerge.merging.data_sets import DataSet
@@ -31,6 +32,29 @@ if TYPE_CHECKING:
     from isomerge.merging.vocabulary import Vocabulary
 
 Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class MergeReport(Result):
+    """The record of a merge. What a method for whole models tells beside its result comes first in `to_dict()`."""
+
+    method: str
+    models: list[str]
+    donor: str
+    """The model whose config and side files the result has."""
+    aligned: bool
+    alignment: dict[str, Any] | None
+    vocabulary: dict[str, Any] | None
+    data: list[dict[str, Any]]
+    """What models were run on."""
+    threads: int
+    peak_memory_bytes: int
+    notes: list[str]
+    seconds: float
+    _details: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**plain(self._details), **super().to_dict()}
 
 
 @dataclass
@@ -72,6 +96,9 @@ class Merged:
 
     def __repr__(self) -> str:
         return f"Merged({', '.join(self.models)}, method {self.recipe.merge_method}, {len(self.jobs)} tensors)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "progress": None}  # who watches here does not watch there
 
     @property
     def recipe(self) -> Recipe:
@@ -182,9 +209,11 @@ class Merged:
         """Write report.html beside the weights, with what this run took and found; None where jinja2 is missing."""
         from isomerge.reporting.page import finish_report
 
-        told = self.report()
-        run = {key: told[key] for key in ("seconds", "peak_memory_bytes", "threads")}
-        run |= {"device": self.device, "tensors": written.tensors, "bytes": written.bytes, "checks": self.checks}
+        report = self.report()
+        run = {
+            "seconds": report.seconds, "peak_memory_bytes": report.peak_memory_bytes, "threads": report.threads,
+            "device": self.device, "tensors": written.tensors, "bytes": written.bytes, "checks": self.checks,
+        }  # fmt: skip
         return finish_report(written.out, run)
 
     def _in_dtype(self, out_dtype: str | None) -> tuple[list[Job], dict[str, Any]]:
@@ -198,25 +227,25 @@ class Merged:
         ]
         return jobs, dtype_entry(self.config, dtype)
 
-    def report(self) -> dict[str, Any]:
-        """The JSON record of the merge."""
+    def report(self) -> MergeReport:
+        """What was merged, how, and what it took."""
         notes = [*self.notes, *self._narrowed]
         gone = {name: count for name, count in sorted(self._vanished.items()) if count}
         notes += [f"{name}: {count} values became zero in the written dtype" for name, count in gone.items()]
-        return {
-            **self.details,
-            "method": self.recipe.merge_method,
-            "models": self.models,
-            "donor": self.donor.name,
-            "aligned": self.alignment is not None,
-            "alignment": self.alignment,
-            "vocabulary": self.vocabulary.report if self.vocabulary else None,
-            "data": [data.record() for data in self.data],
-            "threads": thread_count(self.threads),
-            "peak_memory_bytes": peak_memory(),
-            "notes": notes,
-            "seconds": self.seconds if self.seconds is not None else time.perf_counter() - self.started,
-        }
+        return MergeReport(
+            method=self.recipe.merge_method,
+            models=self.models,
+            donor=self.donor.name,
+            aligned=self.alignment is not None,
+            alignment=self.alignment,
+            vocabulary=self.vocabulary.report if self.vocabulary else None,
+            data=[data.record() for data in self.data],
+            threads=thread_count(self.threads),
+            peak_memory_bytes=peak_memory(),
+            notes=notes,
+            seconds=self.seconds if self.seconds is not None else time.perf_counter() - self.started,
+            _details=self.details,
+        )
 
 
 class MergedCheckpoint(Checkpoint):
@@ -231,6 +260,9 @@ class MergedCheckpoint(Checkpoint):
         if self._files is not None:
             self.folder = Path(self._files.name)
         self._last = threading.local()  # each worker reads one tensor in blocks; what it holds is its own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MergedCheckpoint, (self._merged, self.name)
 
     def read(self, name: str) -> Tensor:
         if name not in self.jobs:

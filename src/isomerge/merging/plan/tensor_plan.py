@@ -8,6 +8,7 @@ from typing import Any
 from isomerge.checkpoint.base import near_miss
 from isomerge.errors import RequestError
 from isomerge.merging.recipe.reference import ModelReference
+from isomerge.results import Result
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,19 @@ class RecipePlan:
     notes: list[str] = field(default_factory=list)
 
 
-def explain(plan: RecipePlan, tensor: str) -> dict[str, Any]:
+@dataclass
+class TensorExplanation(Result):
+    """The inputs and effective options of one tensor of the output, and the lines of the recipe that set them."""
+
+    tensor: str
+    method: str
+    inputs: list[dict[str, str]]
+    base: dict[str, str] | None
+    options: dict[str, Any]
+    vocabulary: bool
+
+
+def explain(plan: RecipePlan, tensor: str) -> TensorExplanation:
     """What happens to one tensor, and which line of the recipe says so."""
     if tensor not in plan.tensors:
         hint = near_miss(tensor, plan.tensors)
@@ -64,11 +77,15 @@ def explain(plan: RecipePlan, tensor: str) -> dict[str, Any]:
         own = {i.model: one.origins.get(f"{option} of {i.model}") for i in one.inputs}
         origin = one.origins.get(option) or {str(model): text for model, text in own.items()}
         options[option] = {"value": value, "origin": origin}
-    return {
-        "tensor": tensor,
-        "method": one.method,
-        "inputs": [{"model": str(i.model), "tensor": i.tensor} for i in one.inputs],
-        "base": None if one.base is None else {"model": str(one.base.model), "tensor": one.base.tensor},
-        "options": options,
-        "vocabulary": one.vocabulary,
-    }
+    return TensorExplanation(
+        tensor=tensor,
+        method=one.method,
+        inputs=[_named(given) for given in one.inputs],
+        base=_named(one.base) if one.base else None,
+        options=options,
+        vocabulary=one.vocabulary,
+    )
+
+
+def _named(given: TensorInput) -> dict[str, str]:
+    return {"model": str(given.model), "tensor": given.tensor}

@@ -253,8 +253,9 @@ def recipe_of(
             entry["data"] = own
         data = None
     content = {
-        "name": name, "merge_method": method, "base_model": None if base is None else _reference(base), "models": entries,
-        "parameters": shared or None, "dtype": dtype, "out_dtype": out_dtype, "chat_template": chat_template,
+        "name": name, "merge_method": method, "base_model": None if base is None else _reference(base),
+        "models": entries, "parameters": shared or None, "dtype": dtype, "out_dtype": out_dtype,
+        "chat_template": chat_template,
         "align": align, "data": data, "calibrate": calibrate, "repair": repair, "seed": seed,
         "tokenizer": {"source": tokenizer} if isinstance(tokenizer, str) else tokenizer,
     }  # fmt: skip

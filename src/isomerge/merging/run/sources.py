@@ -20,9 +20,12 @@ class InputHashes:
 
     def __init__(self) -> None:
         self.wanted = True
-        self.found: dict[tuple[int, str], str] = {}
+        self.taken: dict[tuple[int, str], str] = {}
         self._claimed: set[tuple[int, str]] = set()
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InputHashes, ()  # hashes are of checkpoints in this process: elsewhere they are taken again
 
     def claim(self, key: tuple[int, str]) -> Any:
         """A fresh hash, unless this tensor has been hashed or somebody is at it."""
@@ -38,7 +41,7 @@ class InputHashes:
 
     def of(self, checkpoint: Checkpoint) -> dict[str, str]:
         """By tensor name."""
-        return {name: sha256 for (model, name), sha256 in self.found.items() if model == id(checkpoint)}
+        return {name: sha256 for (model, name), sha256 in self.taken.items() if model == id(checkpoint)}
 
 
 class Stored:
@@ -47,12 +50,16 @@ class Stored:
     def __init__(self, checkpoint: Checkpoint, tensor: str, hashes: InputHashes | None = None) -> None:
         self.info: TensorInfo = checkpoint.tensors[tensor]
         self.label = f"tensor '{tensor}' of {checkpoint.name}"
+        self._given = (checkpoint, tensor, hashes)
         self._checkpoint, self._tensor = checkpoint, tensor
         # Rows that a view computes are not the stored bytes.
         self._hashes = hashes if isinstance(checkpoint, FileCheckpoint) else None
         self._key = (id(checkpoint), tensor)
         self._running: Any = None
         self._next = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stored, self._given
 
     @property
     def inner(self) -> Any:
@@ -82,7 +89,7 @@ class Stored:
         self._running.update(raw_bytes(rows))
         self._next = stop
         if len(self.info.shape) < 2 or stop == self.info.shape[0]:
-            hashes.found[self._key] = self._running.hexdigest()
+            hashes.taken[self._key] = self._running.hexdigest()
             self._running = None
 
 
@@ -96,6 +103,9 @@ class Computed:
         self.label = label
         self._make = make
         self._made: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": None}
 
     def rows(self, start: int, stop: int) -> Tensor:
         if self._made is None:
