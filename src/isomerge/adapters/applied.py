@@ -15,8 +15,7 @@ from torch import Tensor
 from isomerge.adapters.adapter import Adapter, Target, open_adapter
 from isomerge.adapters.layout import ModuleLayout
 from isomerge.checkpoint import Checkpoint, TensorInfo
-from isomerge.checkpoint.base import near_miss
-from isomerge.errors import RequestError
+from isomerge.errors import RequestError, near_miss
 
 BLOCK_ROWS = 4096
 

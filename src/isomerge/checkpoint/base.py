@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from isomerge.errors import CheckpointError, did_you_mean
+from isomerge.errors import CheckpointError, near_miss
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,6 @@ class WeightFile(ABC):
 
     def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self.read(name).reshape(-1)[start:stop].clone()
-
-
-def near_miss(given: str, known: Mapping[str, Any] | list[str]) -> str:
-    """`did_you_mean` without the full list, which for tensor names would be hundreds long."""
-    hint = did_you_mean(given, known)
-    return hint if hint.startswith("Did you mean") else ""
 
 
 def failure(act: str, problems: list[str], next_step: str) -> CheckpointError:

@@ -140,7 +140,7 @@ class PickledFile(WeightFile):
                 "it again.",
             ) from error
         except (RuntimeError, OSError, EOFError, ValueError) as error:
-            if "mmap can only be used" in str(error):
+            if _is_legacy(path):
                 raise HeaderError(
                     "it is in PyTorch's format of before 1.6", "Load it once and save it as safetensors."
                 ) from error
@@ -169,6 +169,16 @@ def _reopened(path: Path) -> WeightFile:
         return open_weight_file(path)
     except HeaderError as error:
         raise failure(f"opening {path} again", [str(error)], "Restore the file, then run again.") from error
+
+
+def _is_legacy(path: Path) -> bool:
+    """Whether a file begins as those of PyTorch before 1.6, which are no zip archives."""
+    mark = pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol=2)
+    try:
+        with path.open("rb") as file:
+            return file.read(len(mark)) == mark
+    except OSError:
+        return False
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from isomerge.checkpoint.base import Checkpoint, TensorInfo, near_miss
+from isomerge.checkpoint.base import Checkpoint, TensorInfo
 from isomerge.checkpoint.hashing import hash_file, hash_tensors, tensors_digest
-from isomerge.errors import CheckpointError
+from isomerge.errors import CheckpointError, near_miss
 
 __all__ = [
     "DESCRIPTIONS",

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from isomerge.checkpoint.base import Checkpoint, near_miss
+from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.hub import looks_like_hub_id, open_hub
 from isomerge.checkpoint.local import broken_link, open_file, open_folder, unreadable
 from isomerge.checkpoint.memory import MemoryCheckpoint, open_module
 from isomerge.checkpoint.side_files import is_weight
-from isomerge.errors import CheckpointError, NotFoundError, RequestError
+from isomerge.errors import CheckpointError, NotFoundError, RequestError, near_miss
 
 CheckpointSource = str | os.PathLike[str] | Mapping[str, torch.Tensor] | nn.Module | Checkpoint
 

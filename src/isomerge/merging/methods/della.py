@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isomerge.errors import RequestError
 from isomerge.merging import draws
-from isomerge.merging.methods.method import PerModel, each, method
+from isomerge.merging.methods.method import OptionError, PerModel, each, method
 from isomerge.merging.methods.pruning import at_random
 from isomerge.merging.methods.task_vectors import Pruned, add_agreeing, add_all
 from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
@@ -72,9 +71,11 @@ def della_linear(
 def _dropped(group: TensorGroup, density: list[float], epsilon: list[float], rescale: bool, paper: bool) -> Pruned:
     for d, e in zip(density, epsilon, strict=True):
         if 0 < d < 1 and not 0 < d - e <= d + e < 1:
-            raise RequestError(
+            raise OptionError(
                 f"density {d} and epsilon {e} make probabilities outside (0, 1). "
-                f"Give an epsilon from 0 to below {min(d, 1 - d):.3g}."
+                f"Give an epsilon from 0 to below {min(d, 1 - d):.3g}.",
+                "density",
+                "epsilon",
             )
 
     def likelihood(block: RowBlock, model: int) -> Tensor:

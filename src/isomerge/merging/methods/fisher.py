@@ -9,7 +9,7 @@ from torch import Tensor
 
 from isomerge.errors import RequestError
 from isomerge.merging.methods.ewc import NEEDED, ewc
-from isomerge.merging.methods.method import PerModel, each, method
+from isomerge.merging.methods.method import OptionError, PerModel, each, method
 from isomerge.merging.methods.reduce import total
 from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
@@ -39,7 +39,7 @@ def fisher(
     if "importance" not in group.extras:
         raise RequestError(NEEDED.format(name="fisher", tensor=group.name, option="importance"))
     if floor < 0:
-        raise RequestError(f"fisher: the floor is {floor}; it must not be negative.")
+        raise OptionError(f"fisher: the floor is {floor}; it must not be negative.", "floor")
     means = total(group, _information).reshape(-1) / max(1, group.elements)
     scales = torch.ones_like(means)
     if normalize:  # up to the largest; a model with next to nothing has no digits left that could be scaled

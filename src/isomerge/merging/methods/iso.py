@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isomerge.errors import RequestError
 from isomerge.merging.methods.matrices import joined, merge_matrices, singular
-from isomerge.merging.methods.method import method
+from isomerge.merging.methods.method import OptionError, method
 from isomerge.merging.run.rows import Combine, TensorGroup
 
 
@@ -41,7 +40,7 @@ def iso_cts(group: TensorGroup, *, common: float = 0.8, lambda_: float = 1.0) ->
         lambda: how much of the merged task vector is added to the base
     """
     if not 0 <= common <= 1:
-        raise RequestError(f"a common share of {common} is not from 0 to 1.")
+        raise OptionError(f"a common share of {common} is not from 0 to 1.", "common")
 
     def merge(vectors: Tensor) -> Tensor:
         rank = min(vectors.shape[1:])

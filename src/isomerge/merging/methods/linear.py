@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from isomerge.errors import RequestError
-from isomerge.merging.methods.method import PerModel, each, method
+from isomerge.merging.methods.method import OptionError, PerModel, each, method
 from isomerge.merging.methods.reduce import mixture
 from isomerge.merging.run.rows import Combine, TensorGroup
 
@@ -18,5 +17,7 @@ def linear(group: TensorGroup, *, weight: PerModel[float] = each(1.0), normalize
     """
     total = sum(weight) if normalize else 1.0
     if abs(total) < 1e-12:
-        raise RequestError(f"the weights {weight} add up to zero. Give others, or normalize: false.")
+        raise OptionError(
+            f"the weights {weight} add up to zero. Give others, or normalize: false.", "weight", "normalize"
+        )
     return mixture([w / total for w in weight])

@@ -13,6 +13,19 @@ from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.run.rows import Combine, TensorGroup
 
 T = TypeVar("T")
+
+
+class OptionError(RequestError):
+    """A value that a method cannot use; `options` are the names of the options it is about."""
+
+    def __init__(self, message: str, *options: str) -> None:
+        super().__init__(message, *options)  # all, so that it can be sent from one process to another
+        self.options = options
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 PER_MODEL = "one value per model"
 PerModel = typing.Annotated[list[T], PER_MODEL]
 """An option that every model has its own value of. The function gets a list, in the order of the models."""
@@ -102,16 +115,15 @@ class Method:
         for option in self.options:
             value = options.pop(option.name, options.pop(option.argument, option.default))
             if value is REQUIRED:
-                raise RequestError(f"{self.name} needs '{option.name}': {option.help}.")
+                raise OptionError(f"{self.name} needs '{option.name}': {option.help}.", option.name)
             if option.per_model:
                 value = list(value) if isinstance(value, (list, tuple)) else [value] * group.models
                 if len(value) != group.models:
-                    raise RequestError(
-                        f"'{option.name}' of {self.name} has {len(value)} values for {group.models} models."
-                    )
+                    text = f"'{option.name}' of {self.name} has {len(value)} values for {group.models} models."
+                    raise OptionError(text, option.name)
             wrong = [option.problem(one) for one in (value if option.per_model else [value])]
             if any(wrong):
-                raise RequestError(f"{self.name}: {next(filter(None, wrong))}.")
+                raise OptionError(f"{self.name}: {next(filter(None, wrong))}.", option.name)
             bound[option.argument] = value
         if options:
             unknown = min(options)

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from isomerge.errors import RequestError
-from isomerge.merging.methods.method import PerModel, each, method
+from isomerge.merging.methods.method import OptionError, PerModel, each, method
 from isomerge.merging.methods.reduce import gram, mixture
 from isomerge.merging.methods.sphere import Span
 from isomerge.merging.run.rows import Combine, TensorGroup
@@ -29,7 +28,11 @@ def multislerp(
     shares = np.array(weight, dtype=np.float64)
     if normalize_weights:
         if abs(shares.sum()) < 1e-12:
-            raise RequestError(f"the weights {weight} add up to zero. Give others, or normalize_weights: false.")
+            raise OptionError(
+                f"the weights {weight} add up to zero. Give others, or normalize_weights: false.",
+                "weight",
+                "normalize_weights",
+            )
         shares = shares / shares.sum()
     found = _mean(Span(gram(group, deltas=True)), shares, eps)
     return mixture(found.tolist(), base=1 - float(found.sum()) if group.has_base else None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from isomerge.errors import RequestError
-from isomerge.merging.methods.method import PerModel, method
+from isomerge.merging.methods.method import OptionError, PerModel, method
 from isomerge.merging.methods.reduce import mixture
 from isomerge.merging.run.rows import Combine, TensorGroup
 
@@ -22,8 +21,9 @@ def rewarded_soup(group: TensorGroup, *, weight: PerModel[float]) -> Combine:
         weight: the preference for each model's reward; they add up to 1
     """
     if abs(sum(weight) - 1) > 1e-6 or min(weight) < 0:
-        raise RequestError(
+        raise OptionError(
             f"the weights of rewarded_soup are preferences, not negative and adding up to 1, but {weight} add up to "
-            f"{sum(weight):g}. Correct them, or use linear, which divides by the sum."
+            f"{sum(weight):g}. Correct them, or use linear, which divides by the sum.",
+            "weight",
         )
     return mixture(weight)

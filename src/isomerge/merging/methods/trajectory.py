@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from isomerge.errors import RequestError
-from isomerge.merging.methods.method import method
+from isomerge.merging.methods.method import OptionError, method
 from isomerge.merging.methods.reduce import mixture
 from isomerge.merging.run.rows import Combine, TensorGroup
 
@@ -20,7 +19,9 @@ def swa(group: TensorGroup, *, start: int = 0, every: int = 1) -> Combine:
         every: take one in so many, the last one always
     """
     if not 0 <= start < group.models or every < 1:
-        raise RequestError(f"swa with start {start} and every {every} leaves none of {group.models} checkpoints.")
+        raise OptionError(
+            f"swa with start {start} and every {every} leaves none of {group.models} checkpoints.", "start", "every"
+        )
     last = group.models - 1
     return _weighted([float(i >= start and (last - i) % every == 0) for i in range(group.models)])
 
@@ -33,7 +34,7 @@ def ema(group: TensorGroup, *, decay: float = 0.9) -> Combine:
         decay: how much of the average stays at each step, from 0 to below 1
     """
     if not 0 <= decay < 1:
-        raise RequestError(f"the decay of ema is from 0 to below 1, not {decay}.")
+        raise OptionError(f"the decay of ema is from 0 to below 1, not {decay}.", "decay")
     new = [1.0] + [1 - decay] * (group.models - 1)
     return _weighted([share * decay ** (group.models - 1 - i) for i, share in enumerate(new)])
 
@@ -46,7 +47,7 @@ def lawa(group: TensorGroup, *, window: int = 6) -> Combine:
         window: how many; all if there are fewer
     """
     if window < 1:
-        raise RequestError(f"a window of {window} checkpoints is empty. Give 1 or more.")
+        raise OptionError(f"a window of {window} checkpoints is empty. Give 1 or more.", "window")
     return _weighted([float(i >= group.models - window) for i in range(group.models)])
 
 
@@ -57,7 +58,7 @@ def tail(group: TensorGroup, *, fraction: float = 0.5) -> Combine:
         fraction: which share, above 0 and up to 1
     """
     if not 0 < fraction <= 1:
-        raise RequestError(f"a fraction of {fraction} is not above 0 and up to 1.")
+        raise OptionError(f"a fraction of {fraction} is not above 0 and up to 1.", "fraction")
     count = max(1, math.ceil(fraction * group.models - 1e-9))
     return _weighted([float(i >= group.models - count) for i in range(group.models)])
 
@@ -74,7 +75,7 @@ def geometric(group: TensorGroup, *, decay: float = 0.5) -> Combine:
         decay: how much of the weight of the next checkpoint, from 0 (only the last) to 1 (all the same)
     """
     if not 0 <= decay <= 1:
-        raise RequestError(f"a decay of {decay} is not from 0 to 1.")
+        raise OptionError(f"a decay of {decay} is not from 0 to 1.", "decay")
     return _weighted([decay ** (group.models - 1 - i) for i in range(group.models)])
 
 

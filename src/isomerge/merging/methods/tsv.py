@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from isomerge.errors import RequestError
 from isomerge.merging.methods.matrices import joined, merge_matrices, singular
-from isomerge.merging.methods.method import method
+from isomerge.merging.methods.method import OptionError, method
 from isomerge.merging.run.rows import Combine, TensorGroup
 
 
@@ -21,12 +20,12 @@ def tsv(group: TensorGroup, *, share: float | None = None, lambda_: float = 1.0)
         share: which share of the singular directions of each model is kept; none is 1/K
         lambda: how much of the merged task vector is added to the base
     """
-    kept = 1 / group.models if share is None else share
-    if not 0 < kept <= 1:
-        raise RequestError(f"a share of {kept} of the singular directions is not above 0 and up to 1.")
+    part = 1 / group.models if share is None else share
+    if not 0 < part <= 1:
+        raise OptionError(f"a share of {part} of the singular directions is not above 0 and up to 1.", "share")
 
     def merge(vectors: Tensor) -> Tensor:
-        count = max(1, int(min(vectors.shape[1:]) * kept))
+        count = max(1, int(min(vectors.shape[1:]) * part))
         left, values, right = joined([singular(vector, count) for vector in vectors])
         return left * values @ right
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from isomerge.errors import RequestError
-from isomerge.merging.methods.method import PerModel, each, method
+from isomerge.merging.methods.method import OptionError, PerModel, each, method
 from isomerge.merging.methods.task_vectors import add_all, unpruned
 from isomerge.merging.run.rows import Combine, TensorGroup
 
@@ -16,7 +15,7 @@ def interpolate(group: TensorGroup, *, alpha: float = 0.5, weight: PerModel[floa
         weight: how much of each model, divided by their sum
     """
     if abs(sum(weight)) < 1e-8:
-        raise RequestError(f"the weights {weight} add up to zero. Give others.")
+        raise OptionError(f"the weights {weight} add up to zero. Give others.", "weight")
     return add_all(unpruned(group.models), weight, True, alpha)
 
 

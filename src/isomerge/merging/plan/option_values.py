@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import torch
 
 from isomerge.errors import RequestError
 from isomerge.merging.methods import Method, Option
+from isomerge.merging.methods.method import OptionError
 from isomerge.merging.plan.tensor_plan import TensorPlan
 from isomerge.merging.recipe.fields import Conditional, Settings
 from isomerge.merging.recipe.problems import Path, Places
@@ -97,13 +97,13 @@ def rejections(method: Method, tensors: Iterable[TensorPlan]) -> Iterator[str]:
         tried.add(key)
         problem = rejection(method, one.options, len(one.inputs), one.base is not None)
         if problem is not None:
-            named = [option for option in one.options if re.search(rf"\b{re.escape(option)}\b", problem)]
+            named = problem.options if isinstance(problem, OptionError) else ()
             origins = {o for k, o in one.origins.items() if k.partition(" of ")[0] in named and o != "default"}
             where = f" ({'; '.join(sorted(origins))})" if origins else ""
-            yield f"{method.name}, first for {one.name}: {problem.rstrip('.')}{where}"
+            yield f"{method.name}, first for {one.name}: {str(problem).rstrip('.')}{where}"
 
 
-def rejection(method: Method, options: Mapping[str, Any], models: int, with_base: bool) -> str | None:
+def rejection(method: Method, options: Mapping[str, Any], models: int, with_base: bool) -> RequestError | None:
     """What the method has against these options; None if it takes them."""
     generator = torch.Generator().manual_seed(0)
     sources = [InMemory(torch.randn(SHAPE, generator=generator)) for _ in range(models)]
@@ -114,7 +114,7 @@ def rejection(method: Method, options: Mapping[str, Any], models: int, with_base
         try:
             method(group, **options)(group.whole())
         except RequestError as error:
-            return str(error)
+            return error
     return None
 
 

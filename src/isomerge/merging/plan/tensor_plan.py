@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from isomerge.checkpoint.base import near_miss
-from isomerge.errors import RequestError
+from isomerge.errors import RequestError, near_miss
 from isomerge.merging.recipe.reference import ModelReference
 from isomerge.results import Result
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from isomerge.checkpoint import Checkpoint, is_harmless_buffer
-from isomerge.checkpoint.base import name_some, near_miss
-from isomerge.errors import RequestError
+from isomerge.checkpoint.base import name_some
+from isomerge.errors import RequestError, near_miss
 from isomerge.merging.methods import Method
 from isomerge.merging.methods.method import REQUIRED
 from isomerge.merging.plan.config_depth import Origin, depth_changes

@@ -19,8 +19,8 @@ from pydantic import (
     WrapValidator,
 )
 
-from isomerge.checkpoint import parse_dtype
-from isomerge.errors import RequestError
+from isomerge.checkpoint.dtypes import FLOATS, parse_dtype
+from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.recipe.reference import ModelReference
 
 Text = Annotated[str, Strict(), Field(min_length=1)]
@@ -77,8 +77,8 @@ def _read_dtype(value: Any) -> Any:
         raise ValueError(f"a dtype is a name such as bfloat16, and this is {kind_of(value)}")
     try:
         return str(parse_dtype(value)).removeprefix("torch.")
-    except RequestError as error:
-        raise ValueError(f"'{value}': " + str(error).partition(": ")[2]) from None
+    except RequestError:
+        raise ValueError(f"'{value}' is not a floating-point dtype. {did_you_mean(value, FLOATS)}") from None
 
 
 Dtype = Annotated[

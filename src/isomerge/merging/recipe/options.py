@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from isomerge.errors import did_you_mean
+from isomerge.errors import did_you_mean, near_miss
 from isomerge.merging.methods import Method, Option
 from isomerge.merging.methods.method import MEASURED, REQUIRED
 from isomerge.merging.recipe.data_rules import check_data
@@ -77,8 +77,8 @@ def _no_such_option(method: AnyMethod, key: str) -> str:
     names = [option.name for option in method.options]
     if not names:
         return f"{method.name} has no options, and '{key}' is given"
-    hint = did_you_mean(key, names)
-    known = f", which has {', '.join(names)}. {hint}" if hint.startswith("Did you") else f". {hint}"
+    hint = near_miss(key, names)
+    known = f", which has {', '.join(names)}. {hint}" if hint else f". {did_you_mean(key, names)}"
     return f"'{key}' is not an option of {method.name}{known}"
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema, model_validator
 
-from isomerge.alignment.levels import Scope, parse_layers
+from isomerge.alignment.levels import parse_layers
 from isomerge.errors import RequestError
 from isomerge.merging.recipe.fields import Count, Definition, Reference, Switch, Text, kind_of
 
@@ -116,7 +116,7 @@ def _read_layers(value: Any) -> Any:
     try:
         parse_layers(text, 10**6)
     except RequestError as error:
-        raise ValueError(str(error).partition(": ")[2]) from None
+        raise ValueError(str(error)) from None
     return text
 
 
@@ -153,10 +153,8 @@ class AlignSettings(Definition):
 
     @model_validator(mode="after")
     def _fits(self) -> AlignSettings:
-        try:
-            Scope(self.level, self.scale, self.layers, self.only)
-        except RequestError as error:
-            raise ValueError(str(error).replace("Drop --scale", "Leave scale out")) from None
+        if self.level == "permutation" and self.scale:
+            raise ValueError("nothing can be rescaled at level permutation: leave 'scale' out")
         return self
 
     def options(self) -> dict[str, Any]:

@@ -53,9 +53,15 @@ class Job:
         except RequestError as error:
             raise RequestError(f"Merging tensor '{self.name}': {error}") from error
         except RuntimeError as error:
-            if "without overflow" not in str(error):
+            if not self._out_of_range(group.dtype):
                 raise
             raise RequestError(f"Merging tensor '{self.name}': an option is too large for {group.dtype}.") from error
+
+    def _out_of_range(self, dtype: torch.dtype) -> bool:
+        """Whether options, or products of them, can be too large for the computing dtype."""
+        values = [one for value in self.options.values() for one in (value if isinstance(value, list) else [value])]
+        sizes = [abs(float(value)) for value in values if isinstance(value, (int, float))]
+        return math.prod(max(1.0, size) for size in sizes) > torch.finfo(dtype).max
 
     def _copied(self) -> Iterator[tuple[int, Tensor]]:
         (source,) = self.sources
