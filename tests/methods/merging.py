@@ -54,12 +54,12 @@ def merge(
     **options: Any,
 ) -> Tensor:
     """The merged tensor; a base that the method does not know is left out."""
-    extras: dict[str, list[TensorSource]] = {}
+    option_tensors: dict[str, list[TensorSource]] = {}
     if name == "regmean":
-        extras = {"statistics": [gram(model) for model in models] if models[0].dim() > 1 else []}
+        option_tensors = {"statistics": [gram(model) for model in models] if models[0].dim() > 1 else []}
     if name in IMPORTANCE:
         weights = importance or [torch.ones_like(model) for model in [*models, models[0]]]
-        extras = {"importance": [InMemory(w) for w in weights[:-1]], "base_importance": [InMemory(weights[-1])]}
+        option_tensors = {"importance": [InMemory(w) for w in weights[:-1]], "base_importance": [InMemory(weights[-1])]}
     if name == "rewarded_soup" and "weight" not in options:
         options["weight"] = [1 / len(models)] * len(models)
     known = base is not None and METHODS[name].base != "ignored"
@@ -67,7 +67,7 @@ def merge(
         tensor,
         [InMemory(model) for model in models],
         InMemory(base) if known and base is not None else None,
-        extras=extras,
+        option_tensors=option_tensors,
         seed=seed,
         device=device,
         block_elements=block_elements,

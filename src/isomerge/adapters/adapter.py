@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_finite
-from isomerge.checkpoint.base import failure, name_some
+from isomerge.checkpoint.base import failure, first_line, name_some
 from isomerge.checkpoint.hub import looks_like_hub_id
 from isomerge.checkpoint.local import SINGLE_OR_INDEX
 from isomerge.errors import CheckpointError, RequestError
@@ -204,9 +204,9 @@ def _fetch(repo: str, revision: str | None) -> Path:
         except EntryNotFoundError:  # also when offline and this file was never fetched
             hf_hub_download(repo, WEIGHTS[1], revision=folder.name)
     except Exception as error:  # network, permission and spelling come in many classes
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(
-            f"While {act}: {cause}. Check the spelling and the network; offline, run `hf download {repo}` before."
+            f"While {act}: {first_line(error)}. Check the spelling and the network; offline, run `hf download {repo}` "
+            "before."
         ) from error
     return folder
 

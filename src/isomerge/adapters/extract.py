@@ -6,7 +6,6 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,11 @@ from isomerge.checkpoint import (
     require_finite,
     require_floating,
 )
-from isomerge.checkpoint.base import name_some
+from isomerge.checkpoint.base import Progress, name_some
 from isomerge.checkpoint.checks import differences_in_size
 from isomerge.errors import RequestError
 from isomerge.results import Result
 
-Progress = Callable[[int, int, str], None]
 DEFAULT_RANK = 16
 
 

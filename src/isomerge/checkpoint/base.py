@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +13,9 @@ from typing import Any, NoReturn
 import torch
 
 from isomerge.errors import CheckpointError, near_miss
+
+Progress = Callable[[int, int, str], None]
+"""`progress(done, total, what)`, called while something takes time."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,11 @@ def failure(act: str, problems: list[str], next_step: str) -> CheckpointError:
     numbered = "; ".join(f"({i}) {problem}" for i, problem in enumerate(problems, start=1))
     told = f": {problems[0]}" if len(problems) == 1 else f", {len(problems)} problems: {numbered}"
     return CheckpointError(f"While {act}{told}{'' if told.endswith(('.', '?')) else '.'} {next_step}")
+
+
+def first_line(error: BaseException) -> str:
+    """The cause of an error of another library, short enough for a message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def main_dtype(infos: Iterable[TensorInfo]) -> torch.dtype | None:

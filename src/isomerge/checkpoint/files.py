@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from isomerge.checkpoint.base import TensorInfo, WeightFile, failure
+from isomerge.checkpoint.base import TensorInfo, WeightFile, failure, first_line
 from isomerge.checkpoint.header import HeaderError, read_header
 from isomerge.errors import CheckpointError
 
@@ -144,9 +144,7 @@ class PickledFile(WeightFile):
                 raise HeaderError(
                     "it is in PyTorch's format of before 1.6", "Load it once and save it as safetensors."
                 ) from error
-            raise HeaderError(
-                f"PyTorch cannot read it, so it is truncated or corrupt ({_first_line(error)})"
-            ) from error
+            raise HeaderError(f"PyTorch cannot read it, so it is truncated or corrupt ({first_line(error)})") from error
         if not isinstance(state, dict):
             raise HeaderError(f"it holds a {type(state).__name__} and not a state_dict")
         odd = sorted(str(name) for name, value in state.items() if not isinstance(value, torch.Tensor))
@@ -179,7 +177,3 @@ def _is_legacy(path: Path) -> bool:
             return file.read(len(mark)) == mark
     except OSError:
         return False
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from isomerge.checkpoint.base import Checkpoint, TensorInfo, WeightFile, failure
+from isomerge.checkpoint.base import Checkpoint, TensorInfo, WeightFile, failure, first_line
 from isomerge.checkpoint.files import SafetensorsFile
 from isomerge.checkpoint.header import DTYPES, HeaderError
 from isomerge.checkpoint.local import (
@@ -157,7 +157,7 @@ def _open_online(repo: str, commit: str, names: list[str], act: str) -> Checkpoi
         raise
     except Exception as error:
         raise failure(
-            act, [f"a request to the hub failed ({_cause(error)})"], "Check the network and run again."
+            act, [f"a request to the hub failed ({first_line(error)})"], "Check the network and run again."
         ) from error
     files = assign_tensors(opened, weight_map, problems)
     if problems:
@@ -201,7 +201,7 @@ def _open_cached(repo: str, revision: str | None, act: str, error: Exception, hi
         if found is not None:
             return open_folder(found.parent, name=repo, revision=found.parent.name, next_step=fix)
     raise CheckpointError(
-        f"While {act}: the hub cannot be reached ({_cause(error)}), the model is not in the local cache, and "
+        f"While {act}: the hub cannot be reached ({first_line(error)}), the model is not in the local cache, and "
         f"there is no folder of that name. {hint}{fix}"
     ) from error
 
@@ -212,7 +212,7 @@ def _remote_header(repo: str, name: str, commit: str) -> dict[str, TensorInfo]:
     try:
         header = HfApi().parse_safetensors_file_metadata(repo, name, revision=commit)
     except errors.SafetensorsParsingError as error:
-        raise HeaderError(f"its header is corrupt ({_cause(error)})") from error
+        raise HeaderError(f"its header is corrupt ({first_line(error)})") from error
     unknown = [tensor for tensor, info in header.tensors.items() if info.dtype not in DTYPES]
     if unknown:
         dtype = header.tensors[unknown[0]].dtype
@@ -236,7 +236,7 @@ def _download(repo: str, name: str, commit: str) -> Path:
         return Path(hf_hub_download(repo, name, revision=commit))
     except Exception as error:  # network, disk and permission failures come in many classes
         raise CheckpointError(
-            f"While fetching {name} of hub checkpoint {repo} (commit {commit}): {_cause(error)}. "
+            f"While fetching {name} of hub checkpoint {repo} (commit {commit}): {first_line(error)}. "
             "What has arrived is kept: check the network and the room in the hub cache, then run again."
         ) from error
 
@@ -252,7 +252,3 @@ def _snapshot(repo: str, commit: str) -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "snapshots" / commit
-
-
-def _cause(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

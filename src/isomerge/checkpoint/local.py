@@ -57,19 +57,18 @@ class FileCheckpoint(Checkpoint):
             raise failure(f"opening {self.name} again", [f"{name_some(other)} has changed in the meantime"], step)
 
     def read(self, name: str) -> torch.Tensor:
-        if name not in self._files:
-            self.unknown_tensor(name)
-        return self._files[name].read(name)
+        return self._file(name).read(name)
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        if name not in self._files:
-            self.unknown_tensor(name)
-        return self._files[name].read_rows(name, start, stop)
+        return self._file(name).read_rows(name, start, stop)
 
     def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
+        return self._file(name).read_span(name, start, stop)
+
+    def _file(self, name: str) -> WeightFile:
         if name not in self._files:
             self.unknown_tensor(name)
-        return self._files[name].read_span(name, start, stop)
+        return self._files[name]
 
     def identity(self) -> Any:
         if self.revision is not None:

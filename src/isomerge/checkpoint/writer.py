@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import torch
 
-from isomerge.checkpoint.base import Checkpoint, TensorInfo
+from isomerge.checkpoint.base import Checkpoint, Progress, TensorInfo
 from isomerge.checkpoint.dtypes import parse_size
 from isomerge.checkpoint.hashing import raw_bytes, tensors_digest
 from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards, sync
@@ -57,7 +57,6 @@ class CheckpointWriter:
         donor: Checkpoint | None = None,
         copies: Mapping[str, Path] | None = None,
         shard_size: int | str = "5GB",
-        metadata: Mapping[str, str] | None = None,
         force: bool = False,
         key: str | None = None,
     ) -> None:
@@ -69,7 +68,7 @@ class CheckpointWriter:
             )
         self.plan = plan
         self._shards = split_shards(plan, parse_size(shard_size))
-        self._layout = {name: Shard(tensors, metadata or {}) for name, tensors in self._shards.items()}
+        self._layout = {name: Shard(tensors) for name, tensors in self._shards.items()}
         self._file_of = {tensor: name for name, tensors in self._shards.items() for tensor in tensors}
         self._copies = dict(side_copies(donor) if copies is None else copies)
         self._texts = {} if len(self._shards) == 1 else {INDEX: index_text(self._shards)}
@@ -234,7 +233,6 @@ def write_checkpoint(
     config: Mapping[str, Any] | None = None,
     donor: Checkpoint | None = None,
     shard_size: int | str = "5GB",
-    metadata: Mapping[str, str] | None = None,
     force: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Written:
@@ -244,9 +242,7 @@ def write_checkpoint(
     are copied. `progress` is told the bytes of each piece written. After any failure nothing new looks finished.
     """
     stream = TensorStream(produce, Path(out).expanduser())
-    writer = CheckpointWriter(
-        out, plan, config=config, donor=donor, shard_size=shard_size, metadata=metadata, force=force
-    )
+    writer = CheckpointWriter(out, plan, config=config, donor=donor, shard_size=shard_size, force=force)
     with writer:
         for name, info in plan.items():
             view = raw_bytes(stream.take(name, info))
@@ -295,9 +291,7 @@ def side_copies(donor: Checkpoint | None) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in donor.side_files()}
 
 
-def counted(
-    progress: Callable[[int, int, str], None] | None, plan: Mapping[str, TensorInfo], what: str
-) -> Callable[[int], None]:
+def counted(progress: Progress | None, plan: Mapping[str, TensorInfo], what: str) -> Callable[[int], None]:
     """Turns the writer's pieces into `progress(done, total, what)`."""
     total, done = sum(info.nbytes for info in plan.values()), 0
 

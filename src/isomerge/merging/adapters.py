@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from isomerge.adapters.layout import ModuleLayout
 from isomerge.adapters.lowrank import choose_rank, decompose, factorise, halves, squared_error
 from isomerge.adapters.write import lora_config, write_adapter
 from isomerge.checkpoint import Checkpoint, TensorInfo, refuse_overwrite, require_finite
+from isomerge.checkpoint.base import Progress
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.methods import METHODS, Method
 from isomerge.merging.run.rows import InMemory, TensorGroup, TensorSource
@@ -26,8 +27,6 @@ from isomerge.results import Result
 # Methods whose result is Σ c_k ΔW_k with the same c_k for every element: the sum of products is a product again.
 LINEAR = {"linear", "task_arithmetic"}
 ZERO = "an update that is zero"
-
-Progress = Callable[[int, int, str], None]
 
 
 class LowRankUpdate:

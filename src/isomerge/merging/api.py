@@ -10,10 +10,11 @@ from typing import Any
 
 from isomerge.arguments import require_types
 from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_sets import DataSets
 from isomerge.merging.outcome.estimate import MergePlan, estimate
-from isomerge.merging.outcome.merged import Merged, Progress
+from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.plan.models import open_model, open_models
 from isomerge.merging.plan.tensor_plan import TensorExplanation, explain
 from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, recipe_of

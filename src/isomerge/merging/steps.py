@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isomerge.checkpoint import Checkpoint, TensorInfo, parse_dtype, require_floating
+from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
 from isomerge.evaluation.device import require_device
 from isomerge.merging.aligned import AlignedModels, align_models
@@ -42,7 +43,7 @@ class RunSettings:
     threads: int | None = None
     device: str = "cpu"
     max_memory: int | str | None = None
-    progress: Callable[[int, int, str], None] | None = None
+    progress: Progress | None = None
     data: DataSets = field(default_factory=DataSets)
     hashes: InputHashes = field(default_factory=InputHashes)
 
@@ -241,15 +242,15 @@ def _jobs(
             sources = _in_one_vocabulary(vocabulary, inputs, sources)
         stored = _stored_info(tensor, models, aligned)
         shape, floating = sources[0].info.shape, stored.dtype.is_floating_point
-        method, options, extras = METHODS.get(tensor.method), tensor.options, {}
+        method, options, option_tensors = METHODS.get(tensor.method), tensor.options, {}
         if not floating:  # copied, not merged
             method, options = None, {}
         elif method is None:
             method, options = METHODS["linear"], {}
         elif measured is not None and tensor.method == recipe.merge_method:
-            extras = measured.sources(tensor, shape)
+            option_tensors = measured.sources(tensor, shape)
         else:
-            extras = files.sources(tensor, shape, settings.hashes, models=models, aligned=aligned)
+            option_tensors = files.sources(tensor, shape, settings.hashes, models=models, aligned=aligned)
         jobs.append(
             Job(
                 tensor.name,
@@ -258,7 +259,7 @@ def _jobs(
                 sources[-1] if tensor.base else None,
                 method,
                 options,
-                extras,
+                option_tensors,
                 recipe.seed,
                 settings.device,
             )

@@ -38,13 +38,13 @@ def ewc(
         strength: how much the base's importance counts
     """
     _needed(group, "ewc", "importance")
-    anchored = group.has_base and "base_importance" in group.extras
+    anchored = group.has_base and "base_importance" in group.option_tensors
 
     def combine(block: RowBlock) -> Tensor:
-        counts = block.extras["importance"] * block.like(weight)
+        counts = block.option_tensors["importance"] * block.like(weight)
         models = block.tensors
         if anchored and block.base is not None:
-            counts = torch.cat([counts, block.extras["base_importance"] * strength])
+            counts = torch.cat([counts, block.option_tensors["base_importance"] * strength])
             models = torch.cat([models, block.base.unsqueeze(0)])
         # Relative to the largest, so that importances of any size multiply without under- or overflow.
         largest = counts.abs().amax(dim=0)
@@ -78,8 +78,8 @@ def elastic_weight_removal(
     _needed(group, "elastic_weight_removal", "base_importance")
 
     def combine(block: RowBlock) -> Tensor:
-        counts = block.extras["importance"] * block.like(weight)
-        own = block.extras["base_importance"][0]
+        counts = block.option_tensors["importance"] * block.like(weight)
+        own = block.option_tensors["base_importance"][0]
         largest = torch.maximum(counts.abs().amax(dim=0), own.abs())
         scale = torch.where(largest > 0, largest, 1)
         counts, own = counts / scale, own / scale
@@ -91,5 +91,5 @@ def elastic_weight_removal(
 
 
 def _needed(group: TensorGroup, name: str, option: str) -> None:
-    if option not in group.extras:
+    if option not in group.option_tensors:
         raise RequestError(NEEDED.format(name=name, tensor=group.name, option=option))

@@ -36,7 +36,7 @@ def fisher(
         floor: the least information of a weight, as a share of the tensor's mean
         normalize: divide each model's information by its mean over the tensor, so that no model counts more than others
     """
-    if "importance" not in group.extras:
+    if "importance" not in group.option_tensors:
         raise RequestError(NEEDED.format(name="fisher", tensor=group.name, option="importance"))
     if floor < 0:
         raise OptionError(f"fisher: the floor is {floor}; it must not be negative.", "floor")
@@ -48,17 +48,17 @@ def fisher(
     merged = ewc(group, importance=importance, weight=weight)
 
     def combine(block: RowBlock) -> Tensor:
-        found = block.extras["importance"]
+        found = block.option_tensors["importance"]
         if normalize:
             found = found * block.like(scales.tolist())
-        return merged(replace(block, extras={"importance": found + least}))
+        return merged(replace(block, option_tensors={"importance": found + least}))
 
     return combine
 
 
 def _information(block: RowBlock) -> Tensor:
     """(models,): the sum of each model's."""
-    found = block.extras["importance"]
+    found = block.option_tensors["importance"]
     if bool((found < 0).any()) or not bool(found.isfinite().all()):
         raise RequestError("fisher: some of the information is negative or not finite. Measure it again.")
     return found.reshape(len(found), -1).sum(1, dtype=torch.float64)

@@ -97,12 +97,15 @@ def _seconds(merged: Merged, threads: int, moved: int) -> float:
         rows = torch.randn(TRIAL_ELEMENTS // 1024, 1024).to(job.info.dtype)
         sources = [InMemory(rows + k) for k, _ in enumerate(job.sources)]
         base = InMemory(rows) if job.base is not None else None
-        extras = stand_ins(job.method, rows.shape, len(sources))
-        trial = Job("", job.info, sources, base, job.method, job.options, extras)
+        option_tensors = stand_ins(job.method, rows.shape, len(sources))
+        trial = Job("", job.info, sources, base, job.method, job.options, option_tensors)
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            each = _timed(trial, TensorGroup(job.name, sources, base, extras=extras, seed=merged.seed)) / TRIAL_ELEMENTS
+            each = (
+                _timed(trial, TensorGroup(job.name, sources, base, option_tensors=option_tensors, seed=merged.seed))
+                / TRIAL_ELEMENTS
+            )
         finally:
             torch.set_num_threads(before)
     elements: int = sum(torch.Size(job.info.shape).numel() for job in merged.jobs)

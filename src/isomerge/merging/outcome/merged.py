@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from isomerge.alignment.parallel import ahead, thread_count
 from isomerge.checkpoint import Checkpoint, TensorInfo, Written, parse_dtype, refuse_overwrite
+from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
 from isomerge.checkpoint.side_files import side_files_of
 from isomerge.checkpoint.writer import CheckpointWriter, counted
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from isomerge.merging.plan.tensor_plan import RecipePlan
     from isomerge.merging.recipe import Recipe
     from isomerge.merging.vocabulary import Vocabulary
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass

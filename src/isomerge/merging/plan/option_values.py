@@ -108,7 +108,7 @@ def rejection(method: Method, options: Mapping[str, Any], models: int, with_base
     generator = torch.Generator().manual_seed(0)
     sources = [InMemory(torch.randn(SHAPE, generator=generator)) for _ in range(models)]
     base = InMemory(torch.randn(SHAPE, generator=generator)) if with_base else None
-    group = TensorGroup("a tensor", sources, base, extras=stand_ins(method, SHAPE, models))
+    group = TensorGroup("a tensor", sources, base, option_tensors=stand_ins(method, SHAPE, models))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

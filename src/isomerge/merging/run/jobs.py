@@ -35,7 +35,7 @@ class Job:
     method: Method | None
     """None: the rows of the only source as they are stored."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    extras: Mapping[str, Sequence[TensorSource]] = field(default_factory=dict)
+    option_tensors: Mapping[str, Sequence[TensorSource]] = field(default_factory=dict)
     """What options name beside the models, such as importances."""
     seed: int = 0
     device: str = "cpu"
@@ -45,7 +45,9 @@ class Job:
         if self.method is None:
             yield from self._copied()
             return
-        group = TensorGroup(self.name, self.sources, self.base, extras=self.extras, seed=self.seed, device=self.device)
+        group = TensorGroup(
+            self.name, self.sources, self.base, option_tensors=self.option_tensors, seed=self.seed, device=self.device
+        )
         try:
             combine = self.method(group, **self.options)
             for block in group.blocks():

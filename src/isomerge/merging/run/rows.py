@@ -103,7 +103,7 @@ class RowBlock:
     """(models, rows, …): the models in the recipe's order, without the base."""
     base: Tensor | None
     """(rows, …)"""
-    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    option_tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """(sources, rows, …) of what a method asked for beside the models, such as their importances."""
 
     @cached_property
@@ -134,22 +134,22 @@ class TensorGroup:
         sources: Sequence[TensorSource],
         base: TensorSource | None = None,
         *,
-        extras: Mapping[str, Sequence[TensorSource]] | None = None,
+        option_tensors: Mapping[str, Sequence[TensorSource]] | None = None,
         seed: int = 0,
         device: str = "cpu",
         block_elements: int = BLOCK_ELEMENTS,
     ) -> None:
-        """`name` is the output tensor's; with `seed` it names the random numbers of this tensor. `extras` has, for each
-        option that names files of tensors, this tensor from each of them; Gram matrices become `grams`."""
+        """`name` is the output tensor's; with `seed` it names the random numbers of this tensor. `option_tensors` has,
+        for each option that names files of tensors, this tensor from each of them; Gram matrices become `grams`."""
         self.name, self.seed, self.device = name, seed, device
         self._sources, self._base, self._device = list(sources), base, device
-        given = dict(extras or {})
+        given = dict(option_tensors or {})
         self.grams = {
             option: [s for s in sources if isinstance(s, GramSource)]
             for option, sources in given.items()
             if all(isinstance(s, GramSource) for s in sources)
         }
-        self.extras = {option: sources for option, sources in given.items() if option not in self.grams}
+        self.option_tensors = {option: sources for option, sources in given.items() if option not in self.grams}
         every = [*self._sources, *([base] if base is not None else [])]
         self.shape = every[0].info.shape
         """Of the output and of every input; a scalar counts as one row."""
@@ -198,11 +198,11 @@ class TensorGroup:
             base = torch.empty(shape, dtype=self.dtype, device=self._device)
             base.copy_(self._base.rows(start, stop).reshape(shape))
         self._require_finite(start, stop, tensors, base)
-        extras = {
+        option_tensors = {
             name: torch.stack([s.rows(start, stop).reshape(shape).to(self._device, self.dtype) for s in sources])
-            for name, sources in self.extras.items()
+            for name, sources in self.option_tensors.items()
         }
-        return RowBlock(start * self._row_elements, tensors, base, extras)
+        return RowBlock(start * self._row_elements, tensors, base, option_tensors)
 
     def _require_finite(self, start: int, stop: int, tensors: Tensor, base: Tensor | None) -> None:
         """A mask or a maximum can swallow a NaN, so every input is looked at and not the result."""

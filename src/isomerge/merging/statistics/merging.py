@@ -56,9 +56,9 @@ def merge_fisher(
     shares = _shares(weight, prepared)
     yield from prepared.copied()
     for name, sources, info in prepared.tensors():
-        extras = {"importance": [_importance(s, name, info) for s in prepared.statistics]}
+        option_tensors = {"importance": [_importance(s, name, info) for s in prepared.statistics]}
         options = {"weight": shares, "floor": floor, "normalize": normalize}
-        job = Job(name, info, sources, None, METHODS["fisher"], options, extras, device=device)
+        job = Job(name, info, sources, None, METHODS["fisher"], options, option_tensors, device=device)
         yield name, cast(job.tensor(), info.dtype)[0]
 
 
@@ -98,8 +98,8 @@ def merge_regmean(
             yield from both
             continue
         options = {"weight": shares, "alpha": alpha}
-        extras: dict[str, Sequence[TensorSource]] = {"statistics": grams}
-        job = Job(name, info, sources, None, METHODS["regmean"], options, extras, device=device)
+        option_tensors: dict[str, Sequence[TensorSource]] = {"statistics": grams}
+        job = Job(name, info, sources, None, METHODS["regmean"], options, option_tensors, device=device)
         with gathered(problems):
             merged = job.tensor()
         yield name, cast(merged, info.dtype)[0]
