@@ -18,7 +18,7 @@ from isomerge.merging.measured import Measured, measure
 from isomerge.merging.methods import METHODS
 from isomerge.merging.outcome.merged import Merged, MergedCheckpoint
 from isomerge.merging.outcome.notes import name_strangers
-from isomerge.merging.plan.compatible import base_among_models, differences, left_out_adapters
+from isomerge.merging.plan.models import base_among_models, differences, left_out_adapters
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
 from isomerge.merging.plan.tensors import plan_tensors
 from isomerge.merging.recipe import ModelReference, Recipe

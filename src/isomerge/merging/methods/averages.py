@@ -1,13 +1,53 @@
-"""Averages over the checkpoints of one training run, oldest first: mixtures whose weights follow from the order."""
+"""Weighted means: plain ones, soups, and averages over the checkpoints of one training run, oldest first."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from isomerge.merging.methods.method import OptionError, method
+from torch import Tensor
+
+from isomerge.merging.methods.method import OptionError, PerModel, each, method
 from isomerge.merging.methods.reduce import mixture
-from isomerge.merging.run.rows import Combine, TensorGroup
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
+
+
+@method(reference="https://arxiv.org/abs/2203.05482")
+def linear(group: TensorGroup, *, weight: PerModel[float] = each(1.0), normalize: bool = True) -> Combine:
+    """Weighted average: Σ w_k W_k, the weights divided by their sum.
+
+    Options:
+        weight: how much of each model
+        normalize: divide the weights by their sum
+    """
+    total = sum(weight) if normalize else 1.0
+    if abs(total) < 1e-12:
+        raise OptionError(
+            f"the weights {weight} add up to zero. Give others, or normalize: false.", "weight", "normalize"
+        )
+    return mixture([w / total for w in weight])
+
+
+@method(reference="https://arxiv.org/abs/2203.05482")
+def uniform_soup(group: TensorGroup) -> Combine:
+    """The mean of all models: Σ W_k / K."""
+    return mixture([1 / group.models] * group.models)
+
+
+@method(reference="https://arxiv.org/abs/2306.04488")
+def rewarded_soup(group: TensorGroup, *, weight: PerModel[float]) -> Combine:
+    """Models trained on different rewards, mixed by how much each reward matters: Σ w_k W_k with Σ w_k = 1, w_k ≥ 0.
+
+    Options:
+        weight: the preference for each model's reward; they add up to 1
+    """
+    if abs(sum(weight) - 1) > 1e-6 or min(weight) < 0:
+        raise OptionError(
+            f"the weights of rewarded_soup are preferences, not negative and adding up to 1, but {weight} add up to "
+            f"{sum(weight):g}. Correct them, or use linear, which divides by the sum.",
+            "weight",
+        )
+    return mixture(weight)
 
 
 @method(reference="https://arxiv.org/abs/1803.05407")
@@ -82,3 +122,18 @@ def geometric(group: TensorGroup, *, decay: float = 0.5) -> Combine:
 def _weighted(weights: Sequence[float]) -> Combine:
     total = sum(weights)
     return mixture([w / total for w in weights])
+
+
+@method(most=1)
+def passthrough(group: TensorGroup, *, scale: PerModel[float | None] = each(None)) -> Combine:
+    """The only model's tensors, unchanged or multiplied by a number: for stacking layers of several models.
+
+    Options:
+        scale: what to multiply by; none leaves every bit as it is
+    """
+
+    def combine(block: RowBlock) -> Tensor:
+        tensor = block.tensors[0]
+        return tensor if scale[0] is None else tensor * scale[0]
+
+    return combine
