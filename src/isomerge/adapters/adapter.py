@@ -80,17 +80,17 @@ class Adapter:
         return (b.double(), a.double()) if b.dtype.itemsize == 8 else (b.float(), a.float())
 
     def _sort_tensors(self, problems: list[str]) -> None:
-        found: dict[str, dict[str, str]] = {}
+        factors: dict[str, dict[str, str]] = {}
         unknown: list[str] = []
         for key in self.checkpoint.tensors:
             name = key.removeprefix(PREFIX)
             if match := FACTOR.fullmatch(name):
                 part = match["part"] if match["what"] == "weight" else f"bias of {match['part']}"
-                found.setdefault(match["module"], {})[part] = key
+                factors.setdefault(match["module"], {})[part] = key
             elif match := EMBEDDING.fullmatch(name):
-                found.setdefault(match["module"], {})["embedding " + match["part"]] = key
+                factors.setdefault(match["module"], {})["embedding " + match["part"]] = key
             elif match := MAGNITUDE.fullmatch(name):
-                found.setdefault(match["module"], {})["magnitude"] = key
+                factors.setdefault(match["module"], {})["magnitude"] = key
             elif ".original_module." in name:
                 continue  # the base's own tensor, which old versions of PEFT saved along
             elif "lora_" in name or "token_adapter" in name or "." not in name:
@@ -99,9 +99,9 @@ class Adapter:
                 self.replaced[WRAPPER.sub("", name)] = key
         if unknown:
             problems.append(f"isomerge knows no meaning for {name_some(unknown)}")
-        for module, parts in found.items():
+        for module, parts in factors.items():
             self._enter_target(module, parts, problems)
-        if not found and not self.replaced:
+        if not factors and not self.replaced:
             problems.append("it holds no tensor of a LoRA adapter")
 
     def _enter_target(self, module: str, parts: dict[str, str], problems: list[str]) -> None:

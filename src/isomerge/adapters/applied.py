@@ -273,13 +273,13 @@ class _ChangePlan:
 
     def _place(self, tensor: str) -> str | None:
         """The name of the tensor among the base's, or that of a tied tensor, which is not on disk."""
-        found = self.layout.find(tensor)
-        if found is None and tensor in self.layout.ties:
+        on_disk = self.layout.find(tensor)
+        if on_disk is None and tensor in self.layout.ties:
             return tensor
-        if found is None:
+        if on_disk is None:
             hint = near_miss(tensor, self.base.tensors)
             self.problems.append(f"the base has no '{tensor}'" + (f" ({hint.rstrip('?.')}?)" if hint else ""))
-        return found
+        return on_disk
 
     def _source(self, name: str) -> str:
         return name if name in self.base.tensors else self.layout.on_disk[self.layout.ties[name]]

@@ -99,32 +99,32 @@ def extract(
     pattern = _check_request(rank, energy, targets)
     refuse_overwrite(out, [base, finetuned])
     layout = _common_layout(base, finetuned)
-    found = _Extracted()
+    extracted = _Extracted()
     floating = [n for n, info in base.tensors.items() if info.dtype.is_floating_point and not is_harmless_buffer(n)]
     total, done = sum(base.tensors[name].nbytes for name in floating), 0
     # Vectors come last: where a bias goes depends on what became of its layer's matrix.
     for name in sorted(floating, key=lambda name: (not _is_matrix(base, name), name)):
         if _is_matrix(base, name):
-            _extract_matrix(name, base, finetuned, layout, pattern, (rank, energy), found)
+            _extract_matrix(name, base, finetuned, layout, pattern, (rank, energy), extracted)
         else:
-            _store_whole(name, base, finetuned, layout, pattern, found)
+            _store_whole(name, base, finetuned, layout, pattern, extracted)
         done += base.tensors[name].nbytes
         if progress:
             progress(done, total, "extracting")
-    if not found.tensors:
+    if not extracted.tensors:
         raise RequestError(
             f"While extracting an adapter from {finetuned.name}: nothing that an adapter can hold differs from "
             f"{base.name}{' in the named layers' if targets else ''}. Check that these are two models."
         )
-    written = write_adapter(out, found.tensors, _config(base, layout, found), force=force)
-    changed, missed = found.squares
+    written = write_adapter(out, extracted.tensors, _config(base, layout, extracted), force=force)
+    changed, missed = extracted.squares
     return ExtractedAdapter(
         out=written.out,
-        targets=found.rows,
-        whole=sorted(found.whole),
-        left_out=found.left_out,
+        targets=extracted.rows,
+        whole=sorted(extracted.whole),
+        left_out=extracted.left_out,
         relative_error=math.sqrt(missed / changed) if changed else 0.0,
-        notes=_notes(found),
+        notes=_notes(extracted),
         tensors=written.tensors,
         bytes=written.bytes,
         files=written.files,
@@ -205,33 +205,35 @@ def _extract_matrix(
     layout: ModuleLayout,
     pattern: re.Pattern[str] | None,
     size: tuple[int | None, float | None],
-    found: _Extracted,
+    extracted: _Extracted,
 ) -> None:
     difference = _difference(name, base, finetuned)
     changed = float(difference.square().sum(dtype=torch.float64))
     if changed == 0:
         return
-    found.squares[0] += changed
+    extracted.squares[0] += changed
     module = layout.in_memory.get(name, "").removesuffix(".weight")
     kind = _kind(layout.modules.get(module), difference)
     if kind is None or (pattern is not None and not pattern.fullmatch(module)):
         why = "not among the targets" if kind is not None else "not a layer that LoRA adapts"
-        _leave_out(name, changed, why, found)
+        _leave_out(name, changed, why, extracted)
         return
     matrix = difference.flatten(1)
     u, values, vt = decompose(matrix, *size)
     rank = choose_rank(values, changed, *size)
     left, right = halves(u, values, vt, rank)
     missed = squared_error(matrix, left, right)
-    found.squares[1] += missed
-    found.ranks[module] = rank
-    found.rows.append({"name": name, "rank": rank, "error": math.sqrt(missed / changed), "norm": math.sqrt(changed)})
-    found.tensors |= named_factors(module, kind, left, right, difference.shape)
+    extracted.squares[1] += missed
+    extracted.ranks[module] = rank
+    extracted.rows.append(
+        {"name": name, "rank": rank, "error": math.sqrt(missed / changed), "norm": math.sqrt(changed)}
+    )
+    extracted.tensors |= named_factors(module, kind, left, right, difference.shape)
     for tied, source in layout.ties.items():
         if (
             source == f"{module}.weight"
         ):  # PEFT adapts the layer that shares the tensor by itself, with the same factors
-            found.tensors |= named_factors(tied.removesuffix(".weight"), "linear", left, right, difference.shape)
+            extracted.tensors |= named_factors(tied.removesuffix(".weight"), "linear", left, right, difference.shape)
 
 
 def named_factors(module: str, kind: str, left: Tensor, right: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:
@@ -268,48 +270,48 @@ def _store_whole(
     finetuned: Checkpoint,
     layout: ModuleLayout,
     pattern: re.Pattern[str] | None,
-    found: _Extracted,
+    extracted: _Extracted,
 ) -> None:
     """A changed vector: a trained bias, or part of a layer that is stored whole."""
     changed = float(_difference(name, base, finetuned).square().sum(dtype=torch.float64))
     if changed == 0:
         return
-    found.squares[0] += changed
+    extracted.squares[0] += changed
     memory = layout.in_memory.get(name, "")
     module, _, parameter = memory.rpartition(".")
     layer = layout.modules.get(module) if module else None
-    if module in found.ranks:
-        found.tensors[f"{module}.base_layer.{parameter}"] = finetuned.read(name)
-        found.bias = max(found.bias, "lora_only", key=BIAS.index)
+    if module in extracted.ranks:
+        extracted.tensors[f"{module}.base_layer.{parameter}"] = finetuned.read(name)
+        extracted.bias = max(extracted.bias, "lora_only", key=BIAS.index)
     elif pattern is not None and not pattern.fullmatch(module):
-        _leave_out(name, changed, "not among the targets", found)
+        _leave_out(name, changed, "not among the targets", extracted)
     elif layer is not None and parameter == "bias":
-        found.tensors[memory] = finetuned.read(name)
-        found.bias = "all"
+        extracted.tensors[memory] = finetuned.read(name)
+        extracted.bias = "all"
     elif layer is not None and all(p.dim() < 2 for p in layer.parameters()) and not list(layer.children()):
-        found.whole.add(module)
+        extracted.whole.add(module)
         for parameter, _ in layer.named_parameters():
-            found.tensors[f"{module}.{parameter}"] = finetuned.read(layout.on_disk[f"{module}.{parameter}"])
+            extracted.tensors[f"{module}.{parameter}"] = finetuned.read(layout.on_disk[f"{module}.{parameter}"])
     else:
-        _leave_out(name, changed, "a parameter outside of any layer", found)
+        _leave_out(name, changed, "a parameter outside of any layer", extracted)
 
 
-def _leave_out(name: str, changed: float, why: str, found: _Extracted) -> None:
-    found.squares[1] += changed
-    found.left_out.append({"name": name, "norm": math.sqrt(changed), "why": why})
+def _leave_out(name: str, changed: float, why: str, extracted: _Extracted) -> None:
+    extracted.squares[1] += changed
+    extracted.left_out.append({"name": name, "norm": math.sqrt(changed), "why": why})
 
 
-def _config(base: Checkpoint, layout: ModuleLayout, found: _Extracted) -> dict[str, Any]:
-    tied = {source.removesuffix(".weight") for source in layout.ties.values()} & found.ranks.keys()
+def _config(base: Checkpoint, layout: ModuleLayout, extracted: _Extracted) -> dict[str, Any]:
+    tied = {source.removesuffix(".weight") for source in layout.ties.values()} & extracted.ranks.keys()
     about = {
         "base_model_name_or_path": base.name,
         "revision": base.revision,
-        "fan_in_fan_out": any(layout.is_transposed(module) for module in found.ranks),
-        "bias": found.bias,
-        "modules_to_save": sorted(found.whole) or None,
+        "fan_in_fan_out": any(layout.is_transposed(module) for module in extracted.ranks),
+        "bias": extracted.bias,
+        "modules_to_save": sorted(extracted.whole) or None,
         "ensure_weight_tying": bool(tied),
     }
-    return lora_config(found.ranks, _short_names(layout, found.ranks.keys()), about)
+    return lora_config(extracted.ranks, _short_names(layout, extracted.ranks.keys()), about)
 
 
 def _short_names(layout: ModuleLayout, modules: Any) -> list[str]:
@@ -322,13 +324,13 @@ def _short_names(layout: ModuleLayout, modules: Any) -> list[str]:
     return sorted(set(short))
 
 
-def _notes(found: _Extracted) -> list[str]:
+def _notes(extracted: _Extracted) -> list[str]:
     notes = []
-    if found.left_out:
-        worst = sorted(found.left_out, key=lambda row: -row["norm"])
+    if extracted.left_out:
+        worst = sorted(extracted.left_out, key=lambda row: -row["norm"])
         shown = ", ".join(f"{row['name']} (norm {row['norm']:.3g}, {row['why']})" for row in worst[:5])
         more = f" and {len(worst) - 5} more" if len(worst) > 5 else ""
         notes.append(f"{len(worst)} changed tensors are not in the adapter: {shown}{more}")
-    if found.whole:
-        notes.append(f"{len(found.whole)} layers without a matrix are stored whole (modules_to_save)")
+    if extracted.whole:
+        notes.append(f"{len(extracted.whole)} layers without a matrix are stored whole (modules_to_save)")
     return notes

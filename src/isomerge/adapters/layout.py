@@ -87,9 +87,9 @@ class ModuleLayout:
             from transformers.core_model_loading import WeightConverter, WeightRenaming
         except ImportError:
             return [], [], {}  # transformers 4 renames nothing
-        found = get_model_conversion_mapping(self.model)
-        renamings = [entry for entry in found if isinstance(entry, WeightRenaming)]
-        converters = [entry for entry in found if isinstance(entry, WeightConverter)]
+        mapping = get_model_conversion_mapping(self.model)
+        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         return renamings, converters, self.model.state_dict() if self.model is not None else {}
 
     def _rename(self, name: str) -> str | None:

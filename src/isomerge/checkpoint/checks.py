@@ -85,9 +85,9 @@ def differences_in_size(first: Checkpoint, second: Checkpoint) -> list[str]:
     names = {key: f"different depth: {key}" for key in DEPTH_KEYS}
     names |= {key: f"different width: {key}" for key in WIDTH_KEYS}
     names |= {key: key for key in OTHERS}
-    found = []
+    differences = []
     for key, said in names.items():
         one, other = first.config.get(key), second.config.get(key)
         if None not in (one, other) and one != other:
-            found.append(f"{said} is {one} and {other}")
-    return found
+            differences.append(f"{said} is {one} and {other}")
+    return differences

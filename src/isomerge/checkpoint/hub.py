@@ -197,9 +197,9 @@ def _open_cached(repo: str, revision: str | None, act: str, error: Exception, hi
         "then run again."
     )
     for name in ("config.json", *SINGLE_OR_INDEX):
-        found = _cached(repo, name, revision)
-        if found is not None:
-            return open_folder(found.parent, name=repo, revision=found.parent.name, next_step=fix)
+        cached = _cached(repo, name, revision)
+        if cached is not None:
+            return open_folder(cached.parent, name=repo, revision=cached.parent.name, next_step=fix)
     raise CheckpointError(
         f"While {act}: the hub cannot be reached ({first_line(error)}), the model is not in the local cache, and "
         f"there is no folder of that name. {hint}{fix}"
@@ -244,8 +244,8 @@ def _download(repo: str, name: str, commit: str) -> Path:
 def _cached(repo: str, name: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(repo, name, revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(repo, name, revision=revision)
+    return Path(path) if isinstance(path, str) else None
 
 
 def _snapshot(repo: str, commit: str) -> Path:

@@ -169,8 +169,8 @@ class CheckpointWriter:
     def side_hashes(self) -> dict[str, str]:
         """The sha256 of everything that is written beside the weights, as far as it is known now."""
         texts = self._texts if self._config is None else {**self._texts, "config.json": self._config}
-        found = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in self._copies.items()}
-        return found | {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+        hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in self._copies.items()}
+        return hashes | {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
 
     def add(self, name: str, content: bytes) -> None:
         """One more side file, in the place of a copied one of the same name."""

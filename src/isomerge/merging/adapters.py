@@ -176,12 +176,12 @@ def _notes(adapters: list[Adapter]) -> list[str]:
 def _match(adapters: list[Adapter], base: Checkpoint | None) -> list[AdaptedLayer]:
     """The layers of all adapters. With a base, two names of one layer (on disk and in memory) are one."""
     layout = ModuleLayout(base) if base is not None else None
-    found: dict[str, list[Target | None]] = {}
+    rows: dict[str, list[Target | None]] = {}
     problems = []
     for index, adapter in enumerate(adapters):
         for module, target in sorted(adapter.targets.items()):
             known = (layout.find(f"{module}.weight") or module) if layout else module
-            row = found.setdefault(known, [None] * len(adapters))
+            row = rows.setdefault(known, [None] * len(adapters))
             like = next((other for other in row if other is not None), target)
             if (like.kind, like.inputs, like.outputs) != (target.kind, target.inputs, target.outputs):
                 problems.append(
@@ -191,7 +191,7 @@ def _match(adapters: list[Adapter], base: Checkpoint | None) -> list[AdaptedLaye
             row[index] = target
     if problems:
         raise RequestError(f"Merging adapters: {'; '.join(problems[:8])}. Merge adapters of one base.")
-    layers = [AdaptedLayer(next(t for t in row if t is not None).module, tuple(row)) for row in found.values()]
+    layers = [AdaptedLayer(next(t for t in row if t is not None).module, tuple(row)) for row in rows.values()]
     # Embeddings first: a head that shares its embedding's tensor takes over what became of it.
     return sorted(layers, key=lambda layer: (layer.like.kind != "embedding", layer.module))
 

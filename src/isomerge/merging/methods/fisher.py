@@ -48,17 +48,17 @@ def fisher(
     merged = ewc(group, importance=importance, weight=weight)
 
     def combine(block: RowBlock) -> Tensor:
-        found = block.option_tensors["importance"]
+        information = block.option_tensors["importance"]
         if normalize:
-            found = found * block.like(scales.tolist())
-        return merged(replace(block, option_tensors={"importance": found + least}))
+            information = information * block.like(scales.tolist())
+        return merged(replace(block, option_tensors={"importance": information + least}))
 
     return combine
 
 
 def _information(block: RowBlock) -> Tensor:
     """(models,): the sum of each model's."""
-    found = block.option_tensors["importance"]
-    if bool((found < 0).any()) or not bool(found.isfinite().all()):
+    information = block.option_tensors["importance"]
+    if bool((information < 0).any()) or not bool(information.isfinite().all()):
         raise RequestError("fisher: some of the information is negative or not finite. Measure it again.")
-    return found.reshape(len(found), -1).sum(1, dtype=torch.float64)
+    return information.reshape(len(information), -1).sum(1, dtype=torch.float64)

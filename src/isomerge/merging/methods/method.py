@@ -170,7 +170,7 @@ def read_options(function: Callable[..., Any], document: str) -> tuple[Option, .
     """The keyword-only arguments of a function as options, described by its docstring."""
     described = _described(document)
     hints = typing.get_type_hints(function, include_extras=True)
-    found = []
+    options = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             continue
@@ -183,8 +183,8 @@ def read_options(function: Callable[..., Any], document: str) -> tuple[Option, .
             (default,) = default  # what `each` wrapped
         key = parameter.name.removesuffix("_")
         nullable = type(None) in typing.get_args(hint)
-        found.append(Option(key, kinds[0], per_model, default, described[key], nullable))
-    return tuple(found)
+        options.append(Option(key, kinds[0], per_model, default, described[key], nullable))
+    return tuple(options)
 
 
 def _described(document: str) -> dict[str, str]:

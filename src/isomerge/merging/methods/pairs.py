@@ -34,8 +34,8 @@ def arcee_fusion(group: TensorGroup) -> Combine:
     The importance of a change is |W − base| · KL(softmax(row of W) ‖ softmax(row of base)).
     """
     quarters = [int(share * (group.elements - 1)) for share in (0.25, 0.5, 0.75)] if group.elements else []
-    (found,) = kth_smallest(group, lambda block: _importance(block).unsqueeze(0), [quarters])
-    threshold = found[1] + 1.5 * (found[2] - found[0]) if found else 0.0
+    (quartiles,) = kth_smallest(group, lambda block: _importance(block).unsqueeze(0), [quarters])
+    threshold = quartiles[1] + 1.5 * (quartiles[2] - quartiles[0]) if quartiles else 0.0
 
     def combine(block: RowBlock) -> Tensor:
         (vector,) = task_vectors(block)

@@ -21,8 +21,8 @@ def largest(group: TensorGroup, density: Sequence[float], rescale: bool = False)
     """The largest changes of each model, at least one unless its density is 0."""
     ranks = [[group.elements - kept] if 0 < (kept := _count(group, d)) < group.elements else [] for d in density]
     bounds = [
-        (found[0] if found else 0.0 if d > 0 else math.inf, math.inf)
-        for found, d in zip(_magnitudes(group, ranks), density, strict=True)
+        (statistics[0] if statistics else 0.0 if d > 0 else math.inf, math.inf)
+        for statistics, d in zip(_magnitudes(group, ranks), density, strict=True)
     ]
     return between(group, bounds, rescale)
 
@@ -42,8 +42,8 @@ def middle(
         everything = end - first >= group.elements
         ranks.append([first, end - 1] if kept and not everything else [])
     bounds = [
-        (found[0], found[1]) if found else (0.0 if d > 0 else math.inf, math.inf)
-        for found, d in zip(_magnitudes(group, ranks), density, strict=True)
+        (statistics[0], statistics[1]) if statistics else (0.0 if d > 0 else math.inf, math.inf)
+        for statistics, d in zip(_magnitudes(group, ranks), density, strict=True)
     ]
     return between(group, bounds, rescale)
 

@@ -86,13 +86,13 @@ def kth_smallest(
     """
     wanted = [(row, rank) for row, some in enumerate(ranks) for rank in some]
     if not wanted:
-        found: dict[Wanted, float] = {}
+        values_of: dict[Wanted, float] = {}
     elif group.elements <= SAMPLED:
         values = _sorted(_rows(measure(group.whole())))
-        found = {(row, rank): float(values[row, rank]) for row, rank in wanted}
+        values_of = {(row, rank): float(values[row, rank]) for row, rank in wanted}
     else:
-        found = _select(group, measure, dict.fromkeys(wanted))
-    return [[found[row, rank] for rank in some] for row, some in enumerate(ranks)]
+        values_of = _select(group, measure, dict.fromkeys(wanted))
+    return [[values_of[row, rank] for rank in some] for row, some in enumerate(ranks)]
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def _select(
     group: TensorGroup, measure: Callable[[RowBlock], Tensor], wanted: dict[Wanted, None]
 ) -> dict[Wanted, float]:
     brackets = _guesses(group, measure, wanted)
-    found: dict[Wanted, float] = {}
+    values_of: dict[Wanted, float] = {}
     while brackets:
         below = dict.fromkeys(brackets, 0)
         inside = {key: _Tally() for key in brackets}
@@ -130,9 +130,9 @@ def _select(
             elif inside[key].overflowed:
                 again[key] = (low, high)
             else:
-                found[key] = inside[key].kth(place)
+                values_of[key] = inside[key].kth(place)
         brackets = _narrowed(group, measure, again)
-    return found
+    return values_of
 
 
 class _Tally:

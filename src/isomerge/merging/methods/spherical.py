@@ -136,8 +136,8 @@ def multislerp(
                 "normalize_weights",
             )
         shares = shares / shares.sum()
-    found = _mean(Span(gram(group, deltas=True)), shares, eps)
-    return mixture(found.tolist(), base=1 - float(found.sum()) if group.has_base else None)
+    coefficients = _mean(Span(gram(group, deltas=True)), shares, eps)
+    return mixture(coefficients.tolist(), base=1 - float(coefficients.sum()) if group.has_base else None)
 
 
 def _mean(span: Span, shares: np.ndarray, eps: float) -> np.ndarray:

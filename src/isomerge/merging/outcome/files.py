@@ -203,9 +203,9 @@ def _alignment(merged: Merged) -> dict[str, Any] | None:
     if merged.alignment is None:
         return None
     names = {checkpoint.name: reference for reference, checkpoint in merged.inputs.items()}
-    found = merged.alignment
-    models = [{**model, "model": names.get(model["model"], model["model"])} for model in found["models"]]
-    return {**found, "anchor": names.get(found["anchor"], found["anchor"]), "models": models}
+    alignment = merged.alignment
+    models = [{**model, "model": names.get(model["model"], model["model"])} for model in alignment["models"]]
+    return {**alignment, "anchor": names.get(alignment["anchor"], alignment["anchor"]), "models": models}
 
 
 def _alignment_facts(merged: Merged) -> dict[str, str] | None:

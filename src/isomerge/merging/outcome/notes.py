@@ -29,7 +29,7 @@ def name_strangers(plan: RecipePlan, models: Mapping[ModelReference, Checkpoint]
     Three layers are looked at, some rows of each matrix. Vocabulary tables say more of tokens than of kinship, and
     where different layers meet (in stacks) nothing can be said.
     """
-    meeting = {name: found for name, one in plan.tensors.items() if len(found := _meeting(one, models)) > 1}
+    meeting = {name: inputs for name, one in plan.tensors.items() if len(inputs := _meeting(one, models)) > 1}
     groups: dict[tuple[str, ...], list[Relation]] = {}  # apart, as a cosine is over tensors that both models have there
     for name in in_few_layers(meeting):
         rows: dict[str, Rows] = {

@@ -93,15 +93,15 @@ class InputRelations:
 
     def _as_stored(self, named: Mapping[str, TensorInput], shape: tuple[int, ...]) -> dict[str, Rows] | None:
         """The rows of the files; None where one of the models is made by this recipe, or has another shape."""
-        found: dict[str, Rows] = {}
+        rows: dict[str, Rows] = {}
         for name, given in named.items():
             checkpoint = self._inputs.get(name)
             if checkpoint is None or given.tensor not in checkpoint.tensors:
                 return None
             if checkpoint.tensors[given.tensor].shape != shape:
                 return None
-            found[name] = _reader(checkpoint, given.tensor)
-        return found
+            rows[name] = _reader(checkpoint, given.tensor)
+        return rows
 
 
 def _base_of(plan: TensorPlan) -> str | None:

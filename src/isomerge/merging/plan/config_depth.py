@@ -37,20 +37,20 @@ def depth_changes(
 
 def _depth_keys(config: Mapping[str, Any], part: ModelPart, depth: int) -> list[Key]:
     """The keys that count this part's layers, of all that have its number."""
-    found: list[Key] = []
+    keys: list[Key] = []
     holders: list[tuple[tuple[str, ...], Mapping[str, Any]]] = [((), config)]
     holders += [((key,), value) for key, value in config.items() if isinstance(value, Mapping)]
     for path, holder in holders:
-        found += [(path, key) for key in DEPTH_KEYS if holder.get(key) == depth and type(holder[key]) is int]
+        keys += [(path, key) for key in DEPTH_KEYS if holder.get(key) == depth and type(holder[key]) is int]
     words = set(part.prefix.split("."))
     for side, other in (("encoder", "decoder"), ("decoder", "encoder")):
         if part.name == side or (side in words and part.name not in ("default", "text_decoder")):
-            found = [(p, k) for p, k in found if other not in k and not any(other in step for step in p)]
+            keys = [(p, k) for p, k in keys if other not in k and not any(other in step for step in p)]
             if side == "decoder":  # the keys without a word are the encoder's
-                found = [(p, k) for p, k in found if side in k or any(side in step for step in p)] or found
+                keys = [(p, k) for p, k in keys if side in k or any(side in step for step in p)] or keys
     image = part.name in ("vision_tower", "audio_tower")
-    of_images = [(p, k) for p, k in found if any(w in step for step in p for w in ("vision", "audio", "visual"))]
-    return of_images if image else [one for one in found if one not in of_images]
+    of_images = [(p, k) for p, k in keys if any(w in step for step in p for w in ("vision", "audio", "visual"))]
+    return of_images if image else [one for one in keys if one not in of_images]
 
 
 def _at(config: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
@@ -77,11 +77,11 @@ def _change_lists(
 
 
 def _list(config: Mapping[str, Any], path: tuple[str, ...], key: str, otherwise: list[Any]) -> list[Any]:
-    found: Any = config
+    value: Any = config
     for step in path:
-        found = found.get(step, {})
-    found = found.get(key)
-    return found if isinstance(found, list) else otherwise
+        value = value.get(step, {})
+    value = value.get(key)
+    return value if isinstance(value, list) else otherwise
 
 
 def _entry(config: Mapping[str, Any], path: tuple[str, ...], key: str, layer: int, otherwise: list[Any]) -> Any:

@@ -144,12 +144,12 @@ def _roles(names: list[str], stacks: Mapping[str, Any]) -> dict[str, str]:
             return "encoder" if "encoder" in words else "decoder" if "decoder" in words[:-1] else "shared"
         return "text_decoder"
 
-    found = {name: role(name) for name in names}
-    if two_sided and "vision_tower" in found.values():  # the encoder is the image's: nothing else has one
-        found = {n: "text_decoder" if r in ("encoder", "decoder", "shared") else r for n, r in found.items()}
-    if len(set(found.values()) - {"multi_modal_projector"}) == 1:
+    roles = {name: role(name) for name in names}
+    if two_sided and "vision_tower" in roles.values():  # the encoder is the image's: nothing else has one
+        roles = {n: "text_decoder" if r in ("encoder", "decoder", "shared") else r for n, r in roles.items()}
+    if len(set(roles.values()) - {"multi_modal_projector"}) == 1:
         return dict.fromkeys(names, "default")
-    return found
+    return roles
 
 
 def _part(name: str, inside: list[str], depths: set[int], extra: int) -> ModelPart:

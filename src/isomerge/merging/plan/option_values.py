@@ -120,7 +120,7 @@ def rejection(method: Method, options: Mapping[str, Any], models: int, with_base
 
 def stand_ins(method: Method, shape: Sequence[int], models: int) -> dict[str, list[TensorSource]]:
     """Something in place of every file that the method's options can name."""
-    found: dict[str, list[TensorSource]] = {}
+    sources: dict[str, list[TensorSource]] = {}
     width = shape[-1]
     for option in method.options:
         if option.kind is not str:
@@ -130,7 +130,7 @@ def stand_ins(method: Method, shape: Sequence[int], models: int) -> dict[str, li
             gram = GramSource(
                 10 * width, False, "a stand-in", lambda: torch.eye(width).double(), lambda: torch.zeros(width).double()
             )
-            found[option.name] = [gram] * count
+            sources[option.name] = [gram] * count
         else:
-            found[option.name] = [InMemory(torch.ones(tuple(shape)), "a stand-in")] * count
-    return found
+            sources[option.name] = [InMemory(torch.ones(tuple(shape)), "a stand-in")] * count
+    return sources

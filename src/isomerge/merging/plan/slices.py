@@ -64,18 +64,18 @@ def slices_of(
             what = "no layers were found" if not stacked else f"the model has layers in {' and '.join(stacked)}"
             problems.add(recipe.places, ("slices",), f"{what}: use 'modules' with the slices of each")
             return {}
-        found = {stacked[0]: reader.from_slices(recipe.slices, stacked[0], ("slices",), shared)}
+        slices = {stacked[0]: reader.from_slices(recipe.slices, stacked[0], ("slices",), shared)}
         for part in parts:
-            if part not in found and found[stacked[0]]:
-                found[part] = [found[stacked[0]][0]]
-        return found
+            if part not in slices and slices[stacked[0]]:
+                slices[part] = [slices[stacked[0]][0]]
+        return slices
     return _from_modules(recipe, builds[donor], reader, shared)
 
 
 def _from_modules(
     recipe: Recipe, build: ModelParts, reader: _SliceReader, shared: tuple[OptionScope, ...]
 ) -> dict[str, list[LayerSlice]]:
-    found: dict[str, list[LayerSlice]] = {}
+    slices: dict[str, list[LayerSlice]] = {}
     for name, module in (recipe.modules or {}).items():
         path: Path = ("modules", name)
         part = part_called(build, name)
@@ -84,11 +84,11 @@ def _from_modules(
             reader.problems.add(recipe.places, path, f"{text} A prefix of tensor names is one too")
             continue
         scopes = (OptionScope(module.parameters, (*path, "parameters"), f"parameters of module {name}"), *shared)
-        found[part] = reader.from_module(module, part, path, scopes)
-    left = [name for name in build.parts if name not in found]
+        slices[part] = reader.from_module(module, part, path, scopes)
+    left = [name for name in build.parts if name not in slices]
     if left:
         reader.notes.append(f"{', '.join(left)} is not among the modules and is copied from {build.checkpoint.name}")
-    return found
+    return slices
 
 
 @dataclass
@@ -136,7 +136,7 @@ class _SliceReader:
     def from_slices(
         self, slices: tuple[OutputSlice, ...], part: str, path: Path, scopes: tuple[OptionScope, ...]
     ) -> list[LayerSlice]:
-        found = []
+        result = []
         for i, one in enumerate(slices):
             here = (*path, i)
             sources = []
@@ -155,12 +155,12 @@ class _SliceReader:
                     self.recipe.places, (*here, "sources"), f"the sources differ in length: {lengths} layers"
                 )
             own = (OptionScope(one.parameters, (*here, "parameters"), "parameters of the slice"), *scopes)
-            found.append(LayerSlice(tuple(sources), self._used(one.base_model or self.recipe.base_model), own))
-        return found
+            result.append(LayerSlice(tuple(sources), self._used(one.base_model or self.recipe.base_model), own))
+        return result
 
     def _used(self, base: ModelReference | None) -> ModelReference | None:
         return None if EVERY[self.recipe.merge_method].base == "ignored" else base
 
     def _depth(self, model: ModelReference, part: str) -> int:
-        found = self.builds[model].parts.get(part)
-        return found.depth if found else 0
+        own = self.builds[model].parts.get(part)
+        return own.depth if own else 0

@@ -117,11 +117,11 @@ class _Planner:
         return self.builds[source.model].checkpoint.config, source.start + offset
 
     def _names_around(self, one: LayerSlice, part: str, side: str) -> list[str]:
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for source in one.sources:
             own = self.builds[source.model].parts.get(part)
-            found |= dict.fromkeys(getattr(own, side) if own else ())
-        return list(found)
+            names |= dict.fromkeys(getattr(own, side) if own else ())
+        return list(names)
 
     def _layer(self, part: ModelPart, one: LayerSlice, offset: int, number: int, t: float) -> None:
         rests: dict[str, None] = {}
@@ -152,22 +152,22 @@ class _Planner:
             if first is not None:
                 self._copy(name, TensorInput(first[0].model, first[1]))
             return
-        found = self._with_stand_ins(name, wanted, held)
-        if found is None:
+        present = self._with_stand_ins(name, wanted, held)
+        if present is None:
             return
-        vocabulary = any(self.builds[s.model].is_vocabulary(n) for s, n in found)
-        self._check_shapes(name, found, vocabulary)
-        whole = [str(s.model) for s, n in found if not self._floating([(s, n)])]
-        if whole and len(whole) < len(found):
+        vocabulary = any(self.builds[s.model].is_vocabulary(n) for s, n in present)
+        self._check_shapes(name, present, vocabulary)
+        whole = [str(s.model) for s, n in present if not self._floating([(s, n)])]
+        if whole and len(whole) < len(present):
             self._mixed.append(f"'{name}' holds whole numbers in {name_some(whole)} and fractions in the others")
             return
         if whole:
             self._copied.append(name)
-            source, tensor = next(((s, n) for s, n in found if s.model == self.donor), found[0])
+            source, tensor = next(((s, n) for s, n in present if s.model == self.donor), present[0])
             self._copy(name, TensorInput(source.model, tensor), vocabulary)
             return
-        base = next((TensorInput(s.model, n) for s, n in found if s.model == one.base), None)
-        inputs = tuple(TensorInput(s.model, n) for s, n in found if s.model != one.base)
+        base = next((TensorInput(s.model, n) for s, n in present if s.model == one.base), None)
+        inputs = tuple(TensorInput(s.model, n) for s, n in present if s.model != one.base)
         asked = [(s, n) for s, n in wanted if s.model != one.base]  # filters look at the name a model should have
         options, origins = self._options(name, asked, one, t)
         self.tensors[name] = TensorPlan(name, inputs, base, self.method.name, options, origins, vocabulary)
@@ -187,36 +187,36 @@ class _Planner:
         """The inputs, a tied output table being read where it is: at the input. None if there is nothing to merge."""
         if len(held) == len(wanted):
             return held
-        found, lacking = [], []
+        available, lacking = [], []
         for source, tensor in wanted:
             own = tensor if (source, tensor) in held else self.builds[source.model].stand_in(tensor)
             if own is None:
                 lacking.append((source, tensor))
             else:
-                found.append((source, own))
+                available.append((source, own))
         for source, tensor in lacking:
             self._missing[source.model].append(tensor)
         if lacking:
             return None
         if TABLE.search(name) or name.endswith(".bias"):
             tables = {self.builds[source.model].table for source, _ in wanted}
-            return None if name.endswith(".bias") or (len(tables) == 1 and name not in tables) else found
+            return None if name.endswith(".bias") or (len(tables) == 1 and name not in tables) else available
         if all(tie_flag(self._checkpoint(source).config) for source, _ in held):
             self.notes.append(f"{name} is tied to the input table in every model and is not stored again")
             return None
-        return self._untied(name, found)
+        return self._untied(name, available)
 
-    def _untied(self, name: str, found: list[tuple[LayerRange, str]]) -> list[tuple[LayerRange, str]]:
+    def _untied(self, name: str, inputs: list[tuple[LayerRange, str]]) -> list[tuple[LayerRange, str]]:
         config = self._config()
         if config and tie_flag(config) is not False:
             nested = "tie_word_embeddings" not in config and "tie_word_embeddings" in (config.get("text_config") or {})
             changed = {"tie_word_embeddings": False}
             self.config_changes |= {"text_config": {**config["text_config"], **changed}} if nested else changed
         self.notes.append(f"{name} is tied to the input table in some of the models; the output has one of its own")
-        return found
+        return inputs
 
-    def _check_shapes(self, name: str, found: list[tuple[LayerRange, str]], vocabulary: bool) -> None:
-        shapes = {s.model: self._checkpoint(s).tensors[n].shape for s, n in found}
+    def _check_shapes(self, name: str, inputs: list[tuple[LayerRange, str]], vocabulary: bool) -> None:
+        shapes = {s.model: self._checkpoint(s).tensors[n].shape for s, n in inputs}
         if len(set(shapes.values())) == 1 or getattr(self.method, "any_width", False):
             return
         rows_only = vocabulary and len({shape[1:] for shape in shapes.values()}) == 1

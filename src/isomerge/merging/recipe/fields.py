@@ -42,7 +42,7 @@ def read_reference(value: Any) -> Any:
 
 def _read_long_reference(value: dict[str, Any]) -> ModelReference:
     """mergekit's long form, which it writes for paths with spaces: {model: {path, revision}, lora: {…}}."""
-    found: list[str | None] = []
+    parts: list[str | None] = []
     unknown = set(value) - {"model", "lora", "override_architecture"}
     if unknown or value.get("override_architecture") is not None:
         name = min(unknown) if unknown else "override_architecture"
@@ -52,9 +52,9 @@ def _read_long_reference(value: dict[str, Any]) -> ModelReference:
         part = {"path": part} if isinstance(part, str) or part is None else part
         if not isinstance(part, dict) or set(part) - {"path", "revision"} or (key == "model" and not part.get("path")):
             raise ValueError(f"'{key}' of a model's long form is a path, or a mapping with 'path' and 'revision'")
-        found += [part.get("path"), part.get("revision")]
-    assert found[0] is not None
-    return ModelReference(found[0], *found[1:])
+        parts += [part.get("path"), part.get("revision")]
+    assert parts[0] is not None
+    return ModelReference(parts[0], *parts[1:])
 
 
 def kind_of(value: Any) -> str:

@@ -69,8 +69,8 @@ def _text(source: str | os.PathLike[str]) -> tuple[str, str]:
             "Save it as UTF-8 in your editor; or, if it is no YAML at all, name the file that is"
         )
     except OSError as error:
-        told = _broken(file) if file.is_symlink() else error.strerror or error
-        why = f"{told}. Name a YAML file that can be read"
+        cause = _broken(file) if file.is_symlink() else error.strerror or error
+        why = f"{cause}. Name a YAML file that can be read"
     raise RequestError(f"While reading the recipe {text}: {why}.")
 
 

@@ -164,10 +164,10 @@ def _models(entries: Any) -> dict[int, ModelReference] | None:
     """By position; None when the form is wrong, which is said elsewhere."""
     if not isinstance(entries, list) or not entries:
         return None
-    found = {i: _reference(entry.get("model")) for i, entry in enumerate(entries) if isinstance(entry, dict)}
-    if len(found) != len(entries):
+    models = {i: _reference(entry.get("model")) for i, entry in enumerate(entries) if isinstance(entry, dict)}
+    if len(models) != len(entries):
         return None
-    return {i: model for i, model in found.items() if model is not None} if all(found.values()) else None
+    return {i: model for i, model in models.items() if model is not None} if all(models.values()) else None
 
 
 def _reference(value: Any) -> ModelReference | None:

@@ -35,7 +35,7 @@ class TensorFiles:
         aligned: AlignedModels | None = None,
     ) -> dict[str, list[TensorSource]]:
         """For every such option that is set, this tensor (or the Gram matrix of its inputs) from each of its files."""
-        found: dict[str, list[TensorSource]] = {}
+        sources: dict[str, list[TensorSource]] = {}
         chosen = METHODS[plan.method]
         for option in chosen.options:
             value = plan.options.get(option.name)
@@ -45,7 +45,7 @@ class TensorFiles:
             files = value if option.per_model else [value]
             if option.name in gram_options(chosen.function):
                 owners = [models[given.model] for given in plan.inputs]
-                found[option.name] = self._grams(files, names, owners, option.name, aligned)
+                sources[option.name] = self._grams(files, names, owners, option.name, aligned)
                 continue
             if aligned is not None:
                 raise RequestError(
@@ -53,11 +53,11 @@ class TensorFiles:
                     "one number per weight, and a rotation mixes weights. Align the models first (isomerge align), "
                     "measure again, then merge."
                 )
-            found[option.name] = [
+            sources[option.name] = [
                 self._source(file, tensor, option.name, shape, hashes)
                 for file, tensor in zip(files, names, strict=True)
             ]
-        return found
+        return sources
 
     def _grams(
         self, files: list[Any], names: list[str], models: list[Checkpoint], option: str, aligned: AlignedModels | None
@@ -69,13 +69,13 @@ class TensorFiles:
         if None in files:
             raise RequestError(f"Merging: '{option}' is given for some of the models only. Name a file for each.")
         known = [self._opened_statistics(file) for file in files]
-        found: list[TensorSource | None] = [
+        grams: list[TensorSource | None] = [
             gram_source(statistics, name, model, aligned)
             for statistics, name, model in zip(known, names, models, strict=True)
         ]
-        there = [source for source in found if source is not None]
-        if there and len(there) < len(found):
-            lacking = [file for file, source in zip(files, found, strict=True) if source is None]
+        there = [source for source in grams if source is not None]
+        if there and len(there) < len(grams):
+            lacking = [file for file, source in zip(files, grams, strict=True) if source is None]
             raise RequestError(
                 f"Merging with '{option}': {', '.join(map(str, lacking))} has no Gram matrix of what '{names[0]}' "
                 "reads, and another file has. Measure all models the same way (isomerge calibrate)."

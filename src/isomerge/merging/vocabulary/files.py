@@ -103,7 +103,7 @@ def other_ids(models: Sequence[Checkpoint]) -> list[str]:
 
     A model without such files, and tokens that only one model has, are no disagreement.
     """
-    told: list[str] = []
+    sentences: list[str] = []
     before: list[tuple[str, dict[str, int]]] = []
     for name, tokens in _numberings(models):
         for earlier, known in before:
@@ -111,10 +111,10 @@ def other_ids(models: Sequence[Checkpoint]) -> list[str]:
             if moved:
                 count = f"{len(moved)} tokens have" if len(moved) > 1 else "a token has"
                 ids = "other ids" if len(moved) > 1 else "another id"
-                told.append(f"{count} {ids} in {name} than in {earlier} ({name_some(moved, SHOWN)})")
+                sentences.append(f"{count} {ids} in {name} than in {earlier} ({name_some(moved, SHOWN)})")
                 break
         before.append((name, tokens))
-    return told
+    return sentences
 
 
 def _numberings(models: Sequence[Checkpoint]) -> Iterator[tuple[str, dict[str, int]]]:

@@ -101,13 +101,13 @@ def _table_lengths(
     plan: RecipePlan, models: Mapping[ModelReference, Checkpoint], name_of: Callable[[ModelReference], str]
 ) -> dict[str, int]:
     """How many rows each model's tables have, from the tables: a config may say something else."""
-    found: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     for tensor in plan.tensors.values():
         for given in tensor.every if tensor.vocabulary else []:
             shape = models[given.model].tensors[given.tensor].shape
             if len(shape) == 2 and shape[0] > 1:
-                found.setdefault(name_of(given.model), shape[0])
-    return found
+                lengths.setdefault(name_of(given.model), shape[0])
+    return lengths
 
 
 def _rule(given: TokenSettings, name_of: Callable[[ModelReference], str]) -> TokenRule:

@@ -75,7 +75,7 @@ class Vocabulary:
             donor=donor,
             joined=joined,
             size=self.size,
-            kept=self._keeps_rows,
+            keeps_rows=self._keeps_rows,
         )
 
     def source(self, model: str, tensor_sources: Mapping[str, TensorSource], *, axis: int = 0) -> TensorSource:
@@ -147,9 +147,9 @@ class Vocabulary:
         if self._keeps_rows:
             return torch.arange(self.size)
         rows = [vocabulary.row(token) for token in self.tokens]
-        found = torch.full((self.size,), -1, dtype=torch.int64)
-        found[list(self.tokens.values())] = torch.tensor([-1 if row is None else row for row in rows])
-        return found
+        own_rows = torch.full((self.size,), -1, dtype=torch.int64)
+        own_rows[list(self.tokens.values())] = torch.tensor([-1 if row is None else row for row in rows])
+        return own_rows
 
     def _others(self, names: list[str], label: str) -> Tensor:
         """(models, size) who gives a row to a model that lacks it: the base, else all that have it; or as a rule says.
