@@ -28,7 +28,7 @@ import torch
 from fusing import BARRIER, SECONDS, Column, State, run, shared_arguments, standard_rows, train_all, trained
 from torch import Tensor
 
-from isomerge.checkpoint.module import quiet_transformers
+from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.evaluation.probe import load_stock
 
 SPLITS = ("train", "valid", "test")

@@ -29,7 +29,7 @@ from fusing import BARRIER, SECONDS, Column, State, run, shared_arguments, stand
 from torch import Tensor
 
 import isomerge
-from isomerge.checkpoint.module import quiet_transformers
+from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.data import open_data
 from isomerge.evaluation.probe import load_stock
 

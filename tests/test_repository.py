@@ -114,9 +114,8 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 STAGES = (
-    "errors", "results", "checkpoint", "data", "adapters", "symmetry", "running", "evaluation", "architectures",
-    "calibration", "alignment", "reporting", "connectivity", "merging", "sweeping", "checking", "training", "catalogue",
-    "demonstration", "cli",
+    "errors", "arguments", "results", "checkpoint", "data", "adapters", "symmetry", "running", "evaluation", "architectures", "calibration", "alignment",
+    "reporting", "connectivity", "merging", "sweeping", "checking", "training", "catalogue", "demonstration", "cli",
 )  # fmt: skip
 
 

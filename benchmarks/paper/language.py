@@ -145,7 +145,7 @@ def new_model(base: str, task: str, seed: int, layers: int | None = None) -> Any
     """The base (or its first layers) with a new head: weights are drawn by the seed, biases are zero."""
     import transformers
 
-    from isomerge.checkpoint.module import quiet_transformers
+    from isomerge.checkpoint.memory import quiet_transformers
 
     labels = LABELS[task]
     kind = "AutoModelForTokenClassification" if task == "ner" else "AutoModelForSequenceClassification"
@@ -182,7 +182,7 @@ def fine_tune(job: Job) -> Path:
     """
     if job.done:
         return job.folder
-    from isomerge.checkpoint.module import quiet_transformers
+    from isomerge.checkpoint.memory import quiet_transformers
 
     start = time.perf_counter()
     inputs, task = (
@@ -294,7 +294,7 @@ def _counting(task: str) -> Any:
 def load_model(folder: Path) -> Any:
     import transformers
 
-    from isomerge.checkpoint.module import quiet_transformers
+    from isomerge.checkpoint.memory import quiet_transformers
 
     name = json.loads((folder / "config.json").read_text())["architectures"][0]
     with quiet_transformers():

@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Alignment": "isomerge.alignment.alignment",
-    "Merged": "isomerge.merging.merged",
+    "Merged": "isomerge.merging.outcome.merged",
     "IsomergeError": "isomerge.errors",
     "align": "isomerge.alignment.api",
     "barrier": "isomerge.connectivity.barrier",
@@ -25,12 +25,14 @@ _WHERE = {
     "check": "isomerge.checking.api",
     "demo": "isomerge.demonstration.run",
     "ensemble": "isomerge.evaluation.tasks.ensemble",
+    "extract": "isomerge.adapters.extract",
     "evaluate": "isomerge.evaluation.tasks.run",
     "merge": "isomerge.merging.api",
     "merge_recipe": "isomerge.merging.api",
     "merge_state_dicts": "isomerge.merging.state_dicts",
     "open_checkpoint": "isomerge.checkpoint",
     "open_data": "isomerge.data",
+    "plan": "isomerge.merging.api",
     "plane": "isomerge.connectivity.plane",
     "report": "isomerge.reporting.page",
     "selftest": "isomerge.alignment.selftest",
@@ -41,6 +43,7 @@ _WHERE = {
 __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
+    from isomerge.adapters.extract import extract as extract
     from isomerge.alignment.alignment import Alignment as Alignment
     from isomerge.alignment.api import align as align
     from isomerge.alignment.selftest import selftest as selftest
@@ -57,7 +60,8 @@ if TYPE_CHECKING:
     from isomerge.evaluation.verify import verify as verify
     from isomerge.merging.api import merge as merge
     from isomerge.merging.api import merge_recipe as merge_recipe
-    from isomerge.merging.merged import Merged as Merged
+    from isomerge.merging.api import plan as plan
+    from isomerge.merging.outcome.merged import Merged as Merged
     from isomerge.merging.state_dicts import merge_state_dicts as merge_state_dicts
     from isomerge.reporting.page import report as report
     from isomerge.sweeping.api import sweep as sweep

@@ -43,10 +43,14 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     >>> did_you_mean("ROTATOIN", ["permutation", "rotation", "full"])
     "Did you mean 'rotation'?"
     """
+    known = list(known)
+    return near_miss(given, known) or "Known values: " + ", ".join(known) + "."
+
+
+def near_miss(given: object, known: Iterable[str]) -> str:
+    """`did_you_mean` without the full list, which for tensor names would be hundreds long: nothing if none is near."""
     given, known = str(given), list(known)
     folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(given, known, n=1)
     near = near or [folded[name] for name in difflib.get_close_matches(given.casefold(), folded, n=1)]
-    if near:
-        return f"Did you mean '{near[0]}'?"
-    return "Known values: " + ", ".join(known) + "."
+    return f"Did you mean '{near[0]}'?" if near else ""

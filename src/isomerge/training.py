@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_swa_avg_fn
 from transformers import TrainerCallback
 
-from isomerge.checkpoint.module import unwrapped
+from isomerge.checkpoint.memory import unwrapped
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.state_dicts import merge_state_dicts
 

@@ -12,7 +12,7 @@ from peft import LoraConfig
 from torch import Tensor
 
 from adapters import tiny
-from isomerge.adapters import apply_adapter, extract_adapter, is_adapter
+from isomerge.adapters import apply_adapter, extract, is_adapter
 from isomerge.adapters.lowrank import decompose
 from isomerge.checkpoint import open_checkpoint, write_checkpoint
 from isomerge.errors import RequestError
@@ -48,7 +48,7 @@ def test_the_true_rank_gives_the_function_back(kind: str, tmp_path: Path) -> Non
     more = {"tie_word_embeddings": False} if kind in ("llama", "gpt2") else {}
     base = tiny.save_base(kind, tmp_path / "base", **more)
     tuned = finetune(base, tmp_path / "tuned", LoraConfig(r=3, target_modules=TARGETS[kind], bias="all"))
-    record = extract_adapter(open_checkpoint(base), open_checkpoint(tuned), rank=3, out=tmp_path / "out")
+    record = extract(open_checkpoint(base), open_checkpoint(tuned), rank=3, out=tmp_path / "out")
     assert record["relative_error"] < 1e-5 and not record["left_out"]
     expected = tiny.logits(tiny.load_base(tuned))
     assert not torch.allclose(tiny.logits(tiny.load_base(base)), expected, atol=1e-2)
@@ -63,7 +63,7 @@ def test_a_tied_embedding_stays_tied(tmp_path: Path) -> None:
     base = tiny.save_base("llama", tmp_path / "base", tie_word_embeddings=True)
     config = LoraConfig(r=2, target_modules=["embed_tokens", "v_proj"], ensure_weight_tying=True)
     tuned = finetune(base, tmp_path / "tuned", config)
-    extract_adapter(open_checkpoint(base), open_checkpoint(tuned), rank=2, out=tmp_path / "out")
+    extract(open_checkpoint(base), open_checkpoint(tuned), rank=2, out=tmp_path / "out")
     expected = tiny.logits(tiny.load_base(tuned))
     assert torch.allclose(tiny.logits(tiny.load_adapted(base, tmp_path / "out")), expected, atol=1e-4, rtol=1e-4)
     assert "lm_head.weight" not in apply_adapter(open_checkpoint(base), tmp_path / "out").tensors
@@ -73,7 +73,7 @@ def test_a_tied_embedding_stays_tied(tmp_path: Path) -> None:
 def test_the_reported_errors_are_the_measured_and_the_smallest_ones(kind: str, tmp_path: Path) -> None:
     base = tiny.save_base(kind, tmp_path / "base")
     tuned = perturb(base, tmp_path / "tuned")
-    record = extract_adapter(open_checkpoint(base), open_checkpoint(tuned), rank=4, out=tmp_path / "out")
+    record = extract(open_checkpoint(base), open_checkpoint(tuned), rank=4, out=tmp_path / "out")
     before, after = open_checkpoint(base), open_checkpoint(tuned)
     view = apply_adapter(before, tmp_path / "out")
     missed: dict[str, Tensor] = {n: after.read(n).double() - view.read(n).double() for n in after.tensors}
@@ -97,7 +97,7 @@ def test_energy_chooses_the_rank_of_each_matrix(tmp_path: Path) -> None:
     base = tiny.save_base("llama", tmp_path / "base", tie_word_embeddings=False)
     tuned = perturb(base, tmp_path / "tuned")
     before, after = open_checkpoint(base), open_checkpoint(tuned)
-    record = extract_adapter(before, after, energy=0.8, out=tmp_path / "out")
+    record = extract(before, after, energy=0.8, out=tmp_path / "out")
     ranks = set()
     for row in record["targets"]:
         values = torch.linalg.svdvals(after.read(row["name"]).double() - before.read(row["name"]).double()).square()
@@ -115,7 +115,7 @@ def test_energy_chooses_the_rank_of_each_matrix(tmp_path: Path) -> None:
 def test_targets_limit_what_is_extracted(tmp_path: Path) -> None:
     base = tiny.save_base("bert", tmp_path / "base")
     tuned = perturb(base, tmp_path / "tuned")
-    record = extract_adapter(
+    record = extract(
         open_checkpoint(base),
         open_checkpoint(tuned),
         rank=2,
@@ -150,7 +150,7 @@ def test_large_matrices_are_decomposed_as_well_by_the_leading_part_alone(monkeyp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "neither a rank nor an energy"),
+        ({"rank": "2"}, "rank must be a whole number"),
         ({"rank": 0}, "rank cannot be 0"),
         ({"energy": 1.5}, "energy cannot be 1.5"),
         ({"rank": 2, "targets": "("}, "no regular expression"),
@@ -164,5 +164,5 @@ def test_bad_requests_are_refused(arguments: dict[str, Any], message: str, tmp_p
     if other := arguments.pop("other", None):
         tuned = tiny.save_base(other, tmp_path / "other")
     with pytest.raises(RequestError, match=message):
-        extract_adapter(open_checkpoint(base), open_checkpoint(tuned), out=tmp_path / "out", **arguments)
+        extract(open_checkpoint(base), open_checkpoint(tuned), out=tmp_path / "out", **arguments)
     assert not (tmp_path / "out").exists()

@@ -12,7 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor
 
-from isomerge.checkpoint.module import quiet_transformers
+from isomerge.checkpoint.memory import quiet_transformers
 
 # Different in every dimension, so that a transposed factor cannot fit by accident; GPT-2 has square Conv1D weights.
 MODELS = {

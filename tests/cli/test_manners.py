@@ -128,7 +128,7 @@ def test_a_shell_completes_words_that_are_known() -> None:
 
 
 def test_words_for_a_shell_are_those_the_library_knows() -> None:
-    from isomerge.checkpoint.units import FLOATS
+    from isomerge.checkpoint.dtypes import FLOATS
     from isomerge.cli import eval as evaluation
     from isomerge.cli.common import DTYPES
     from isomerge.cli.completion import method_names
@@ -270,7 +270,7 @@ def test_ctrl_c_names_what_is_left_and_the_command_that_goes_on(tmp_path: Path) 
         write_model(tmp_path / name, seed)
     command = ["merge", "a", "b", "-o", "my out", "--threads", "1", "--no-verify", "--json"]
     slow = (
-        "import time, sys, isomerge.merging.pipeline as p; old = p.Job.pieces\n"
+        "import time, sys, isomerge.merging.run.jobs as p; old = p.Job.pieces\n"
         "def pieces(self):\n    time.sleep(0.2)\n    yield from old(self)\n"
         f"p.Job.pieces = pieces; sys.argv = ['isomerge', *{command!r}]\nfrom isomerge.cli import main\nmain()"
     )
@@ -308,7 +308,7 @@ def test_ctrl_c_after_a_merge_was_written_asks_for_its_report_only(
     run: Any, models: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("isomerge.merging.merged.Merged.write_report", interrupt)
+        patch.setattr("isomerge.merging.outcome.merged.Merged.write_report", interrupt)
         done = run("merge a b -o out")
     assert done.exit_code == 130 and "--force" not in done.stderr
     assert done.stderr.endswith("out is complete; only its report is missing: isomerge report out\n")

@@ -111,7 +111,7 @@ def test_what_was_finished_is_kept_and_not_made_again(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted after some tensors, the second run computes only the others."""
-    from isomerge.merging.pipeline import Job
+    from isomerge.merging.run.jobs import Job
 
     made: list[str] = []
     pieces = Job.pieces
@@ -141,7 +141,7 @@ def test_what_was_finished_is_kept_and_not_made_again(
 
 def interrupt(models: dict[str, Path], out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A merge that the user stops at its tenth tensor."""
-    from isomerge.merging.pipeline import Job
+    from isomerge.merging.run.jobs import Job
 
     pieces, count = Job.pieces, [0]
 
@@ -186,7 +186,7 @@ def test_ctrl_c_ends_with_130_and_words_and_the_rerun_finishes(models: dict[str,
     (tmp_path / "r.yml").write_text(recipe(models))
     command = [sys.executable, "-m", "isomerge", "merge", "r.yml", "-o", "out", "--threads", "1"]
     # A merge of small models is over in no time: slow every tensor down, in the child only.
-    slow = "import time, isomerge.merging.pipeline as p; old = p.Job.pieces\n"
+    slow = "import time, isomerge.merging.run.jobs as p; old = p.Job.pieces\n"
     slow += "def pieces(self):\n    time.sleep(0.2)\n    yield from old(self)\np.Job.pieces = pieces\n"
     slow += f"import sys; sys.argv = {command[2:]!r}\nfrom isomerge.cli import main\nmain()"
     process = subprocess.Popen([sys.executable, "-c", slow], cwd=tmp_path, stderr=subprocess.PIPE, text=True)

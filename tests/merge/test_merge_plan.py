@@ -15,7 +15,7 @@ import isomerge
 from align.tiny import model, variant
 from isomerge.checkpoint.files import SafetensorsFile
 from isomerge.errors import RequestError
-from isomerge.merging.estimate import explain_tensor, plan_merge
+from isomerge.merging.api import explain_tensor, plan
 from isomerge.merging.recipe import load_recipe
 
 A, B = model("llama", 0, torch.bfloat16), model("llama", 1, torch.bfloat16)
@@ -47,7 +47,7 @@ def headers_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("headers_only")
 def test_the_plan_is_what_the_merge_then_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = plan_merge(load_recipe(RECIPE))
+    planned = plan(load_recipe(RECIPE))
     monkeypatch.undo()
     merged = isomerge.merge_recipe(RECIPE)
     assert planned["tensors"] == len(merged.plan) == 3 * 9 + 3
@@ -75,14 +75,14 @@ def test_all_problems_are_told_at_once() -> None:
     other = variant(B, wrong, "wrong", drop=("model.layers.0.mlp.up_proj.weight",))
     recipe = f"merge_method: linear\nmodels:\n- model: {A}\n- model: {other}\n"
     with pytest.raises(RequestError) as told:
-        plan_merge(load_recipe(recipe))
+        plan(load_recipe(recipe))
     for words in ("model.norm.weight", "lm_head.weight", "model.layers.0.mlp.up_proj.weight"):
         assert words in str(told.value)
 
 
 def test_memory_that_is_not_enough_is_told_with_how_much_is() -> None:
     with pytest.raises(RequestError, match=r"Allow at least [\d,]+ MB"):
-        plan_merge(load_recipe(RECIPE), max_memory="50MB")
+        plan(load_recipe(RECIPE), max_memory="50MB")
 
 
 def test_the_verb_prints_one_object_or_a_table(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from isomerge.merging.group import Group, InMemory
 from isomerge.merging.methods import METHODS
+from isomerge.merging.run.rows import InMemory, TensorGroup
 from peers.recipes import recipe, weighted
 from peers.side_by_side import isomerge, refused, write_recipe
 from peers.tiny import tensors, vocabulary_of, write_family
@@ -57,7 +57,7 @@ def test_breadcrumbs_do_not_empty_small_tensors(method: str, elements: int) -> N
     """With few elements, int(density · n) or the share of outliers used to leave nothing."""
     generator = torch.Generator().manual_seed(elements)
     base, tuned = (torch.randn(elements, generator=generator) for _ in range(2))
-    group = Group("bias", [InMemory(tuned)], InMemory(base))
+    group = TensorGroup("bias", [InMemory(tuned)], InMemory(base))
     for density, gamma in ((0.9, 0.01), (0.5, 0.1), (0.05, 0.01)):
         combine = METHODS[method](group, weight=1.0, density=density, gamma=gamma)
         kept = (combine(group.whole()) != base).sum().item()

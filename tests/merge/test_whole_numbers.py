@@ -9,7 +9,7 @@ import torch
 
 import isomerge
 from align.tiny import model, noisy, tensors, variant
-from isomerge.adapters.extract import extract_adapter
+from isomerge.adapters.extract import extract
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.merging.transport import fuse
@@ -54,7 +54,7 @@ def test_check_selftest_and_extract_take_it(first: Path, tmp_path: Path) -> None
     near = with_table(noisy(model("llama", 0), 0.01), "counted")
     assert isomerge.check(first, near)["verdict"] == "siblings"
     assert isomerge.selftest(first)["unchanged"]
-    extract_adapter(open_checkpoint(first), open_checkpoint(near), rank=2, out=tmp_path / "adapter")
+    extract(open_checkpoint(first), open_checkpoint(near), rank=2, out=tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_config.json").is_file()
 
 

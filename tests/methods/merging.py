@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import GramSource, Group, InMemory, Source
 from isomerge.merging.methods import METHODS
+from isomerge.merging.run.rows import GramSource, InMemory, TensorGroup, TensorSource
 
 IMPORTANCE = {"ewc", "elastic_weight_removal", "fisher"}
 
@@ -54,20 +54,20 @@ def merge(
     **options: Any,
 ) -> Tensor:
     """The merged tensor; a base that the method does not know is left out."""
-    extras: dict[str, list[Source]] = {}
+    option_tensors: dict[str, list[TensorSource]] = {}
     if name == "regmean":
-        extras = {"statistics": [gram(model) for model in models] if models[0].dim() > 1 else []}
+        option_tensors = {"statistics": [gram(model) for model in models] if models[0].dim() > 1 else []}
     if name in IMPORTANCE:
         weights = importance or [torch.ones_like(model) for model in [*models, models[0]]]
-        extras = {"importance": [InMemory(w) for w in weights[:-1]], "base_importance": [InMemory(weights[-1])]}
+        option_tensors = {"importance": [InMemory(w) for w in weights[:-1]], "base_importance": [InMemory(weights[-1])]}
     if name == "rewarded_soup" and "weight" not in options:
         options["weight"] = [1 / len(models)] * len(models)
     known = base is not None and METHODS[name].base != "ignored"
-    group = Group(
+    group = TensorGroup(
         tensor,
         [InMemory(model) for model in models],
         InMemory(base) if known and base is not None else None,
-        extras=extras,
+        option_tensors=option_tensors,
         seed=seed,
         device=device,
         block_elements=block_elements,
@@ -79,7 +79,7 @@ def merge(
     return torch.cat([piece.reshape(-1) for piece in pieces]).reshape(group.shape)
 
 
-def gram(model: Tensor) -> Source:
+def gram(model: Tensor) -> TensorSource:
     """As if every model had seen the same data, whose inputs do not go together."""
     inputs = model[0].numel() if len(model) else model.flatten(1).shape[1]
     product = torch.diag(torch.arange(1.0, inputs + 1.0, dtype=torch.float64))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from isomerge.merging import reduce
-from isomerge.merging.group import Group, InMemory
+from isomerge.merging.methods import reduce
+from isomerge.merging.run.rows import InMemory, TensorGroup
 
 
-def group(*arrays: np.ndarray, block_elements: int = 512) -> Group:
-    return Group("x", [InMemory(torch.from_numpy(array)) for array in arrays], block_elements=block_elements)
+def group(*arrays: np.ndarray, block_elements: int = 512) -> TensorGroup:
+    return TensorGroup("x", [InMemory(torch.from_numpy(array)) for array in arrays], block_elements=block_elements)
 
 
 NUMBERS = np.random.default_rng(0)

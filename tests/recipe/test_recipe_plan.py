@@ -11,8 +11,9 @@ import torch
 
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import RequestError
-from isomerge.merging.recipe import Input, ModelReference, explain
-from isomerge.merging.recipe.names import read_build
+from isomerge.merging.plan.model_parts import read_build
+from isomerge.merging.plan.tensor_plan import TensorInput, explain
+from isomerge.merging.recipe import ModelReference
 from recipe.tiny import checkpoint, decoder, decoder_shapes, plan, state
 
 A, B = ModelReference("a"), ModelReference("b")
@@ -34,9 +35,11 @@ slices:
     found = plan(
         text, {"a": decoder(layer_types=kinds, dense_layers=[0], max_window_layers=5), "b": decoder(layer_types=kinds)}
     )
-    assert found.tensors["model.layers.5.mlp.up_proj.weight"].inputs == (Input(B, "model.layers.3.mlp.up_proj.weight"),)
-    assert found.tensors["model.embed_tokens.weight"].inputs == (Input(A, "model.embed_tokens.weight"),)
-    assert found.tensors["lm_head.weight"].inputs == (Input(B, "lm_head.weight"),)
+    assert found.tensors["model.layers.5.mlp.up_proj.weight"].inputs == (
+        TensorInput(B, "model.layers.3.mlp.up_proj.weight"),
+    )
+    assert found.tensors["model.embed_tokens.weight"].inputs == (TensorInput(A, "model.embed_tokens.weight"),)
+    assert found.tensors["lm_head.weight"].inputs == (TensorInput(B, "lm_head.weight"),)
     assert found.config_changes == {"num_hidden_layers": 7, "layer_types": [*kinds[:4], *kinds[2:5]]}
     assert any("max_window_layers: 5" in note for note in found.notes)
     layers = [name for name in found.tensors if name.endswith("q_proj.weight")]
@@ -110,7 +113,10 @@ def test_the_donor_is_the_first_model_whatever_the_hash_seed() -> None:
 def test_a_tied_head_is_read_at_the_input_table() -> None:
     models = {"a": decoder(head=False), "b": decoder(tie_word_embeddings=False)}
     found = plan(LINEAR, models)
-    assert found.tensors["lm_head.weight"].inputs == (Input(A, "model.embed_tokens.weight"), Input(B, "lm_head.weight"))
+    assert found.tensors["lm_head.weight"].inputs == (
+        TensorInput(A, "model.embed_tokens.weight"),
+        TensorInput(B, "lm_head.weight"),
+    )
     assert found.config_changes == {"tie_word_embeddings": False}
     assert any("one of its own" in note for note in found.notes)
 
@@ -133,7 +139,7 @@ def test_old_buffers_neither_stop_a_merge_nor_are_merged() -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     config = {"num_hidden_layers": 5, "vocab_size": 16}
     first = plan(LINEAR, {"a": checkpoint(extra, **config), "b": decoder()})
-    assert first.tensors[name].method == "passthrough" and first.tensors[name].inputs == (Input(A, name),)
+    assert first.tensors[name].method == "passthrough" and first.tensors[name].inputs == (TensorInput(A, name),)
     assert name not in plan(LINEAR, {"a": decoder(), "b": checkpoint(extra, **config)}).tensors
 
 
@@ -141,7 +147,9 @@ def test_whole_numbers_are_copied_from_the_donor_and_noted() -> None:
     tensors = {**state(decoder_shapes(depth=1)), "codes": torch.arange(3)}
     one = open_checkpoint(tensors, config={"num_hidden_layers": 1}, name="tiny")
     found = plan("merge_method: linear\nbase_model: b\nmodels: [{model: a}, {model: b}]\n", {"a": one, "b": one})
-    assert found.tensors["codes"].method == "passthrough" and found.tensors["codes"].inputs == (Input(B, "codes"),)
+    assert found.tensors["codes"].method == "passthrough" and found.tensors["codes"].inputs == (
+        TensorInput(B, "codes"),
+    )
     assert any("'codes': whole numbers" in note for note in found.notes)
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint
-from isomerge.merging.recipe import Recipe, RecipePlan, load_recipe, plan_tensors
+from isomerge.merging.plan.tensor_plan import RecipePlan
+from isomerge.merging.plan.tensors import plan_tensors
+from isomerge.merging.recipe import Recipe, load_recipe
 
 LAYER = (
     "input_layernorm", "mlp.down_proj", "mlp.gate_proj", "mlp.up_proj", "post_attention_layernorm", "self_attn.k_proj",

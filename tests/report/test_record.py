@@ -97,10 +97,10 @@ def test_the_record_is_the_same_every_time_and_with_any_number_of_threads(tmp_pa
 
 
 def test_what_an_interrupted_run_had_finished_is_measured_as_well() -> None:
-    from isomerge.merging.compared import Comparison
+    from isomerge.merging.outcome.relations import InputRelations
 
     merged = isomerge.merge([workshop() / "first", workshop() / "second"], align=True)
-    watching, later = Comparison(merged), Comparison(merged)
+    watching, later = InputRelations(merged), InputRelations(merged)
     for job in watching.watched(merged.jobs):
         for _ in job.pieces():
             pass

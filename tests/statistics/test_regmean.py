@@ -150,7 +150,7 @@ def _moved_error(opened: list[isomerge.checkpoint.Checkpoint], batch: Batch, nee
         assert aligned is not None
         before = calibrate(opened[1], batches(batch))
         after = calibrate(aligned.as_checkpoint(opened[1]), batches(batch))
-    moved = moved_grams(aligned.moves[id(opened[1])], before)
+    moved = moved_grams(aligned.moves[opened[1]], before)
     compared = [w for w in after.weights if moved.has_gram(w)]
     assert len(compared) >= len(after.weights) - 1 and (not needed or needed in compared)
     worst = 0.0

@@ -130,7 +130,7 @@ def test_nothing_is_written_for_a_point(images: Path, tmp_path: Path, monkeypatc
 
 def test_models_are_aligned_once(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = counted(monkeypatch, "isomerge.merging.aligned.align")
-    opened = counted(monkeypatch, "isomerge.merging.opening.open_checkpoint")
+    opened = counted(monkeypatch, "isomerge.merging.plan.models.open_checkpoint")
     recipe = recipe_in(images, align=True)
     over: dict[str, Any] = {"density": [0.2, 0.5], "merge_method": ["ties", "dare_ties"], "seed": [0, 1]}
     assert len(isomerge.sweep(recipe, over, data=images / "digits").points) == 8

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import AddedToken, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint
-from isomerge.merging.group import Source
-from isomerge.merging.sources import Stored
+from isomerge.merging.run.rows import TensorSource
+from isomerge.merging.run.sources import Stored
 from isomerge.merging.vocabulary import Vocabulary
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -87,11 +87,11 @@ def animals(tmp: Path) -> dict[str, Checkpoint]:
     }
 
 
-def sources(models: Mapping[str, Checkpoint], tensor: str = EMBEDDING) -> dict[str, Source]:
+def sources(models: Mapping[str, Checkpoint], tensor: str = EMBEDDING) -> dict[str, TensorSource]:
     return {name: Stored(checkpoint, tensor) for name, checkpoint in models.items()}
 
 
-def whole(source: Source, step: int = 3) -> Tensor:
+def whole(source: TensorSource, step: int = 3) -> Tensor:
     """All rows, asked for in blocks as the engine does."""
     if len(source.info.shape) < 2:
         return source.rows(0, 1).clone()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.merging.group import InMemory, Source
+from isomerge.merging.run.rows import InMemory, TensorSource
 from isomerge.merging.vocabulary import TokenRule, TokenSource, merge_vocabularies
 from isomerge.merging.vocabulary.tables import VocabularyTable
 from vocabulary.small_models import EMBEDDING, animals, save_model, sources, tables, whole, word_tokenizer
@@ -93,7 +93,7 @@ class Recorded:
         return self._buffer[start:stop]
 
 
-def alone(stored: Source, order: Tensor) -> VocabularyTable:
+def alone(stored: TensorSource, order: Tensor) -> VocabularyTable:
     nobody = torch.full((1, len(order)), -1)
     return VocabularyTable([stored], 0, order, nobody, torch.zeros(len(order), dtype=torch.bool))
 

@@ -1,19 +1,20 @@
-"""An adapter folder, opened: which layers it changes, and which tensors it replaces."""
+"""An adapter folder, opened: which layers it changes, with which scale, and which tensors it replaces."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
-from isomerge.adapters.settings import by_pattern, not_exact, scale_of
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_finite
-from isomerge.checkpoint.base import failure, name_some
+from isomerge.checkpoint.base import failure, first_line, name_some
 from isomerge.checkpoint.hub import looks_like_hub_id
 from isomerge.checkpoint.local import SINGLE_OR_INDEX
 from isomerge.errors import CheckpointError, RequestError
@@ -79,17 +80,17 @@ class Adapter:
         return (b.double(), a.double()) if b.dtype.itemsize == 8 else (b.float(), a.float())
 
     def _sort_tensors(self, problems: list[str]) -> None:
-        found: dict[str, dict[str, str]] = {}
+        factors: dict[str, dict[str, str]] = {}
         unknown: list[str] = []
         for key in self.checkpoint.tensors:
             name = key.removeprefix(PREFIX)
             if match := FACTOR.fullmatch(name):
                 part = match["part"] if match["what"] == "weight" else f"bias of {match['part']}"
-                found.setdefault(match["module"], {})[part] = key
+                factors.setdefault(match["module"], {})[part] = key
             elif match := EMBEDDING.fullmatch(name):
-                found.setdefault(match["module"], {})["embedding " + match["part"]] = key
+                factors.setdefault(match["module"], {})["embedding " + match["part"]] = key
             elif match := MAGNITUDE.fullmatch(name):
-                found.setdefault(match["module"], {})["magnitude"] = key
+                factors.setdefault(match["module"], {})["magnitude"] = key
             elif ".original_module." in name:
                 continue  # the base's own tensor, which old versions of PEFT saved along
             elif "lora_" in name or "token_adapter" in name or "." not in name:
@@ -98,9 +99,9 @@ class Adapter:
                 self.replaced[WRAPPER.sub("", name)] = key
         if unknown:
             problems.append(f"isomerge knows no meaning for {name_some(unknown)}")
-        for module, parts in found.items():
+        for module, parts in factors.items():
             self._enter_target(module, parts, problems)
-        if not found and not self.replaced:
+        if not factors and not self.replaced:
             problems.append("it holds no tensor of a LoRA adapter")
 
     def _enter_target(self, module: str, parts: dict[str, str], problems: list[str]) -> None:
@@ -203,8 +204,93 @@ def _fetch(repo: str, revision: str | None) -> Path:
         except EntryNotFoundError:  # also when offline and this file was never fetched
             hf_hub_download(repo, WEIGHTS[1], revision=folder.name)
     except Exception as error:  # network, permission and spelling come in many classes
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(
-            f"While {act}: {cause}. Check the spelling and the network; offline, run `hf download {repo}` before."
+            f"While {act}: {first_line(error)}. Check the spelling and the network; offline, run `hf download {repo}` "
+            "before."
         ) from error
     return folder
+
+
+# Each of these makes the adapted layer something else than W + scale · B A, or W itself something else than the base.
+NOT_EXACT = {
+    "layer_replication": "it repeats layers of the base, so it has no place in the base's own tensors",
+    "alora_invocation_tokens": "it acts on some tokens only, which no change of the weights can do",
+    "use_qalora": "its factors belong to a quantised base",
+    "use_bdlora": "its factors are block diagonal",
+    "arrow_config": "it chooses between adapters for each token, which no change of the weights can do",
+    "monteclora_config": "its factors are random",
+    "kasa_config": "it changes the base's weights when it is loaded",
+    "target_parameters": "it adapts stacked parameters and not layers",
+    "trainable_token_indices": "it stores single rows of an embedding",
+}
+# Initialisations that subtract the first factors from the base. Others only choose where training starts.
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+BIAS = ("none", "lora_only", "all")
+"""Which biases an adapter holds, from the fewest to the most."""
+
+
+def not_exact(config: Mapping[str, Any]) -> list[str]:
+    """Why this adapter is no plain low-rank update; empty when it is one."""
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        return [f"its peft_type is {kind!r}, and only LORA is a change of the weights that can be added and merged"]
+    problems = [f"{key} is set: {why}" for key, why in NOT_EXACT.items() if config.get(key)]
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(CHANGES_BASE):
+        problems.append(
+            f"init_lora_weights is '{start}', so it belongs to a changed base: save it again with peft's "
+            "save_pretrained(…, path_initial_model_for_weight_conversion=…), which makes it a plain LoRA"
+        )
+    rank = config.get("r")
+    if not isinstance(rank, int) or rank < 1:
+        problems.append(f"its rank r is {rank!r}, and it must be a positive whole number")
+    if not isinstance(config.get("lora_alpha", 8), (int, float)):
+        problems.append(f"its lora_alpha is {config['lora_alpha']!r}, and it must be a number")
+    return problems
+
+
+def scale_of(config: Mapping[str, Any], module: str, rank: int) -> float:
+    """α / r, or α / √r for rank-stabilised LoRA.
+
+    >>> scale_of({"lora_alpha": 16, "alpha_pattern": {"q_proj": 4}}, "layers.0.q_proj", 8)
+    0.5
+    """
+    alpha = float(by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 8)))
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+
+
+def by_pattern(patterns: Mapping[str, Any] | None, module: str, otherwise: Any) -> Any:
+    """The value of the first pattern that the end of a module's name matches, as PEFT looks them up.
+
+    >>> by_pattern({"layers.0.q_proj": 2, r"v_proj": 3}, "model.layers.0.q_proj", 8)
+    2
+    """
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return otherwise
+
+
+def require_model(checkpoint: Checkpoint) -> None:
+    """Raise if this is an adapter, before anything is said about what it lacks as a model."""
+    if holds_adapter(checkpoint):
+        raise RequestError(
+            f"Opening {checkpoint.name}: it is an adapter and not a model; {into_its_base(checkpoint)}, and name OUT."
+        )
+
+
+def holds_adapter(checkpoint: Checkpoint) -> bool:
+    """Whether it was opened from the folder of an adapter."""
+    return checkpoint.folder is not None and is_adapter(checkpoint.folder)
+
+
+def has_adapter_beside(checkpoint: Checkpoint) -> bool:
+    """Whether an adapter lies beside a model's own weights: transformers loads both, and isomerge the weights alone."""
+    folder = checkpoint.folder
+    return folder is not None and (folder / CONFIG).is_file() and not is_adapter(folder)
+
+
+def into_its_base(checkpoint: Checkpoint) -> str:
+    """How a model is made of an adapter, as part of a sentence."""
+    return f"merge it into its base first (isomerge merge BASE+{checkpoint.name} -o OUT)"

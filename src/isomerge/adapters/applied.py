@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from isomerge.adapters.adapter import Adapter, Target, open_adapter
-from isomerge.adapters.layout import Layout
+from isomerge.adapters.layout import ModuleLayout
 from isomerge.checkpoint import Checkpoint, TensorInfo
-from isomerge.checkpoint.base import near_miss
-from isomerge.errors import RequestError
+from isomerge.errors import RequestError, near_miss
 
 BLOCK_ROWS = 4096
 
@@ -50,7 +49,13 @@ class AdaptedCheckpoint(Checkpoint):
             self.tensors = {name: every[name] for name in sorted(every)}
             self.config = {**base.config, "tie_word_embeddings": False}
         self._base, self._adapter, self._changes = base, adapter, dict(changes)
-        self._kept = threading.local()
+        self._last = threading.local()  # what each thread has read last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {**state, "_last": threading.local()}
 
     def side_files(self) -> list[Path]:
         return self._base.side_files()
@@ -107,25 +112,25 @@ class AdaptedCheckpoint(Checkpoint):
         return rows
 
     def _stored_rows(self, key: str, start: int, stop: int) -> Tensor:
-        if getattr(self._kept, "stored", None) != key:
+        if getattr(self._last, "stored", None) != key:
             self._adapter.read(key)  # once, to know that it is finite
-            self._kept.stored = key
+            self._last.stored = key
         return self._adapter.checkpoint.read_rows(key, start, stop)
 
     def _factors(self, change: Change, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(rows, rank) and (rank, columns) of the tensor as stored; this thread keeps those of the last tensor."""
         target = change.target
         assert target is not None
-        if getattr(self._kept, "module", None) != (target.module, dtype):
+        if getattr(self._last, "module", None) != (target.module, dtype):
             b, a = (factor.to(dtype) for factor in self._adapter.factors(target))
-            self._kept.factors = (a.T.contiguous(), b.T.contiguous()) if change.transposed else (b, a)
-            self._kept.module = (target.module, dtype)
-        factors: tuple[Tensor, Tensor] = self._kept.factors
+            self._last.factors = (a.T.contiguous(), b.T.contiguous()) if change.transposed else (b, a)
+            self._last.module = (target.module, dtype)
+        factors: tuple[Tensor, Tensor] = self._last.factors
         return factors
 
     def _lengths(self, name: str, change: Change) -> Tensor:
         """DoRA: the trained length of each output's weights, over the length that W + ΔW gives it."""
-        if getattr(self._kept, "scaled", None) != name:
+        if getattr(self._last, "scaled", None) != name:
             target, info = change.target, self.tensors[name]
             assert target is not None and target.magnitude is not None
             parts = []
@@ -134,9 +139,9 @@ class AdaptedCheckpoint(Checkpoint):
                 parts.append(rows.square().sum(dim=0 if change.transposed else 1))
             squares = torch.stack(parts).sum(0) if change.transposed else torch.cat(parts)
             trained = self._adapter.read(target.magnitude).double().flatten()
-            self._kept.lengths = (trained / squares.sqrt()).to(_computed(info))
-            self._kept.scaled = name
-        lengths: Tensor = self._kept.lengths
+            self._last.lengths = (trained / squares.sqrt()).to(_computed(info))
+            self._last.scaled = name
+        lengths: Tensor = self._last.lengths
         return lengths
 
 
@@ -159,8 +164,8 @@ def apply_adapter(
 
 def plan_changes(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Change], bool]:
     """Every tensor of the base that the adapter changes, and whether tied ones part. All misfits are told at once."""
-    layout = Layout(base)
-    plan = _Plan(base, adapter, layout)
+    layout = ModuleLayout(base)
+    plan = _ChangePlan(base, adapter, layout)
     for target in adapter.targets.values():
         plan.add_target(target)
     for tensor, key in adapter.replaced.items():
@@ -176,8 +181,8 @@ def plan_changes(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Change],
     return plan.changes, untied
 
 
-class _Plan:
-    def __init__(self, base: Checkpoint, adapter: Adapter, layout: Layout) -> None:
+class _ChangePlan:
+    def __init__(self, base: Checkpoint, adapter: Adapter, layout: ModuleLayout) -> None:
         self.base, self.adapter, self.layout = base, adapter, layout
         self.problems: list[str] = []
         self.changes: dict[str, Change] = {}
@@ -268,13 +273,13 @@ class _Plan:
 
     def _place(self, tensor: str) -> str | None:
         """The name of the tensor among the base's, or that of a tied tensor, which is not on disk."""
-        found = self.layout.find(tensor)
-        if found is None and tensor in self.layout.ties:
+        on_disk = self.layout.find(tensor)
+        if on_disk is None and tensor in self.layout.ties:
             return tensor
-        if found is None:
+        if on_disk is None:
             hint = near_miss(tensor, self.base.tensors)
             self.problems.append(f"the base has no '{tensor}'" + (f" ({hint.rstrip('?.')}?)" if hint else ""))
-        return found
+        return on_disk
 
     def _source(self, name: str) -> str:
         return name if name in self.base.tensors else self.layout.on_disk[self.layout.ties[name]]

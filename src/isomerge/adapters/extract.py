@@ -6,34 +6,37 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isomerge.adapters.layout import TRANSPOSED, Layout
+from isomerge.adapters.adapter import BIAS, holds_adapter, into_its_base, require_model
+from isomerge.adapters.layout import TRANSPOSED, ModuleLayout
 from isomerge.adapters.lowrank import choose_rank, decompose, halves, squared_error
-from isomerge.adapters.refuse import holds_adapter, into_its_base, require_model
-from isomerge.adapters.settings import BIAS
 from isomerge.adapters.write import lora_config, write_adapter
+from isomerge.arguments import require_types
 from isomerge.checkpoint import (
     Checkpoint,
+    CheckpointSource,
     is_harmless_buffer,
+    open_checkpoint,
     refuse_overwrite,
     require_finite,
     require_floating,
 )
-from isomerge.checkpoint.base import name_some
-from isomerge.checkpoint.sizes import differences_in_size
+from isomerge.checkpoint.base import Progress, name_some
+from isomerge.checkpoint.checks import differences_in_size
 from isomerge.errors import RequestError
+from isomerge.results import Result
 
-Progress = Callable[[int, int, str], None]
+DEFAULT_RANK = 16
 
 
 @dataclass
-class _Found:
+class _Extracted:
     """What has been extracted so far. Names are those in memory, without PEFT's prefix."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -47,64 +50,90 @@ class _Found:
     """Of everything that changed, and of what the adapter misses of it."""
 
 
-def extract_adapter(
-    base: Checkpoint,
-    finetuned: Checkpoint,
+@dataclass
+class ExtractedAdapter(Result):
+    """The adapter that was written, and how much of the change between the two models it misses."""
+
+    out: Path
+    targets: list[dict[str, Any]]
+    """Name, rank, relative error and norm of each adapted layer."""
+    whole: list[str]
+    """Layers that are stored whole."""
+    left_out: list[dict[str, Any]]
+    """Changed tensors that are not in the adapter, with the reason."""
+    relative_error: float
+    notes: list[str]
+    tensors: int
+    bytes: int
+    files: tuple[Path, ...]
+    sha256: str | None
+    seconds: float
+
+
+def extract(
+    base: CheckpointSource,
+    finetuned: CheckpointSource,
+    out: str | os.PathLike[str],
     *,
     rank: int | None = None,
-    out: str | os.PathLike[str],
-    targets: str | None = None,
     energy: float | None = None,
+    targets: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Write the best adapter of this rank for base → fine-tuned, and say how much of the change it misses.
+) -> ExtractedAdapter:
+    """Write the best LoRA adapter for what fine-tuning added to a base, and report how much of it is missed.
 
     `rank` is the most a layer may have, `energy` the share of its squared change to keep (0.99), whatever rank that
-    takes; one of them is needed. `targets` is a regular expression for the ends of layers' names: "q_proj|v_proj".
-    Layers without a matrix (norms) are stored whole; what PEFT cannot hold is listed in the record.
+    takes; without either, the rank is 16. `targets` is a regular expression for the ends of layers' names:
+    "q_proj|v_proj". Layers without a matrix (norms) are stored whole; what PEFT cannot hold is listed in the result.
+
+    >>> isomerge.extract("base", "finetuned", "adapter", rank=16).relative_error                        # doctest: +SKIP
     """
     start = time.perf_counter()
+    require_types(
+        out=(out, str, os.PathLike), rank=(rank, int, None), energy=(energy, float, None), targets=(targets, str, None),
+        force=(force, bool),
+    )  # fmt: skip
+    base, finetuned = open_checkpoint(base), open_checkpoint(finetuned)
+    rank = DEFAULT_RANK if rank is None and energy is None else rank
     pattern = _check_request(rank, energy, targets)
     refuse_overwrite(out, [base, finetuned])
     layout = _common_layout(base, finetuned)
-    found = _Found()
+    extracted = _Extracted()
     floating = [n for n, info in base.tensors.items() if info.dtype.is_floating_point and not is_harmless_buffer(n)]
     total, done = sum(base.tensors[name].nbytes for name in floating), 0
     # Vectors come last: where a bias goes depends on what became of its layer's matrix.
     for name in sorted(floating, key=lambda name: (not _is_matrix(base, name), name)):
         if _is_matrix(base, name):
-            _extract_matrix(name, base, finetuned, layout, pattern, (rank, energy), found)
+            _extract_matrix(name, base, finetuned, layout, pattern, (rank, energy), extracted)
         else:
-            _store_whole(name, base, finetuned, layout, pattern, found)
+            _store_whole(name, base, finetuned, layout, pattern, extracted)
         done += base.tensors[name].nbytes
         if progress:
             progress(done, total, "extracting")
-    if not found.tensors:
+    if not extracted.tensors:
         raise RequestError(
             f"While extracting an adapter from {finetuned.name}: nothing that an adapter can hold differs from "
             f"{base.name}{' in the named layers' if targets else ''}. Check that these are two models."
         )
-    written = write_adapter(out, found.tensors, _config(base, layout, found), force=force)
-    changed, missed = found.squares
-    return {
-        "out": written.out,
-        "targets": found.rows,
-        "whole": sorted(found.whole),
-        "left_out": found.left_out,
-        "relative_error": math.sqrt(missed / changed) if changed else 0.0,
-        "notes": _notes(found),
-        "tensors": written.tensors,
-        "bytes": written.bytes,
-        "files": written.files,
-        "sha256": written.sha256,
-        "seconds": time.perf_counter() - start,
-    }
+    written = write_adapter(out, extracted.tensors, _config(base, layout, extracted), force=force)
+    changed, missed = extracted.squares
+    return ExtractedAdapter(
+        out=written.out,
+        targets=extracted.rows,
+        whole=sorted(extracted.whole),
+        left_out=extracted.left_out,
+        relative_error=math.sqrt(missed / changed) if changed else 0.0,
+        notes=_notes(extracted),
+        tensors=written.tensors,
+        bytes=written.bytes,
+        files=written.files,
+        sha256=written.sha256,
+        seconds=time.perf_counter() - start,
+    )
 
 
 def _check_request(rank: int | None, energy: float | None, targets: str | None) -> re.Pattern[str] | None:
-    if rank is None and energy is None:
-        raise RequestError("While extracting an adapter: neither a rank nor an energy was named. Give rank=16, say.")
     if rank is not None and rank < 1:
         raise RequestError(f"While extracting an adapter: the rank cannot be {rank}. Give a positive whole number.")
     if energy is not None and not 0 < energy <= 1:
@@ -118,7 +147,7 @@ def _check_request(rank: int | None, energy: float | None, targets: str | None) 
         ) from error
 
 
-def _common_layout(base: Checkpoint, finetuned: Checkpoint) -> Layout:
+def _common_layout(base: Checkpoint, finetuned: Checkpoint) -> ModuleLayout:
     require_model(base)
     if holds_adapter(finetuned):
         raise RequestError(
@@ -130,7 +159,7 @@ def _common_layout(base: Checkpoint, finetuned: Checkpoint) -> Layout:
     problems = _differences_in_tensors(base, finetuned)
     if problems:  # the size of the models explains what would be a list of all their tensors
         problems = differences_in_size(base, finetuned) or problems
-    layout = Layout(base)
+    layout = ModuleLayout(base)
     if layout.model is None:
         problems.append(
             "an adapter names layers by their kind and their name in memory, and no class of transformers is known for "
@@ -173,36 +202,38 @@ def _extract_matrix(
     name: str,
     base: Checkpoint,
     finetuned: Checkpoint,
-    layout: Layout,
+    layout: ModuleLayout,
     pattern: re.Pattern[str] | None,
     size: tuple[int | None, float | None],
-    found: _Found,
+    extracted: _Extracted,
 ) -> None:
     difference = _difference(name, base, finetuned)
     changed = float(difference.square().sum(dtype=torch.float64))
     if changed == 0:
         return
-    found.squares[0] += changed
+    extracted.squares[0] += changed
     module = layout.in_memory.get(name, "").removesuffix(".weight")
     kind = _kind(layout.modules.get(module), difference)
     if kind is None or (pattern is not None and not pattern.fullmatch(module)):
         why = "not among the targets" if kind is not None else "not a layer that LoRA adapts"
-        _leave_out(name, changed, why, found)
+        _leave_out(name, changed, why, extracted)
         return
     matrix = difference.flatten(1)
     u, values, vt = decompose(matrix, *size)
     rank = choose_rank(values, changed, *size)
     left, right = halves(u, values, vt, rank)
     missed = squared_error(matrix, left, right)
-    found.squares[1] += missed
-    found.ranks[module] = rank
-    found.rows.append({"name": name, "rank": rank, "error": math.sqrt(missed / changed), "norm": math.sqrt(changed)})
-    found.tensors |= named_factors(module, kind, left, right, difference.shape)
+    extracted.squares[1] += missed
+    extracted.ranks[module] = rank
+    extracted.rows.append(
+        {"name": name, "rank": rank, "error": math.sqrt(missed / changed), "norm": math.sqrt(changed)}
+    )
+    extracted.tensors |= named_factors(module, kind, left, right, difference.shape)
     for tied, source in layout.ties.items():
         if (
             source == f"{module}.weight"
         ):  # PEFT adapts the layer that shares the tensor by itself, with the same factors
-            found.tensors |= named_factors(tied.removesuffix(".weight"), "linear", left, right, difference.shape)
+            extracted.tensors |= named_factors(tied.removesuffix(".weight"), "linear", left, right, difference.shape)
 
 
 def named_factors(module: str, kind: str, left: Tensor, right: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:
@@ -234,51 +265,56 @@ def _kind(layer: nn.Module | None, difference: Tensor) -> str | None:
 
 
 def _store_whole(
-    name: str, base: Checkpoint, finetuned: Checkpoint, layout: Layout, pattern: re.Pattern[str] | None, found: _Found
+    name: str,
+    base: Checkpoint,
+    finetuned: Checkpoint,
+    layout: ModuleLayout,
+    pattern: re.Pattern[str] | None,
+    extracted: _Extracted,
 ) -> None:
     """A changed vector: a trained bias, or part of a layer that is stored whole."""
     changed = float(_difference(name, base, finetuned).square().sum(dtype=torch.float64))
     if changed == 0:
         return
-    found.squares[0] += changed
+    extracted.squares[0] += changed
     memory = layout.in_memory.get(name, "")
     module, _, parameter = memory.rpartition(".")
     layer = layout.modules.get(module) if module else None
-    if module in found.ranks:
-        found.tensors[f"{module}.base_layer.{parameter}"] = finetuned.read(name)
-        found.bias = max(found.bias, "lora_only", key=BIAS.index)
+    if module in extracted.ranks:
+        extracted.tensors[f"{module}.base_layer.{parameter}"] = finetuned.read(name)
+        extracted.bias = max(extracted.bias, "lora_only", key=BIAS.index)
     elif pattern is not None and not pattern.fullmatch(module):
-        _leave_out(name, changed, "not among the targets", found)
+        _leave_out(name, changed, "not among the targets", extracted)
     elif layer is not None and parameter == "bias":
-        found.tensors[memory] = finetuned.read(name)
-        found.bias = "all"
+        extracted.tensors[memory] = finetuned.read(name)
+        extracted.bias = "all"
     elif layer is not None and all(p.dim() < 2 for p in layer.parameters()) and not list(layer.children()):
-        found.whole.add(module)
+        extracted.whole.add(module)
         for parameter, _ in layer.named_parameters():
-            found.tensors[f"{module}.{parameter}"] = finetuned.read(layout.on_disk[f"{module}.{parameter}"])
+            extracted.tensors[f"{module}.{parameter}"] = finetuned.read(layout.on_disk[f"{module}.{parameter}"])
     else:
-        _leave_out(name, changed, "a parameter outside of any layer", found)
+        _leave_out(name, changed, "a parameter outside of any layer", extracted)
 
 
-def _leave_out(name: str, changed: float, why: str, found: _Found) -> None:
-    found.squares[1] += changed
-    found.left_out.append({"name": name, "norm": math.sqrt(changed), "why": why})
+def _leave_out(name: str, changed: float, why: str, extracted: _Extracted) -> None:
+    extracted.squares[1] += changed
+    extracted.left_out.append({"name": name, "norm": math.sqrt(changed), "why": why})
 
 
-def _config(base: Checkpoint, layout: Layout, found: _Found) -> dict[str, Any]:
-    tied = {source.removesuffix(".weight") for source in layout.ties.values()} & found.ranks.keys()
+def _config(base: Checkpoint, layout: ModuleLayout, extracted: _Extracted) -> dict[str, Any]:
+    tied = {source.removesuffix(".weight") for source in layout.ties.values()} & extracted.ranks.keys()
     about = {
         "base_model_name_or_path": base.name,
         "revision": base.revision,
-        "fan_in_fan_out": any(layout.is_transposed(module) for module in found.ranks),
-        "bias": found.bias,
-        "modules_to_save": sorted(found.whole) or None,
+        "fan_in_fan_out": any(layout.is_transposed(module) for module in extracted.ranks),
+        "bias": extracted.bias,
+        "modules_to_save": sorted(extracted.whole) or None,
         "ensure_weight_tying": bool(tied),
     }
-    return lora_config(found.ranks, _short_names(layout, found.ranks.keys()), about)
+    return lora_config(extracted.ranks, _short_names(layout, extracted.ranks.keys()), about)
 
 
-def _short_names(layout: Layout, modules: Any) -> list[str]:
+def _short_names(layout: ModuleLayout, modules: Any) -> list[str]:
     """Layers by the last part of their name where every layer of that name is meant, by their whole name otherwise."""
     short = []
     for module in modules:
@@ -288,13 +324,13 @@ def _short_names(layout: Layout, modules: Any) -> list[str]:
     return sorted(set(short))
 
 
-def _notes(found: _Found) -> list[str]:
+def _notes(extracted: _Extracted) -> list[str]:
     notes = []
-    if found.left_out:
-        worst = sorted(found.left_out, key=lambda row: -row["norm"])
+    if extracted.left_out:
+        worst = sorted(extracted.left_out, key=lambda row: -row["norm"])
         shown = ", ".join(f"{row['name']} (norm {row['norm']:.3g}, {row['why']})" for row in worst[:5])
         more = f" and {len(worst) - 5} more" if len(worst) > 5 else ""
         notes.append(f"{len(worst)} changed tensors are not in the adapter: {shown}{more}")
-    if found.whole:
-        notes.append(f"{len(found.whole)} layers without a matrix are stored whole (modules_to_save)")
+    if extracted.whole:
+        notes.append(f"{len(extracted.whole)} layers without a matrix are stored whole (modules_to_save)")
     return notes

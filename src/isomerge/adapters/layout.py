@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from isomerge.checkpoint import Checkpoint
-from isomerge.checkpoint.module import quiet_transformers
+from isomerge.checkpoint.memory import quiet_transformers
 
 TRANSPOSED = "Conv1D"
 """transformers' linear layer that stores its weight as (in, out)."""
 
 
-class Layout:
+class ModuleLayout:
     """What the stock class says about a checkpoint. Without a class that is known, names stand for themselves."""
 
     def __init__(self, base: Checkpoint) -> None:
@@ -87,9 +87,9 @@ class Layout:
             from transformers.core_model_loading import WeightConverter, WeightRenaming
         except ImportError:
             return [], [], {}  # transformers 4 renames nothing
-        found = get_model_conversion_mapping(self.model)
-        renamings = [entry for entry in found if isinstance(entry, WeightRenaming)]
-        converters = [entry for entry in found if isinstance(entry, WeightConverter)]
+        mapping = get_model_conversion_mapping(self.model)
+        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         return renamings, converters, self.model.state_dict() if self.model is not None else {}
 
     def _rename(self, name: str) -> str | None:

@@ -8,16 +8,16 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from isomerge.adapters.adapter import CONFIG, PREFIX, WEIGHTS
 from isomerge.checkpoint import TensorInfo, Written
-from isomerge.checkpoint.disk import check_space, disk_failure
+from isomerge.checkpoint.hashing import raw_bytes
 from isomerge.checkpoint.header import build_header
-from isomerge.checkpoint.staging import Staging
+from isomerge.checkpoint.shards import sync
+from isomerge.checkpoint.staging import Staging, check_space, disk_failure
 
 
 def lora_config(ranks: Mapping[str, int], targets: list[str], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def write_adapter(
     """Write the tensors (named without PEFT's prefix) and the config, which is renamed to its place last."""
     out = Path(out).expanduser()
     named = {PREFIX + name: tensor for name, tensor in sorted(tensors.items())}
-    header, starts = build_header({name: TensorInfo.of(tensor) for name, tensor in named.items()}, {})
+    header, starts = build_header({name: TensorInfo.of(tensor) for name, tensor in named.items()})
     text = (json.dumps(dict(config), indent=2, ensure_ascii=False) + "\n").encode("utf-8")
     weight_bytes = len(header) + sum(TensorInfo.of(tensor).nbytes for tensor in named.values())
     check_space(out, weight_bytes + len(text))
@@ -64,21 +64,14 @@ def write_adapter(
                 file.write(header)
                 digest.update(header)
                 for name in starts:
-                    flat = named[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                    data = memoryview(flat.numpy())  # type: ignore[arg-type]
+                    data = raw_bytes(named[name])
                     file.write(data)
                     digest.update(data)
-                _sync(file)
+                sync(file)
             with staging.create(CONFIG) as file:
                 file.write(text)
-                _sync(file)
+                sync(file)
             staging.commit(last=CONFIG)
     except OSError as error:
         raise disk_failure(out, weight_bytes + len(text), error) from error
     return Written(out, (out / WEIGHTS[0], out / CONFIG), len(named), weight_bytes, digest.hexdigest())
-
-
-def _sync(file: IO[bytes]) -> None:
-    """A rename may reach the disk before the data it names, unless the data is there first."""
-    file.flush()
-    os.fsync(file.fileno())

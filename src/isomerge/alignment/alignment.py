@@ -26,7 +26,8 @@ from isomerge.checkpoint import (
     refuse_overwrite,
     write_checkpoint,
 )
-from isomerge.checkpoint.saving import counted, dtype_entry
+from isomerge.checkpoint.dtypes import dtype_entry
+from isomerge.checkpoint.writer import counted
 from isomerge.errors import RequestError
 from isomerge.evaluation.probe import largest_difference
 from isomerge.symmetry.binding import BoundModel

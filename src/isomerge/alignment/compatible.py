@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from isomerge.adapters.refuse import require_model
+from isomerge.adapters.adapter import require_model
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.checkpoint.sizes import differences_in_size
+from isomerge.checkpoint.checks import differences_in_size
 from isomerge.errors import RequestError
 from isomerge.symmetry.binding import BoundModel
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from isomerge.adapters.refuse import require_model
+from isomerge.adapters.adapter import require_model
 from isomerge.alignment.api import align
 from isomerge.alignment.levels import Scope
 from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint, require_floating, write_checkpoint
-from isomerge.checkpoint.saving import dtype_entry
+from isomerge.checkpoint.dtypes import dtype_entry
 from isomerge.evaluation.probe import largest_difference
 
 UNCHANGED = 1e-3  # of the largest output: float32 through every layer, with invertible elements of condition 4

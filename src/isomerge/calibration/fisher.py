@@ -26,7 +26,7 @@ from torch import Tensor
 from isomerge.calibration.batches import Batch, Batches, Progress, Reading, examples_in, forward
 from isomerge.calibration.maps import Stock
 from isomerge.calibration.squares import Squares
-from isomerge.checkpoint.module import saved_state
+from isomerge.checkpoint.memory import saved_state
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
 
 KINDS = ("true", "empirical")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isomerge.adapters.layout import TRANSPOSED, Layout
-from isomerge.adapters.refuse import require_model
+from isomerge.adapters.adapter import require_model
+from isomerge.adapters.layout import TRANSPOSED, ModuleLayout
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
 from isomerge.evaluation.probe import load_stock
@@ -44,7 +44,7 @@ class Stock:
 
     checkpoint: Checkpoint
     model: Any
-    layout: Layout
+    layout: ModuleLayout
     device: str
     dtype: torch.dtype
 
@@ -60,7 +60,7 @@ class Stock:
         dtype = torch.float64 if wide else torch.float32
         model = load_stock(checkpoint.config, read_weights(checkpoint), dtype=dtype)
         model.requires_grad_(False)
-        return cls(checkpoint, model.to(device), Layout(checkpoint), device, dtype)
+        return cls(checkpoint, model.to(device), ModuleLayout(checkpoint), device, dtype)
 
     def on_disk(self, name: str) -> str:
         """A tensor's name in the checkpoint; one that is not stored keeps its own."""

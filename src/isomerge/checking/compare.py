@@ -12,7 +12,7 @@ from typing import Any
 from isomerge.checking.samples import Sample, layer_of, samples
 from isomerge.checking.sums import Sums
 from isomerge.checkpoint import Checkpoint
-from isomerge.merging.recipe.names import natural
+from isomerge.merging.plan.model_parts import natural
 
 OUTSIDE = "outside the layers"
 SQUARES = 1e-24, 1e24  # of a weight on average: sums of smaller or larger ones do not fit float32

@@ -9,7 +9,7 @@ from isomerge.alignment.compatible import problems_between
 from isomerge.checkpoint import Checkpoint, is_harmless_buffer, require_floating
 from isomerge.checkpoint.base import main_dtype, name_some
 from isomerge.errors import IsomergeError
-from isomerge.merging.recipe.names import of_another_class, tie_flag
+from isomerge.merging.plan.model_parts import of_another_class, tie_flag
 
 MOST_SHAPES = 10  # in one message
 

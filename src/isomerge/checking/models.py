@@ -7,7 +7,7 @@ from typing import Any
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.errors import RequestError
-from isomerge.merging.opening import open_model as open_reference
+from isomerge.merging.plan.models import open_model as open_reference
 from isomerge.merging.recipe import ModelReference
 
 

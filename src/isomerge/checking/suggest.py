@@ -12,8 +12,8 @@ from typing import Any
 from isomerge.checking.sentence import SAME
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import IsomergeError
+from isomerge.merging.plan.tensors import plan_tensors
 from isomerge.merging.recipe import ModelReference, Recipe, recipe_of
-from isomerge.merging.recipe.plan import plan_tensors
 from isomerge.merging.recipe.problems import RecipeError
 from isomerge.merging.recipe.write import to_yaml
 

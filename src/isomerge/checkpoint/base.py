@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from isomerge.errors import CheckpointError, did_you_mean
+from isomerge.errors import CheckpointError, near_miss
+
+Progress = Callable[[int, int, str], None]
+"""`progress(done, total, what)`, called while something takes time."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +113,16 @@ class WeightFile(ABC):
         return self.read(name).reshape(-1)[start:stop].clone()
 
 
-def near_miss(given: str, known: Mapping[str, Any] | list[str]) -> str:
-    """`did_you_mean` without the full list, which for tensor names would be hundreds long."""
-    hint = did_you_mean(given, known)
-    return hint if hint.startswith("Did you mean") else ""
-
-
 def failure(act: str, problems: list[str], next_step: str) -> CheckpointError:
     """One error for all the problems found, so that nobody repairs them one run at a time."""
     numbered = "; ".join(f"({i}) {problem}" for i, problem in enumerate(problems, start=1))
     told = f": {problems[0]}" if len(problems) == 1 else f", {len(problems)} problems: {numbered}"
     return CheckpointError(f"While {act}{told}{'' if told.endswith(('.', '?')) else '.'} {next_step}")
+
+
+def first_line(error: BaseException) -> str:
+    """The cause of an error of another library, short enough for a message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def main_dtype(infos: Iterable[TensorInfo]) -> torch.dtype | None:

@@ -1,4 +1,4 @@
-"""What arithmetic on weights needs: floating-point numbers, and finite ones."""
+"""What arithmetic on weights needs: floating-point numbers, finite ones, and models of one size."""
 
 from __future__ import annotations
 
@@ -73,3 +73,21 @@ def require_finite_values(label: str, tensor: torch.Tensor) -> None:
         f"While reading {label}: {nan} of its {tensor.numel()} values are NaN and {infinite} are infinite, which "
         "would spread through every merge. Use an intact copy of this model."
     )
+
+
+DEPTH_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+WIDTH_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
+OTHERS = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
+
+
+def differences_in_size(first: Checkpoint, second: Checkpoint) -> list[str]:
+    """Every size that both configs name and that is not the same, in words."""
+    names = {key: f"different depth: {key}" for key in DEPTH_KEYS}
+    names |= {key: f"different width: {key}" for key in WIDTH_KEYS}
+    names |= {key: key for key in OTHERS}
+    differences = []
+    for key, said in names.items():
+        one, other = first.config.get(key), second.config.get(key)
+        if None not in (one, other) and one != other:
+            differences.append(f"{said} is {one} and {other}")
+    return differences

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from isomerge.checkpoint.base import TensorInfo, WeightFile
+from isomerge.checkpoint.base import TensorInfo, WeightFile, failure, first_line
 from isomerge.checkpoint.header import HeaderError, read_header
 from isomerge.errors import CheckpointError
 
@@ -93,6 +93,9 @@ class SafetensorsFile(WeightFile):
                 "so it changed since it was opened. Restore the file and run again."
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.path,)
+
     def _open(self) -> int:
         if self._descriptor is None:
             with self._opening:
@@ -117,6 +120,9 @@ class PickledFile(WeightFile):
     def identity(self) -> Any:
         return _identity(self.path)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.path,)
+
     def read(self, name: str) -> torch.Tensor:
         return self._state[name].detach().clone(memory_format=torch.contiguous_format)
 
@@ -134,13 +140,11 @@ class PickledFile(WeightFile):
                 "it again.",
             ) from error
         except (RuntimeError, OSError, EOFError, ValueError) as error:
-            if "mmap can only be used" in str(error):
+            if _is_legacy(path):
                 raise HeaderError(
                     "it is in PyTorch's format of before 1.6", "Load it once and save it as safetensors."
                 ) from error
-            raise HeaderError(
-                f"PyTorch cannot read it, so it is truncated or corrupt ({_first_line(error)})"
-            ) from error
+            raise HeaderError(f"PyTorch cannot read it, so it is truncated or corrupt ({first_line(error)})") from error
         if not isinstance(state, dict):
             raise HeaderError(f"it holds a {type(state).__name__} and not a state_dict")
         odd = sorted(str(name) for name, value in state.items() if not isinstance(value, torch.Tensor))
@@ -157,5 +161,19 @@ def open_weight_file(path: Path) -> WeightFile:
         raise HeaderError(f"it cannot be read ({error.strerror or error})") from error
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def _reopened(path: Path) -> WeightFile:
+    """A file of a checkpoint that was pickled or copied: descriptors and maps are opened anew."""
+    try:
+        return open_weight_file(path)
+    except HeaderError as error:
+        raise failure(f"opening {path} again", [str(error)], "Restore the file, then run again.") from error
+
+
+def _is_legacy(path: Path) -> bool:
+    """Whether a file begins as those of PyTorch before 1.6, which are no zip archives."""
+    mark = pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol=2)
+    try:
+        with path.open("rb") as file:
+            return file.read(len(mark)) == mark
+    except OSError:
+        return False

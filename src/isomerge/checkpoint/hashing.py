@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from isomerge.checkpoint.base import Checkpoint
+from isomerge.checkpoint.base import Checkpoint, Progress
 
 BLOCK = 16 * 2**20  # bytes in memory for each thread
 
@@ -29,7 +29,7 @@ def hash_tensors(
     names: Iterable[str] | None = None,
     *,
     threads: int,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, str]:
     """sha256 of the bytes of every tensor (or of these), a block at a time and several tensors at once."""
     hashes: dict[str, str] = {}
@@ -50,7 +50,7 @@ def scan_tensors(
     look: Callable[[str, Iterator[torch.Tensor]], None],
     *,
     threads: int,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
     what: str,
 ) -> None:
     """Let `look` see every tensor as an iterator of blocks; each block is good until the next one is asked for."""

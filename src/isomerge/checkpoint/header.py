@@ -113,13 +113,13 @@ def read_header(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def build_header(plan: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+def build_header(plan: Mapping[str, TensorInfo]) -> tuple[bytes, dict[str, int]]:
     """The first bytes of a file with these tensors, and where each tensor's data starts in it.
 
     Wide dtypes come first: the format allows no gaps, and a loader that maps the file needs every tensor aligned.
     """
     order = sorted(plan, key=lambda name: -plan[name].dtype.itemsize)  # stable: the plan's order within one width
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **dict(sorted(metadata.items()))}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     starts: dict[str, int] = {}
     for name in order:

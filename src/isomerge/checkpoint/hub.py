@@ -9,12 +9,13 @@ import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from isomerge.checkpoint.base import Checkpoint, TensorInfo, WeightFile, failure
+from isomerge.checkpoint.base import Checkpoint, TensorInfo, WeightFile, failure, first_line
 from isomerge.checkpoint.files import SafetensorsFile
 from isomerge.checkpoint.header import DTYPES, HeaderError
 from isomerge.checkpoint.local import (
@@ -51,6 +52,12 @@ class HubFile(WeightFile):
         self.tensors: Mapping[str, TensorInfo] = (
             self._file.tensors if self._file else _remote_header(repo, label, commit)
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None, "_file": None}  # found in the cache again at the next read
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {**state, "_lock": threading.Lock()}
 
     def read(self, name: str) -> torch.Tensor:
         return self._local(name).read(name)
@@ -150,7 +157,7 @@ def _open_online(repo: str, commit: str, names: list[str], act: str) -> Checkpoi
         raise
     except Exception as error:
         raise failure(
-            act, [f"a request to the hub failed ({_cause(error)})"], "Check the network and run again."
+            act, [f"a request to the hub failed ({first_line(error)})"], "Check the network and run again."
         ) from error
     files = assign_tensors(opened, weight_map, problems)
     if problems:
@@ -161,7 +168,7 @@ def _open_online(repo: str, commit: str, names: list[str], act: str) -> Checkpoi
         config=config,
         folder=_snapshot(repo, commit),
         revision=commit,
-        side_files=lambda: _side_files(repo, commit, names),
+        side_files=partial(_side_files, repo, commit, names),
     )
 
 
@@ -190,11 +197,11 @@ def _open_cached(repo: str, revision: str | None, act: str, error: Exception, hi
         "then run again."
     )
     for name in ("config.json", *SINGLE_OR_INDEX):
-        found = _cached(repo, name, revision)
-        if found is not None:
-            return open_folder(found.parent, name=repo, revision=found.parent.name, next_step=fix)
+        cached = _cached(repo, name, revision)
+        if cached is not None:
+            return open_folder(cached.parent, name=repo, revision=cached.parent.name, next_step=fix)
     raise CheckpointError(
-        f"While {act}: the hub cannot be reached ({_cause(error)}), the model is not in the local cache, and "
+        f"While {act}: the hub cannot be reached ({first_line(error)}), the model is not in the local cache, and "
         f"there is no folder of that name. {hint}{fix}"
     ) from error
 
@@ -205,7 +212,7 @@ def _remote_header(repo: str, name: str, commit: str) -> dict[str, TensorInfo]:
     try:
         header = HfApi().parse_safetensors_file_metadata(repo, name, revision=commit)
     except errors.SafetensorsParsingError as error:
-        raise HeaderError(f"its header is corrupt ({_cause(error)})") from error
+        raise HeaderError(f"its header is corrupt ({first_line(error)})") from error
     unknown = [tensor for tensor, info in header.tensors.items() if info.dtype not in DTYPES]
     if unknown:
         dtype = header.tensors[unknown[0]].dtype
@@ -229,7 +236,7 @@ def _download(repo: str, name: str, commit: str) -> Path:
         return Path(hf_hub_download(repo, name, revision=commit))
     except Exception as error:  # network, disk and permission failures come in many classes
         raise CheckpointError(
-            f"While fetching {name} of hub checkpoint {repo} (commit {commit}): {_cause(error)}. "
+            f"While fetching {name} of hub checkpoint {repo} (commit {commit}): {first_line(error)}. "
             "What has arrived is kept: check the network and the room in the hub cache, then run again."
         ) from error
 
@@ -237,15 +244,11 @@ def _download(repo: str, name: str, commit: str) -> Path:
 def _cached(repo: str, name: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(repo, name, revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(repo, name, revision=revision)
+    return Path(path) if isinstance(path, str) else None
 
 
 def _snapshot(repo: str, commit: str) -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "snapshots" / commit
-
-
-def _cause(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

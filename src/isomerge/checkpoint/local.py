@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -47,20 +48,27 @@ class FileCheckpoint(Checkpoint):
         self._side_files = side_files
         self.tensors: Mapping[str, TensorInfo] = {tensor: files[tensor].tensors[tensor] for tensor in sorted(files)}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a pickle or a copy: the files have been opened again, and must be what they were."""
+        self.__dict__ |= state
+        other = [name for name, file in self._files.items() if file.tensors.get(name) != self.tensors[name]]
+        if other:
+            step = "Open the model anew."
+            raise failure(f"opening {self.name} again", [f"{name_some(other)} has changed in the meantime"], step)
+
     def read(self, name: str) -> torch.Tensor:
-        if name not in self._files:
-            self.unknown_tensor(name)
-        return self._files[name].read(name)
+        return self._file(name).read(name)
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        if name not in self._files:
-            self.unknown_tensor(name)
-        return self._files[name].read_rows(name, start, stop)
+        return self._file(name).read_rows(name, start, stop)
 
     def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
+        return self._file(name).read_span(name, start, stop)
+
+    def _file(self, name: str) -> WeightFile:
         if name not in self._files:
             self.unknown_tensor(name)
-        return self._files[name].read_span(name, start, stop)
+        return self._files[name]
 
     def identity(self) -> Any:
         if self.revision is not None:
@@ -98,7 +106,7 @@ def open_folder(
     if problems:
         raise failure(act, problems, " ".join(dict.fromkeys(filter(None, steps))) or next_step)
     return FileCheckpoint(
-        name, files, config=config, folder=folder, revision=revision, side_files=lambda: side_files_of(folder)
+        name, files, config=config, folder=folder, revision=revision, side_files=partial(side_files_of, folder)
     )
 
 
@@ -117,14 +125,8 @@ def open_file(path: Path) -> Checkpoint:
         step = error.next_step or AGAIN
     if problems:
         raise failure(f"opening checkpoint {path}", problems, step)
-    folder = path.parent
-    return FileCheckpoint(
-        str(path),
-        files,
-        config=config,
-        folder=folder,
-        side_files=lambda: side_files_of(folder) if config_file.is_file() else [],
-    )
+    beside = partial(side_files_of, path.parent) if config_file.is_file() else list
+    return FileCheckpoint(str(path), files, config=config, folder=path.parent, side_files=beside)
 
 
 def find_shards(folder: Path, act: str, problems: list[str]) -> tuple[list[str], dict[str, str] | None]:

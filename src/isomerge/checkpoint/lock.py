@@ -16,25 +16,9 @@ from typing import Any
 
 import torch
 
-from isomerge.checkpoint.base import Checkpoint, TensorInfo, near_miss
-from isomerge.checkpoint.hashing import hash_file, hash_tensors, tensors_digest
-from isomerge.errors import CheckpointError
-
-__all__ = [
-    "DESCRIPTIONS",
-    "LOCK",
-    "Lock",
-    "LockedInput",
-    "LockedTensor",
-    "config_sha256",
-    "current_versions",
-    "hash_file",
-    "hash_tensors",
-    "locked_input",
-    "locked_tensors",
-    "read_lock",
-    "tensors_digest",
-]
+from isomerge.checkpoint.base import Checkpoint, TensorInfo
+from isomerge.checkpoint.hashing import hash_file, tensors_digest
+from isomerge.errors import CheckpointError, near_miss
 
 LOCK = "isomerge.lock.json"
 FORMAT = 1

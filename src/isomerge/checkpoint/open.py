@@ -12,15 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from isomerge.checkpoint.base import Checkpoint, near_miss
+from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.hub import looks_like_hub_id, open_hub
 from isomerge.checkpoint.local import broken_link, open_file, open_folder, unreadable
-from isomerge.checkpoint.memory import MemoryCheckpoint
-from isomerge.checkpoint.module import open_module
+from isomerge.checkpoint.memory import MemoryCheckpoint, open_module
 from isomerge.checkpoint.side_files import is_weight
-from isomerge.errors import CheckpointError, NotFoundError, RequestError
+from isomerge.errors import CheckpointError, NotFoundError, RequestError, near_miss
 
-Source = str | os.PathLike[str] | Mapping[str, torch.Tensor] | nn.Module | Checkpoint
+CheckpointSource = str | os.PathLike[str] | Mapping[str, torch.Tensor] | nn.Module | Checkpoint
 
 FILE_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)")
@@ -28,7 +27,11 @@ PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|s
 
 
 def open_checkpoint(
-    source: Source, *, revision: str | None = None, config: Mapping[str, Any] | None = None, name: str | None = None
+    source: CheckpointSource,
+    *,
+    revision: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    name: str | None = None,
 ) -> Checkpoint:
     """Open a checkpoint, reading headers only.
 
@@ -49,7 +52,7 @@ def open_checkpoint(
     return checkpoint
 
 
-def _open(source: Source, revision: str | None) -> Checkpoint:
+def _open(source: CheckpointSource, revision: str | None) -> Checkpoint:
     if isinstance(source, Checkpoint):
         return source
     if isinstance(source, nn.Module):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from isomerge.checkpoint.base import first_line
 from isomerge.checkpoint.hub import looks_like_hub_id
 from isomerge.checkpoint.local import open_folder
 from isomerge.checkpoint.staging import STAGING
@@ -76,7 +77,7 @@ def push(
 
 @contextlib.contextmanager
 def _bars(*, shown: bool) -> Iterator[None]:
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     hide = not shown and not are_progress_bars_disabled()
     if hide:
@@ -104,8 +105,7 @@ def _cause(error: BaseException, repo_id: str) -> str:
             f"there is no model repository of that name to write to ({status}); the name may belong to a dataset or a "
             "Space. Choose another name."
         )
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-    return f"{first}. Check the network, then push again: what has arrived is not sent twice."
+    return f"{first_line(error)}. Check the network, then push again: what has arrived is not sent twice."
 
 
 def _status(error: BaseException | None) -> int | None:

@@ -74,8 +74,8 @@ class TensorStream:
 class Shard:
     """One safetensors file to come: its header, and so the place of every tensor, is known before any tensor is."""
 
-    def __init__(self, plan: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:
-        self.header, self.starts = build_header(plan, metadata)
+    def __init__(self, plan: Mapping[str, TensorInfo]) -> None:
+        self.header, self.starts = build_header(plan)
         self.nbytes = len(self.header) + sum(info.nbytes for info in plan.values())
 
 

@@ -17,20 +17,20 @@ from typing import IO, Any
 
 import torch
 
-from isomerge.checkpoint.base import Checkpoint, TensorInfo
-from isomerge.checkpoint.disk import check_space, disk_failure
+from isomerge.checkpoint.base import Checkpoint, Progress, TensorInfo
+from isomerge.checkpoint.dtypes import parse_size
 from isomerge.checkpoint.hashing import raw_bytes, tensors_digest
 from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards, sync
-from isomerge.checkpoint.staging import Staging
-from isomerge.checkpoint.units import parse_size
+from isomerge.checkpoint.staging import Staging, check_space, disk_failure
 from isomerge.errors import RequestError
+from isomerge.results import Result
 
 INDEX = "model.safetensors.index.json"
 CHUNK = 16 * 2**20
 
 
-@dataclass(frozen=True)
-class Written:
+@dataclass
+class Written(Result):
     """What is now on disk. `bytes` counts the weight files; `sha256` is of the lines "name  sha256 of its bytes" of all
     tensors, sorted, and so the same however the model is cut into files; None where nothing was hashed."""
 
@@ -57,7 +57,6 @@ class CheckpointWriter:
         donor: Checkpoint | None = None,
         copies: Mapping[str, Path] | None = None,
         shard_size: int | str = "5GB",
-        metadata: Mapping[str, str] | None = None,
         force: bool = False,
         key: str | None = None,
     ) -> None:
@@ -69,7 +68,7 @@ class CheckpointWriter:
             )
         self.plan = plan
         self._shards = split_shards(plan, parse_size(shard_size))
-        self._layout = {name: Shard(tensors, metadata or {}) for name, tensors in self._shards.items()}
+        self._layout = {name: Shard(tensors) for name, tensors in self._shards.items()}
         self._file_of = {tensor: name for name, tensors in self._shards.items() for tensor in tensors}
         self._copies = dict(side_copies(donor) if copies is None else copies)
         self._texts = {} if len(self._shards) == 1 else {INDEX: index_text(self._shards)}
@@ -170,8 +169,8 @@ class CheckpointWriter:
     def side_hashes(self) -> dict[str, str]:
         """The sha256 of everything that is written beside the weights, as far as it is known now."""
         texts = self._texts if self._config is None else {**self._texts, "config.json": self._config}
-        found = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in self._copies.items()}
-        return found | {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+        hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in self._copies.items()}
+        return hashes | {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
 
     def add(self, name: str, content: bytes) -> None:
         """One more side file, in the place of a copied one of the same name."""
@@ -234,7 +233,6 @@ def write_checkpoint(
     config: Mapping[str, Any] | None = None,
     donor: Checkpoint | None = None,
     shard_size: int | str = "5GB",
-    metadata: Mapping[str, str] | None = None,
     force: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Written:
@@ -244,9 +242,7 @@ def write_checkpoint(
     are copied. `progress` is told the bytes of each piece written. After any failure nothing new looks finished.
     """
     stream = TensorStream(produce, Path(out).expanduser())
-    writer = CheckpointWriter(
-        out, plan, config=config, donor=donor, shard_size=shard_size, metadata=metadata, force=force
-    )
+    writer = CheckpointWriter(out, plan, config=config, donor=donor, shard_size=shard_size, force=force)
     with writer:
         for name, info in plan.items():
             view = raw_bytes(stream.take(name, info))
@@ -293,3 +289,16 @@ def side_copies(donor: Checkpoint | None) -> dict[str, Path]:
         return {}
     folder = donor.folder
     return {path.relative_to(folder).as_posix(): path for path in donor.side_files()}
+
+
+def counted(progress: Progress | None, plan: Mapping[str, TensorInfo], what: str) -> Callable[[int], None]:
+    """Turns the writer's pieces into `progress(done, total, what)`."""
+    total, done = sum(info.nbytes for info in plan.values()), 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total, what)
+
+    return advance

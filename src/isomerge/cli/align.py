@@ -189,7 +189,7 @@ def _request(context: typer.Context) -> dict[str, Any]:
 
 def _took(start: float, threads: int | None, device: str) -> dict[str, Any]:
     from isomerge.alignment.parallel import thread_count
-    from isomerge.merging.merged import peak_memory
+    from isomerge.merging.run.memory import peak_memory
 
     return {
         "seconds": time.perf_counter() - start,

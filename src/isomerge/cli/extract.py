@@ -32,20 +32,12 @@ def extract(
     """Write the best low-rank adapter for what FINETUNED adds to BASE, and say how much of it is missed."""
     reserve_output(out, [base, finetuned], force=force)
 
-    from isomerge.adapters import extract_adapter
-    from isomerge.checkpoint import open_checkpoint
+    from isomerge.adapters.extract import extract as extract_adapter
     from isomerge.reporting.terminal import adapter_table
 
     voice = Voice(json, quiet)
     with voice.work() as progress:
         record = extract_adapter(
-            open_checkpoint(base),
-            open_checkpoint(finetuned),
-            rank=rank if rank is not None or energy is not None else DEFAULT_RANK,
-            out=out,
-            targets=targets,
-            energy=energy,
-            force=force,
-            progress=progress,
-        )
+            base, finetuned, out, rank=rank, energy=energy, targets=targets, force=force, progress=progress
+        ).to_dict()
     voice.show(record, adapter_table)

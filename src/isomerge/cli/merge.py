@@ -180,7 +180,7 @@ def merge(
     reserve_output(out, [*references, *map(str, with_data.paths)], force=force)
 
     import isomerge
-    from isomerge.merging.tokens import ROWS
+    from isomerge.merging.vocabulary.from_recipe import ROWS
     from isomerge.reporting.terminal import merge_table
 
     keep_freed_memory()
@@ -191,7 +191,7 @@ def merge(
             same_ids=request.recipe is None and tokenizer != ROWS, progress=progress,
         )  # fmt: skip
         written = merged.save(out, shard_size=shard_size, out_dtype=out_dtype, force=force, lock=lock, report=report)
-        record = {**merged.report(), **written_record(written)}
+        record = {**merged.report().to_dict(), **written_record(written)}
         if verify:
             record["verified"] = merged.verify(written)
         if report:
@@ -233,7 +233,7 @@ def _merge_adapters(
         record = merge_adapters(
             request.models, out=out, method=name, options=options, base=origin, rank=rank, seed=seed, force=force,
             progress=progress,
-        )  # fmt: skip
+        ).to_dict()  # fmt: skip
         if report:
             from isomerge.reporting.adapters import write_adapter_report
 

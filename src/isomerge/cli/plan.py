@@ -62,15 +62,16 @@ def plan(
         tokenizer=tokenizer, example="isomerge plan {}",
     )  # fmt: skip
 
-    from isomerge.merging.estimate import explain_tensor, plan_merge
-    from isomerge.merging.tokens import ROWS
+    from isomerge.merging.api import explain_tensor
+    from isomerge.merging.api import plan as plan_merge
+    from isomerge.merging.vocabulary.from_recipe import ROWS
     from isomerge.reporting.terminal import explain_table, plan_table
 
     voice = Voice(json, quiet)
     same_ids = request.recipe is None and tokenizer != ROWS
     with voice.work():
         if explain is not None:
-            record = explain_tensor(documents, explain, same_ids=same_ids)
+            record = explain_tensor(documents, explain, same_ids=same_ids).to_dict()
         else:
-            record = plan_merge(documents, threads=threads, max_memory=max_memory, same_ids=same_ids)
+            record = plan_merge(documents, threads=threads, max_memory=max_memory, same_ids=same_ids).to_dict()
     voice.show(record, explain_table if explain is not None else plan_table)

@@ -99,7 +99,7 @@ class Request:
     ) -> list[Recipe]:
         """The recipes to run: read from the file, or made from the flags. `example` is how the verb is used."""
         from isomerge.merging.recipe import load_recipe, recipe_of
-        from isomerge.merging.tokens import ROWS
+        from isomerge.merging.vocabulary.from_recipe import ROWS
 
         if self.recipe is not None:
             flags = {"--method": method, "--base": base, "--weights": weights, "--align": align, "--level": level}

@@ -111,7 +111,7 @@ def sweep(
 
     A method's other options are flags, as for merge: --density 0.5, --lambda 0.8.
     """
-    from isomerge.merging.tokens import ROWS
+    from isomerge.merging.vocabulary.from_recipe import ROWS
     from isomerge.sweeping.points import grid, one_recipe
     from isomerge.sweeping.ranges import read_axes
 

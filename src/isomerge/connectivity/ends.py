@@ -16,7 +16,7 @@ from isomerge.alignment.move import Move
 from isomerge.alignment.reporting import verdict
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import name_some
-from isomerge.checkpoint.module import is_transformers_model
+from isomerge.checkpoint.memory import is_transformers_model
 from isomerge.data.base import floating
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import RequestError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.checkpoint.module import quiet_transformers
+from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.data.letters import letter_tokenizer
 from isomerge.errors import CheckpointError, RequestError
 

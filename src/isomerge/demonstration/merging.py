@@ -90,14 +90,14 @@ def _merge(models: Sequence[str], way: Way, out: Path, digits: Digits) -> tuple[
 
     merged = merge(models, data=images if way.data else None, **way.options)
     written = merged.save(out, force=True)
-    return merged.report().get("layers") or [], written.sha256
+    return merged.report().to_dict().get("layers") or [], written.sha256
 
 
 def load(folder: Path | str) -> Any:
     """The model in its stock class, as anybody would load it; an error if anything is missing or left over."""
     from transformers import ViTForImageClassification
 
-    from isomerge.checkpoint.module import quiet_transformers
+    from isomerge.checkpoint.memory import quiet_transformers
     from isomerge.errors import CheckpointError
 
     stock: Any = ViTForImageClassification

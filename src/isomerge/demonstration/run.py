@@ -36,7 +36,7 @@ def demo(out: str | Path, *, seeds: int = 1, force: bool = False, progress: Prog
     from isomerge.demonstration.folder import claim, require_free
     from isomerge.demonstration.how import how
     from isomerge.demonstration.picture import picture
-    from isomerge.merging.merged import peak_memory
+    from isomerge.merging.run.memory import peak_memory
     from isomerge.reporting.page import write_report
     from isomerge.reporting.record import PAGE, RECORD, write_text
 
@@ -103,7 +103,7 @@ class _Demo:
     """The trained models on disk, and what is done with them."""
 
     def __init__(self, out: Path, digits: Any, models: list[Any], pairs: int, progress: Progress | None) -> None:
-        from isomerge.checkpoint.module import quiet_transformers
+        from isomerge.checkpoint.memory import quiet_transformers
 
         self.out, self.digits, self.models, self.pairs = out, digits, models, pairs
         self.progress = progress or (lambda *_: None)

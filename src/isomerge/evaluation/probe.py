@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint, name_some
-from isomerge.checkpoint.module import quiet_transformers
+from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.errors import CheckpointError
 
 LENGTH = 12  # tokens: long enough for every position-dependent part, short enough for any position table

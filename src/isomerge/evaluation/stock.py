@@ -12,7 +12,7 @@ import torch
 
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import is_harmless_buffer
-from isomerge.checkpoint.module import quiet_transformers
+from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.errors import CheckpointError
 from isomerge.evaluation.probe import stock_class
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from isomerge.adapters.adapter import CONFIG
-from isomerge.adapters.refuse import has_adapter_beside, holds_adapter, into_its_base
+from isomerge.adapters.adapter import CONFIG, has_adapter_beside, holds_adapter, into_its_base
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import FLOATING

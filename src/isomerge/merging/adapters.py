@@ -5,31 +5,31 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from isomerge.adapters.adapter import Adapter, Target, open_adapter
-from isomerge.adapters.layout import Layout
+from isomerge.adapters.adapter import BIAS, Adapter, Target, open_adapter
+from isomerge.adapters.layout import ModuleLayout
 from isomerge.adapters.lowrank import choose_rank, decompose, factorise, halves, squared_error
-from isomerge.adapters.settings import BIAS
 from isomerge.adapters.write import lora_config, write_adapter
 from isomerge.checkpoint import Checkpoint, TensorInfo, refuse_overwrite, require_finite
+from isomerge.checkpoint.base import Progress
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merging.group import Group, InMemory, Source
 from isomerge.merging.methods import METHODS, Method
+from isomerge.merging.run.rows import InMemory, TensorGroup, TensorSource
+from isomerge.results import Result
 
 # Methods whose result is Σ c_k ΔW_k with the same c_k for every element: the sum of products is a product again.
 LINEAR = {"linear", "task_arithmetic"}
 ZERO = "an update that is zero"
 
-Progress = Callable[[int, int, str], None]
 
-
-class Product:
+class LowRankUpdate:
     """A matrix left @ right that is only formed in the rows that are asked for."""
 
     def __init__(self, left: Tensor, right: Tensor, label: str) -> None:
@@ -41,7 +41,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Layer:
+class AdaptedLayer:
     """One layer of the result, and its target in each adapter; None where an adapter leaves it alone: ΔW = 0."""
 
     module: str
@@ -53,7 +53,24 @@ class Layer:
 
 
 @dataclass
-class _Result:
+class AdapterMerge(Result):
+    """The adapter that was written, and what cutting it to its rank has lost, relative to the merged update."""
+
+    out: Path
+    method: str
+    targets: list[dict[str, Any]]
+    """Name, rank and relative error of each layer."""
+    relative_error: float
+    notes: list[str]
+    tensors: int
+    bytes: int
+    files: tuple[Path, ...]
+    sha256: str | None
+    seconds: float
+
+
+@dataclass
+class _MergedAdapter:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -72,7 +89,7 @@ def merge_adapters(
     seed: int = 0,
     force: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> AdapterMerge:
     """Merge adapters of one base into one adapter; ranks, scales and targets may differ.
 
     Each layer's updates ΔW = scale · B A are merged by `method` with its `options` ({"weight": [0.7, 0.3]}), then cut
@@ -84,7 +101,7 @@ def merge_adapters(
     opened = [open_adapter(adapter) for adapter in adapters]
     chosen = _check_request(opened, method, rank)
     refuse_overwrite(out, [adapter.checkpoint for adapter in opened])
-    result = _Result(notes=_notes(opened))
+    result = _MergedAdapter(notes=_notes(opened))
     layers = _match(opened, base)
     merge = _Merging(opened, chosen, dict(options or {}), seed)
     whole = _whole_tensors(opened, base, layers, merge)
@@ -99,18 +116,18 @@ def merge_adapters(
     result.tensors |= whole
     written = write_adapter(out, result.tensors, _config(opened, layers, result), force=force)
     total, lost = result.squares
-    return {
-        "out": written.out,
-        "method": method,
-        "targets": result.rows,
-        "relative_error": math.sqrt(lost / total) if total else 0.0,
-        "notes": result.notes,
-        "tensors": written.tensors,
-        "bytes": written.bytes,
-        "files": written.files,
-        "sha256": written.sha256,
-        "seconds": time.perf_counter() - start,
-    }
+    return AdapterMerge(
+        out=written.out,
+        method=method,
+        targets=result.rows,
+        relative_error=math.sqrt(lost / total) if total else 0.0,
+        notes=result.notes,
+        tensors=written.tensors,
+        bytes=written.bytes,
+        files=written.files,
+        sha256=written.sha256,
+        seconds=time.perf_counter() - start,
+    )
 
 
 def _check_request(adapters: list[Adapter], method: str, rank: int | None) -> Method:
@@ -156,15 +173,15 @@ def _notes(adapters: list[Adapter]) -> list[str]:
     return notes
 
 
-def _match(adapters: list[Adapter], base: Checkpoint | None) -> list[Layer]:
+def _match(adapters: list[Adapter], base: Checkpoint | None) -> list[AdaptedLayer]:
     """The layers of all adapters. With a base, two names of one layer (on disk and in memory) are one."""
-    layout = Layout(base) if base is not None else None
-    found: dict[str, list[Target | None]] = {}
+    layout = ModuleLayout(base) if base is not None else None
+    rows: dict[str, list[Target | None]] = {}
     problems = []
     for index, adapter in enumerate(adapters):
         for module, target in sorted(adapter.targets.items()):
             known = (layout.find(f"{module}.weight") or module) if layout else module
-            row = found.setdefault(known, [None] * len(adapters))
+            row = rows.setdefault(known, [None] * len(adapters))
             like = next((other for other in row if other is not None), target)
             if (like.kind, like.inputs, like.outputs) != (target.kind, target.inputs, target.outputs):
                 problems.append(
@@ -174,7 +191,7 @@ def _match(adapters: list[Adapter], base: Checkpoint | None) -> list[Layer]:
             row[index] = target
     if problems:
         raise RequestError(f"Merging adapters: {'; '.join(problems[:8])}. Merge adapters of one base.")
-    layers = [Layer(next(t for t in row if t is not None).module, tuple(row)) for row in found.values()]
+    layers = [AdaptedLayer(next(t for t in row if t is not None).module, tuple(row)) for row in rows.values()]
     # Embeddings first: a head that shares its embedding's tensor takes over what became of it.
     return sorted(layers, key=lambda layer: (layer.like.kind != "embedding", layer.module))
 
@@ -186,12 +203,12 @@ class _Merging:
         self.adapters, self.method, self._options, self._seed = adapters, method, options, seed
         self.coefficients = self._probe() if method.name in LINEAR else None
 
-    def run(self, name: str, sources: Sequence[Source], zero: Source | None) -> Tensor:
+    def run(self, name: str, sources: Sequence[TensorSource], zero: TensorSource | None) -> Tensor:
         """The merged tensor; `zero` is the base of methods that add to one."""
         if _from_first(self.method):
-            group = Group(name, sources[1:], sources[0], seed=self._seed)
+            group = TensorGroup(name, sources[1:], sources[0], seed=self._seed)
         else:
-            group = Group(name, sources, zero if self.method.base == "required" else None, seed=self._seed)
+            group = TensorGroup(name, sources, zero if self.method.base == "required" else None, seed=self._seed)
         try:
             combine = self.method(group, **self._options)
         except RequestError as error:
@@ -206,7 +223,9 @@ class _Merging:
         return [float(value) for value in merged[0]]
 
 
-def _merge_layer(layer: Layer, adapters: list[Adapter], merging: _Merging, rank: int | None, result: _Result) -> None:
+def _merge_layer(
+    layer: AdaptedLayer, adapters: list[Adapter], merging: _Merging, rank: int | None, result: _MergedAdapter
+) -> None:
     like = layer.like
     products = []
     for adapter, target in zip(adapters, layer.targets, strict=True):
@@ -215,7 +234,7 @@ def _merge_layer(layer: Layer, adapters: list[Adapter], merging: _Merging, rank:
         else:
             left, right = adapter.factors(target)
             left = left * target.scale
-        products.append(Product(left, right, f"the update of '{layer.module}' in {adapter.name}"))
+        products.append(LowRankUpdate(left, right, f"the update of '{layer.module}' in {adapter.name}"))
     limit = rank or max(target.rank for target in layer.targets if target is not None)
     if merging.coefficients is not None:
         weighted = [product.left * c for product, c in zip(products, merging.coefficients, strict=True)]
@@ -225,7 +244,7 @@ def _merge_layer(layer: Layer, adapters: list[Adapter], merging: _Merging, rank:
         left, right = halves(u, values, vt, keep)
         lost = float(values[keep:].square().sum())
     else:
-        zero = Product(torch.zeros(like.outputs, 1), torch.zeros(1, math.prod(like.inputs)), ZERO)
+        zero = LowRankUpdate(torch.zeros(like.outputs, 1), torch.zeros(1, math.prod(like.inputs)), ZERO)
         merged = merging.run(f"{layer.module}.weight", products, zero)
         total = float(merged.square().sum(dtype=torch.float64))
         u, values, vt = decompose(merged, limit, None)
@@ -242,7 +261,7 @@ def _merge_layer(layer: Layer, adapters: list[Adapter], merging: _Merging, rank:
         result.tensors[f"{layer.module}.lora_B.bias"] = _merged_bias(layer, biases, adapters, merging)
 
 
-def _twin(layer: Layer, earlier: list[Layer], adapters: list[Adapter]) -> Layer | None:
+def _twin(layer: AdaptedLayer, earlier: list[AdaptedLayer], adapters: list[Adapter]) -> AdaptedLayer | None:
     """The embedding that shares its tensor, and so its update, with this layer in every adapter."""
     if layer.like.kind != "linear" or not all(adapter.config.get("ensure_weight_tying") for adapter in adapters):
         return None
@@ -261,7 +280,7 @@ def _transposed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> boo
     return torch.equal(one[0], other[1].T) and torch.equal(one[1], other[0].T)
 
 
-def _copy_twin(layer: Layer, twin: Layer, result: _Result) -> None:
+def _copy_twin(layer: AdaptedLayer, twin: AdaptedLayer, result: _MergedAdapter) -> None:
     a, b = (result.tensors[f"{twin.module}.lora_embedding_{side}"] for side in "AB")
     result.tensors |= _named(layer.module, layer.like, a.T.contiguous(), b.T.contiguous())
     result.ranks[layer.module] = result.ranks[twin.module]
@@ -269,7 +288,7 @@ def _copy_twin(layer: Layer, twin: Layer, result: _Result) -> None:
     result.rows.append({**row, "name": layer.module})
 
 
-def _merged_bias(layer: Layer, keys: list[str | None], adapters: list[Adapter], merging: _Merging) -> Tensor:
+def _merged_bias(layer: AdaptedLayer, keys: list[str | None], adapters: list[Adapter], merging: _Merging) -> Tensor:
     added = []
     for adapter, target, key in zip(adapters, layer.targets, keys, strict=True):
         bias = torch.zeros(layer.like.outputs)
@@ -288,10 +307,10 @@ def _named(module: str, like: Target, b: Tensor, a: Tensor) -> dict[str, Tensor]
 
 
 def _whole_tensors(
-    adapters: list[Adapter], base: Checkpoint | None, layers: list[Layer], merging: _Merging
+    adapters: list[Adapter], base: Checkpoint | None, layers: list[AdaptedLayer], merging: _Merging
 ) -> dict[str, Tensor]:
     """Tensors that adapters store whole, merged as in models; one that an adapter lacks is the base's."""
-    layout = Layout(base) if base is not None else None
+    layout = ModuleLayout(base) if base is not None else None
     adapted = {layer.module for layer in layers}
     names = sorted({name for adapter in adapters for name in adapter.replaced})
     problems = []
@@ -345,7 +364,7 @@ def _merge_whole(
     return merging.run(name, sources, InMemory(original.float(), f"'{on_disk}'") if original is not None else None)
 
 
-def _config(adapters: list[Adapter], layers: list[Layer], result: _Result) -> dict[str, Any]:
+def _config(adapters: list[Adapter], layers: list[AdaptedLayer], result: _MergedAdapter) -> dict[str, Any]:
     first = adapters[0].config
     stored = {name.rpartition(".")[0] for adapter in adapters for name in adapter.replaced}
     kept = {
@@ -365,7 +384,7 @@ def _config(adapters: list[Adapter], layers: list[Layer], result: _Result) -> di
     return lora_config(result.ranks, _target_modules(adapters, layers), about)
 
 
-def _target_modules(adapters: list[Adapter], layers: list[Layer]) -> list[str]:
+def _target_modules(adapters: list[Adapter], layers: list[AdaptedLayer]) -> list[str]:
     """The adapters' own short names where they cover every layer, the layers' whole names otherwise."""
     short: set[str] = set()
     for adapter in adapters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from isomerge.alignment.reporting import verdict
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
-from isomerge.merging.group import Source
-from isomerge.merging.sources import Computed, Stored
+from isomerge.merging.run.rows import TensorSource
+from isomerge.merging.run.sources import Computed, Stored
 from isomerge.reporting.spaces import space_moves
 
 
@@ -28,8 +29,7 @@ class AlignedModels:
 
     anchor: Checkpoint
     own: Move
-    moves: Mapping[int, Move]
-    """By the id of the checkpoint."""
+    moves: Mapping[Checkpoint, Move]
     notes: list[str]
     record: dict[str, Any]
     _plan: dict[str, TensorInfo] | None = None
@@ -41,6 +41,12 @@ class AlignedModels:
         for name in self.own.model.layouts:
             for file in self.own.model.files.get(name, (name,)):
                 self._tensor_of[file] = name
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stacks": {}, "_stacking": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {**state, "_stacking": threading.Lock()}
 
     def plan(self) -> dict[str, TensorInfo]:
         """Every tensor of the result: those of the anchor, and the table that a rotated stream unties."""
@@ -57,11 +63,11 @@ class AlignedModels:
     def config_changes(self) -> dict[str, Any]:
         return dict(self.own.model.architecture.untied_config)
 
-    def source(self, checkpoint: Checkpoint, file: str) -> Source:
+    def source(self, checkpoint: Checkpoint, file: str) -> TensorSource:
         """A model's tensor in the anchor's basis; what no symmetry touches comes from the file."""
         if file not in self._tensor_of:
             return self._own_source(checkpoint, file)
-        move, name = self.moves[id(checkpoint)], self._tensor_of[file]
+        move, name = self.moves[checkpoint], self._tensor_of[file]
         layout = move.model.layouts.get(name)
         info = self.plan()[file]
         if layout is None:
@@ -71,7 +77,7 @@ class AlignedModels:
         single = self.own.model.files.get(name, (name,)) == (file,)
         shape = tuple(layout.shape) if single else info.shape
         label = f"tensor '{file}' of {checkpoint.name}, aligned"
-        return Computed(TensorInfo(shape, info.dtype), label, lambda: self._part(move, name, file))
+        return Computed(TensorInfo(shape, info.dtype), label, partial(self._part, move, name, file))
 
     def as_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
         """A whole model in the anchor's basis, in memory, to be run on data: in float32, or float64 where it is."""
@@ -86,14 +92,14 @@ class AlignedModels:
                 source.release()
         return MemoryCheckpoint(f"{checkpoint.name}, aligned", state, {**checkpoint.config, **self.config_changes})
 
-    def _own_source(self, checkpoint: Checkpoint, file: str) -> Source:
+    def _own_source(self, checkpoint: Checkpoint, file: str) -> TensorSource:
         """A tensor that the anchor does not store, such as the head of an untied model beside a tied one."""
-        move = self.moves[id(checkpoint)]
+        move = self.moves[checkpoint]
         for name, layout in move.model.layouts.items():
             if file in move.model.files.get(name, (name,)) and not (name in move.model.files and move.stays(name)):
                 info = TensorInfo(tuple(layout.shape), checkpoint.tensors[file].dtype)
                 label = f"tensor '{file}' of {checkpoint.name}, aligned"
-                return Computed(info, label, lambda name=name: move.model.split(name, move.tensor(name))[file])  # type: ignore[misc]
+                return Computed(info, label, partial(_part_of, move, name, file))
         return Stored(checkpoint, file)  # no symmetry touches it
 
     def _part(self, move: Move, name: str, file: str) -> Tensor:
@@ -110,6 +116,10 @@ class AlignedModels:
             return self._stacks[key][file]
 
 
+def _part_of(move: Move, name: str, file: str) -> Tensor:
+    return move.model.split(name, move.tensor(name))[file]
+
+
 def align_models(models: Sequence[Checkpoint], anchor: Checkpoint, **options: Any) -> AlignedModels | None:
     """Align every model with the anchor; None when there is nothing but the anchor."""
     others = [model for model in models if model is not anchor]
@@ -124,9 +134,9 @@ def align_models(models: Sequence[Checkpoint], anchor: Checkpoint, **options: An
             "Merging with alignment: the gains of the anchor are too small to bring some of the models to it. "
             "Name another anchor (align: {anchor: …}, or --base)."
         )
-    moves = {id(other): a.move() for other, a in zip(others, known, strict=True)}
-    own = moves.get(id(anchor)) or max(known, key=lambda a: len(a.transform.elements)).anchor_move()
-    moves[id(anchor)] = own
+    moves = {other: a.move() for other, a in zip(others, known, strict=True)}
+    own = moves.get(anchor) or max(known, key=lambda a: len(a.transform.elements)).anchor_move()
+    moves[anchor] = own
     notes = list(dict.fromkeys(n for a in known for n in a.solution.notes))
     if own.model.architecture.untied_config:
         notes.append("input and output table were tied and are now separate, since the stream was rotated")

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from isomerge.checkpoint import Checkpoint, require_floating
+from isomerge.arguments import require_types
+from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.evaluation.device import require_device
-from isomerge.merging.combine import combine
 from isomerge.merging.data_sets import DataSets
-from isomerge.merging.differences import differences, left_out_adapters
-from isomerge.merging.merged import Merged, Progress, as_checkpoint
-from isomerge.merging.opening import open_model, open_models
-from isomerge.merging.prepare import foresee, prepare
-from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, plan_tensors, recipe_of
-from isomerge.merging.roles import base_among_models
-from isomerge.merging.settings import RunSettings
-from isomerge.merging.strangers import name_strangers
-from isomerge.merging.tokens import ROWS, require_same_ids
-from isomerge.merging.uneven import name_uneven
+from isomerge.merging.outcome.estimate import MergePlan, estimate
+from isomerge.merging.outcome.merged import Merged
+from isomerge.merging.plan.models import open_model, open_models
+from isomerge.merging.plan.tensor_plan import TensorExplanation, explain
+from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, recipe_of
+from isomerge.merging.steps import RunSettings, merge_documents
+from isomerge.merging.vocabulary.from_recipe import ROWS
 from isomerge.merging.whole import EVERY
+
+RecipeSource = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Recipe]
+"""A path, YAML text (anything with a newline), a dict, or what `load_recipe` gives."""
 
 
 def merge(
@@ -65,15 +65,19 @@ def merge(
 
     >>> isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5).save("merged")  # doctest: +SKIP
     """
+    _check_arguments(
+        models, weights, method=(method, str), align=(align, bool, Mapping), level=(level, str),
+        scale=(scale, bool, None), sweeps=(sweeps, int), calibrate=(calibrate, Mapping, None),
+        repair=(repair, bool, Mapping), tokenizer=(tokenizer, str, os.PathLike, Mapping, None),
+        dtype=(dtype, str, None), seed=(seed, int), **_run_arguments(threads, device, max_memory, progress),
+    )  # fmt: skip
     if method not in EVERY:
         raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, EVERY)}")
-    if isinstance(models, (str, Path, Mapping)):
-        raise RequestError("Merging: models is one model, and a list of them is wanted, as in merge([a, b]).")
     models = list(models)
     if not models:
-        raise RequestError("Merging: there is no model. Name at least one, and two to have something to merge.")
+        raise RequestError("Merging: models is empty. Name at least two models, or one with an adapter on top.")
     if weights is not None and "weight" in options:
-        raise RequestError("Merging: weights and weight are two words for the same. Leave one of them out.")
+        raise RequestError("Merging: weights and weight mean the same. Leave one of them out.")
     if weights is not None:
         options = {"weight": list(weights), **options}
     named, given = _named(models)
@@ -81,7 +85,7 @@ def merge(
     if origin is not None:
         given.setdefault(origin, base)
     if not align and (level, scale, sweeps) != ("full", None, 15):
-        raise RequestError("Merging: level, scale and sweeps are of the alignment. Add align=True, or leave them out.")
+        raise RequestError("Merging: level, scale and sweeps have no effect without align=True. Add it, or drop them.")
     shared = {"level": level, "scale": scale, "sweeps": sweeps}
     data_sets = DataSets()
     own = dict(align) if isinstance(align, Mapping) else {}
@@ -94,11 +98,11 @@ def merge(
     )  # fmt: skip
     checkpoints = {reference: open_model(reference, model) for reference, model in given.items()}
     run = RunSettings(threads, device, max_memory, progress, data_sets)
-    return _merge([recipe], checkpoints, run, same_ids=tokenizer != ROWS)
+    return merge_documents([recipe], checkpoints, run, same_ids=tokenizer != ROWS)
 
 
 def merge_recipe(
-    recipe: str | Path | dict[str, Any] | list[Recipe],
+    recipe: RecipeSource,
     *,
     models: Mapping[str, Any] | None = None,
     threads: int | None = None,
@@ -115,66 +119,84 @@ def merge_recipe(
 
     >>> isomerge.merge_recipe("recipe.yml").save("merged")                                              # doctest: +SKIP
     """
-    documents = recipe if isinstance(recipe, list) else load_recipe(recipe)
-    if not documents or not all(isinstance(document, Recipe) for document in documents):
-        raise RequestError("Merging: a list of recipes holds what load_recipe gives. Pass a path, YAML text or a dict.")
+    require_types(
+        models=(models, Mapping, None), seed=(seed, int, None), same_ids=(same_ids, bool),
+        **_run_arguments(threads, device, max_memory, progress),
+    )  # fmt: skip
+    documents, checkpoints = _opened(recipe, models)
     if seed is not None:  # into the recipe, which is what the lock file repeats
         documents = [document.model_copy(update={"seed": seed}) for document in documents]
+    settings = RunSettings(threads, device, max_memory, progress)
+    return merge_documents(documents, checkpoints, settings, same_ids=same_ids)
+
+
+def plan(
+    recipe: RecipeSource,
+    *,
+    models: Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    max_memory: int | str | None = None,
+    same_ids: bool = False,
+) -> MergePlan:
+    """What `merge_recipe` would do with these arguments: tensors, bytes, peak memory, time.
+
+    Only headers are read; data is opened, but no model is run. Everything that is wrong is raised at once.
+
+    >>> isomerge.plan("recipe.yml").peak_memory_bytes                                                   # doctest: +SKIP
+    """
+    require_types(
+        models=(models, Mapping, None), same_ids=(same_ids, bool),
+        **_run_arguments(threads, "cpu", max_memory, None),
+    )  # fmt: skip
+    return estimate(planned(recipe, models=models, same_ids=same_ids), threads=threads, max_memory=max_memory)
+
+
+def planned(recipe: RecipeSource, *, models: Mapping[str, Any] | None = None, same_ids: bool = False) -> Merged:
+    """The merge as far as headers tell: everything is checked, nothing is aligned or computed."""
+    documents, checkpoints = _opened(recipe, models)
+    return merge_documents(documents, checkpoints, RunSettings(), solve=False, same_ids=same_ids)
+
+
+def explain_tensor(recipe: RecipeSource, tensor: str, *, same_ids: bool = False) -> TensorExplanation:
+    """The inputs and effective options of one tensor of the last document's output."""
+    return explain(planned(recipe, same_ids=same_ids).tensor_plans, tensor)
+
+
+def _opened(
+    recipe: RecipeSource, models: Mapping[str, Any] | None
+) -> tuple[list[Recipe], dict[ModelReference, Checkpoint]]:
+    """The documents of a recipe, and their models by headers only."""
+    if not isinstance(recipe, (str, os.PathLike, Mapping, list, tuple)):
+        raise RequestError(f"recipe must be a path, YAML text or a dict, not {recipe!r:.60}.")
+    documents = list(recipe) if isinstance(recipe, (list, tuple)) else load_recipe(recipe)
+    if not documents or not all(isinstance(document, Recipe) for document in documents):
+        raise RequestError("Merging: recipe is a list of other things than recipes. Pass a path, YAML text or a dict.")
     given = {ModelReference.parse(reference): model for reference, model in (models or {}).items()}
     checkpoints = open_models(documents, given)
     unknown = sorted(str(reference) for reference in set(given) - set(checkpoints))
     if unknown:
         hint = did_you_mean(unknown[0], [str(reference) for reference in checkpoints])
         raise RequestError(f"Merging: models has '{unknown[0]}', which the recipe does not name. {hint}")
-    return _merge(documents, checkpoints, RunSettings(threads, device, max_memory, progress), same_ids=same_ids)
+    return documents, checkpoints
 
 
-def planned(documents: Sequence[Recipe], *, same_ids: bool = False) -> Merged:
-    """The merge as far as headers tell: everything is checked, nothing is aligned or computed."""
-    return _merge(list(documents), open_models(documents), RunSettings(), solve=False, same_ids=same_ids)
+def _check_arguments(models: Any, weights: Any, **arguments: tuple[Any, ...]) -> None:
+    if isinstance(models, (str, os.PathLike, Mapping)) or not isinstance(models, Iterable):
+        raise RequestError("Merging: models must be a list of models, as in merge([a, b]).")
+    numbers = isinstance(weights, Iterable) and not isinstance(weights, (str, Mapping))
+    if weights is not None and not (numbers and all(isinstance(one, Real) for one in weights)):
+        raise RequestError(f"Merging: weights must be a list of numbers, one for each model, not {weights!r:.60}.")
+    require_types(**arguments)
 
 
-def _merge(
-    documents: list[Recipe],
-    checkpoints: Mapping[ModelReference, Checkpoint],
-    settings: RunSettings,
-    *,
-    solve: bool = True,
-    same_ids: bool = False,
-) -> Merged:
-    start = time.perf_counter()
-    known = dict(checkpoints)
-    require_device(settings.device)
-    for checkpoint in known.values():
-        require_floating(checkpoint)
-    notes = differences(list(known.values()), documents, ids=not same_ids)
-    notes += left_out_adapters(list(known.values()))
-    notes += [note for document in documents for note in base_among_models(document)]
-    if same_ids:
-        require_same_ids(documents[-1], list(known.values()))
-    merged: Merged | None = None
-    warnings: list[str] = []
-    files: dict[str, Checkpoint] = {}
-    for place, document in enumerate(documents):
-        own = {reference: known[reference] for reference in document.referenced_models()}
-        plan = plan_tensors(document, own)
-        donor = own[plan.donor]
-        made = prepare(document, donor, own, settings) if solve else foresee(document, own, settings)
-        merged = combine(document, plan, own, made, settings, solved=solve)
-        if solve and made.aligned is None and made.solved is None:
-            warnings += name_strangers(plan, {r: checkpoint for r, checkpoint in own.items() if r in checkpoints})
-        warnings += name_uneven(merged.jobs, plan) if solve else []
-        files |= {name: merged.inputs[name] for name in merged.files}
-        if place < len(documents) - 1:
-            known[ModelReference.parse(str(document.name))] = as_checkpoint(merged, str(document.name))
-    assert merged is not None
-    merged.data = list(settings.data.opened.values())
-    merged.recipes = list(documents)
-    merged.inputs = {str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files
-    merged.files = frozenset(files)
-    merged.notes = notes + merged.notes + warnings
-    merged.started = start
-    return merged
+def _run_arguments(threads: Any, device: Any, max_memory: Any, progress: Any) -> dict[str, tuple[Any, ...]]:
+    """How a merge is run, for `require_types`."""
+    return {
+        "threads": (threads, int, None),
+        "device": (device, str),
+        "max_memory": (max_memory, int, str, None),
+        "progress": (progress, Callable, None),
+    }
 
 
 def _tokenizer(given: str | os.PathLike[str] | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:

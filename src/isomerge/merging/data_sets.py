@@ -12,9 +12,20 @@ from torch import Tensor
 from isomerge.checkpoint import Checkpoint
 from isomerge.data import Data, open_data
 from isomerge.data.base import Batch, Batches
-from isomerge.merging.recipe.data_settings import DataSettings
+from isomerge.merging.recipe.settings import DataSettings
 
 Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class DescribedData:
+    """What records and locks say of data that is not at hand."""
+
+    name: str
+    kind: str
+    sha256: str
+    size: int
+    notes: list[str]
 
 
 @dataclass
@@ -27,6 +38,11 @@ class DataSet:
     """The arguments it was opened with; with the path, all it takes to open it again."""
     in_memory: bool = False
     _passes: dict[tuple[int, bool, str], Batches] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """In a pickle or a copy, data is described and not held: it may be anything, and was used already."""
+        data = DescribedData(self.data.name, self.data.kind, self.data.sha256, self.data.size, list(self.data.notes))
+        return {**self.__dict__, "data": data, "_passes": {}}
 
     def passes(self, checkpoint: Checkpoint, *, labels: bool = False, device: str = "cpu") -> Batches:
         """Batches for this model, a fresh iterator at every call; what fits in memory is prepared once for all."""

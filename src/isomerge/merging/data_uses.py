@@ -11,7 +11,7 @@ from isomerge.evaluation.tasks.choose import require_fitting, task_name
 from isomerge.merging.data_sets import DataSet, DataSets
 from isomerge.merging.measured import counting, measures_of, measuring_data
 from isomerge.merging.recipe import Recipe
-from isomerge.merging.recipe.data_settings import DataSettings
+from isomerge.merging.recipe.settings import DataSettings
 from isomerge.merging.whole import WHOLE
 
 MEASURING = {"fisher": "each model once, with gradients", "gram": "each model once"}

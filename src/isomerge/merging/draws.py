@@ -8,20 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import Block, Group
+from isomerge.merging.run.rows import RowBlock, TensorGroup
 
 LEVELS = 2**16  # one number takes 16 bits: four times as fast as a float, and finer than any tensor can tell
 WORDS = 4  # Philox gives four of 64 bits a count
 RARE = 1 / 64
 
 
-def uniform(group: Group, block: Block, stream: int) -> Tensor:
+def uniform(group: TensorGroup, block: RowBlock, stream: int) -> Tensor:
     """Uniform numbers in [0, 1), multiples of 2⁻¹⁶, for the rows of one model (`stream` is its index)."""
     drawn = _integers(group, block, stream).astype(np.float32) / LEVELS
     return torch.from_numpy(drawn).reshape(block.tensors[0].shape).to(block.tensors.device)
 
 
-def chosen(group: Group, block: Block, stream: int, density: float) -> Tensor:
+def chosen(group: TensorGroup, block: RowBlock, stream: int, density: float) -> Tensor:
     """True where an element of one model (`stream` is its index) is kept, each by itself with probability `density`."""
     # Near 0 and 1 the steps of 16 bits would be felt: there a number takes 32.
     bits = 16 if RARE < density < 1 - RARE else 32
@@ -30,7 +30,7 @@ def chosen(group: Group, block: Block, stream: int, density: float) -> Tensor:
     return torch.from_numpy(kept).reshape(block.tensors[0].shape).to(block.tensors.device)
 
 
-def _integers(group: Group, block: Block, stream: int, bits: int = 16) -> np.ndarray:
+def _integers(group: TensorGroup, block: RowBlock, stream: int, bits: int = 16) -> np.ndarray:
     """Random bits for every element from a counter-based generator: neither threads nor the order of tensors, nor the
     size of the blocks, changes what an element draws."""
     key = hashlib.sha256(f"{group.seed}\0{group.name}\0{stream}".encode()).digest()[:16]

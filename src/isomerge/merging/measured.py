@@ -10,11 +10,13 @@ from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
 from isomerge.merging.data_sets import DataSets
-from isomerge.merging.group import Source
 from isomerge.merging.methods import METHODS
 from isomerge.merging.methods.method import MEASURED
-from isomerge.merging.recipe import CalibrateSettings, DataSettings, ModelReference, Recipe, TensorPlan
-from isomerge.merging.sources import Stored
+from isomerge.merging.plan.tensor_plan import TensorPlan
+from isomerge.merging.recipe import CalibrateSettings, DataSettings, ModelReference, Recipe
+from isomerge.merging.recipe.entries import parameter_blocks
+from isomerge.merging.run.rows import TensorSource
+from isomerge.merging.run.sources import Stored
 from isomerge.merging.statistics.moved import gram_source
 
 if TYPE_CHECKING:
@@ -30,9 +32,9 @@ class Measured:
     statistics: Mapping[ModelReference, Statistics]
     models: Mapping[ModelReference, Checkpoint]
 
-    def sources(self, plan: TensorPlan, shape: tuple[int, ...]) -> dict[str, list[Source]]:
+    def sources(self, plan: TensorPlan, shape: tuple[int, ...]) -> dict[str, list[TensorSource]]:
         """For each option that would name files, what they would have held for this tensor."""
-        found: dict[str, list[Source]] = {}
+        found: dict[str, list[TensorSource]] = {}
         for option in METHODS[plan.method].options:
             if MEASURED.get(option.name) == "gram":
                 found[option.name] = self._grams(plan)
@@ -42,17 +44,17 @@ class Measured:
                 found[option.name] = [self._information(plan.base.model, plan.base.tensor, shape)]
         return found
 
-    def _grams(self, plan: TensorPlan) -> list[Source]:
+    def _grams(self, plan: TensorPlan) -> list[TensorSource]:
         """Of what a linear map reads in each model; nothing for other tensors."""
         found = [gram_source(self.statistics[i.model], i.tensor, self.models[i.model], None) for i in plan.inputs]
-        there: list[Source] = [source for source in found if source is not None]
+        there: list[TensorSource] = [source for source in found if source is not None]
         if there and len(there) < len(found):
             raise RequestError(
                 f"Merging '{plan.name}': the data of some of the models never reaches it. Use more, or other examples."
             )
         return there
 
-    def _information(self, model: ModelReference, tensor: str, shape: tuple[int, ...]) -> Source:
+    def _information(self, model: ModelReference, tensor: str, shape: tuple[int, ...]) -> TensorSource:
         stored = self.statistics[model].stored
         if tensor not in stored.tensors or stored.tensors[tensor].shape != shape:
             raise RequestError(
@@ -108,10 +110,7 @@ def measuring_data(recipe: Recipe, model: ModelReference) -> DataSettings | None
 
 
 def _names_files(recipe: Recipe) -> bool:
-    from isomerge.merging.recipe.options import parameter_blocks
-    from isomerge.merging.recipe.write import as_data
-
-    blocks = [block for _, block, _ in parameter_blocks(as_data(recipe))]
+    blocks = [block for _, block, _ in parameter_blocks(recipe)]
     return any(block.get(option) is not None for block in blocks for option in MEASURED)
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.merging.data_sets import DataSet, told
-from isomerge.merging.group import InMemory
-from isomerge.merging.pipeline import Job
 from isomerge.merging.recipe import ModelReference, Recipe
+from isomerge.merging.run.jobs import Job
+from isomerge.merging.run.rows import InMemory
 from isomerge.merging.whole import EVERY
 
 

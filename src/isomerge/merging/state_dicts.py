@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from isomerge.arguments import require_types
 from isomerge.checkpoint.base import TensorInfo, name_some
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merging.group import InMemory
 from isomerge.merging.methods import METHODS
-from isomerge.merging.pipeline import Job
+from isomerge.merging.run.jobs import Job
+from isomerge.merging.run.rows import InMemory
 
 
 def merge_state_dicts(
@@ -28,18 +29,9 @@ def merge_state_dicts(
     >>> merge_state_dicts([{"w": torch.zeros(2)}, {"w": torch.ones(2)}], weight=[1, 3])
     {'w': tensor([0.7500, 0.7500])}
     """
-    return dict(iterate_merged(models, method=method, base=base, seed=seed, **options))
-
-
-def iterate_merged(
-    models: Sequence[Mapping[str, Tensor]],
-    *,
-    method: str = "linear",
-    base: Mapping[str, Tensor] | None = None,
-    seed: int = 0,
-    **options: Any,
-) -> Iterator[tuple[str, Tensor]]:
-    """The same one tensor at a time: a mapping may compute its tensors when they are asked for."""
+    if isinstance(models, (str, Mapping)) or not isinstance(models, Iterable):
+        raise RequestError("Merging: models must be a list of state_dicts, as in merge_state_dicts([a, b]).")
+    require_types(method=(method, str), base=(base, Mapping, None), seed=(seed, int))
     if method not in METHODS:
         raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, METHODS)}")
     chosen = METHODS[method]
@@ -53,6 +45,7 @@ def iterate_merged(
         base = None
     every = [*models, *([base] if base is not None else [])]
     _require_same_names(every)
+    merged: dict[str, Tensor] = {}
     for name in every[-1]:
         tensors = [state[name].detach() for state in every]
         first = tensors[-1] if base is not None else tensors[0]
@@ -64,12 +57,13 @@ def iterate_merged(
                 f"Merging: {name} holds whole numbers in one model and fractions in another. Merge models stored alike."
             )
         if not first.is_floating_point():
-            yield name, first.clone()
+            merged[name] = first.clone()
             continue
         sources = [InMemory(tensor, f"tensor '{name}' of model {k}") for k, tensor in enumerate(tensors, start=1)]
         own, origin = (sources[:-1], sources[-1]) if base is not None else (sources, None)
         job = Job(name, TensorInfo.of(first), own, origin, chosen, options, seed=seed, device=str(first.device))
-        yield name, job.rounded(job.tensor())[0].to(first.device)
+        merged[name] = job.rounded(job.tensor())[0].to(first.device)
+    return merged
 
 
 def _require_same_names(states: Sequence[Mapping[str, Tensor]]) -> None:

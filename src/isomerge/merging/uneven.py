@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from isomerge.merging.pipeline import Job
-from isomerge.merging.recipe import RecipePlan
-from isomerge.merging.strangers import in_few_layers
+from isomerge.merging.outcome.notes import in_few_layers
+from isomerge.merging.plan.tensor_plan import RecipePlan
+from isomerge.merging.run.jobs import Job
 from isomerge.reporting.relations import sampled_rows
 
 UNEVEN = 50.0
@@ -19,7 +19,7 @@ def name_uneven(jobs: Iterable[Job], plan: RecipePlan) -> list[str]:
     sums: dict[str, float] = {}
     for name in in_few_layers(weighed):
         job = weighed[name]
-        of = zip(plan.tensors[name].inputs, job.extras["importance"], job.options["weight"], strict=True)
+        of = zip(plan.tensors[name].inputs, job.option_tensors["importance"], job.options["weight"], strict=True)
         for given, information, weight in of:
             if weight:
                 rows = sampled_rows(name, job.info.shape)
@@ -37,4 +37,4 @@ def name_uneven(jobs: Iterable[Job], plan: RecipePlan) -> list[str]:
 
 def _by_information(job: Job) -> bool:
     named = job.method is not None and job.method.name == "fisher"
-    return named and not job.options.get("normalize") and bool(job.extras.get("importance"))
+    return named and not job.options.get("normalize") and bool(job.option_tensors.get("importance"))

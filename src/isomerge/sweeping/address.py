@@ -18,7 +18,8 @@ from typing import Any
 
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.recipe import Recipe
-from isomerge.merging.recipe.options import AnyMethod, parameter_blocks
+from isomerge.merging.recipe.entries import parameter_blocks
+from isomerge.merging.recipe.options import AnyMethod
 from isomerge.merging.recipe.problems import spelled
 from isomerge.merging.whole import EVERY
 from isomerge.sweeping.ranges import Value

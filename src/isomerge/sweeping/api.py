@@ -12,10 +12,10 @@ from isomerge.data import Data, open_data
 from isomerge.errors import CheckpointError, RequestError, did_you_mean
 from isomerge.evaluation.device import require_device
 from isomerge.evaluation.tasks.run import describe
-from isomerge.merging.merged import Merged
+from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe.write import as_data
-from isomerge.merging.settings import RunSettings
+from isomerge.merging.steps import RunSettings
 from isomerge.reporting.pictures import can_draw, require_drawable
 from isomerge.sweeping.address import of_one_model
 from isomerge.sweeping.bench import Bench

@@ -12,7 +12,7 @@ from isomerge.connectivity.measures import Measure, Numbers
 from isomerge.data.base import Data
 from isomerge.errors import RequestError
 from isomerge.evaluation.tasks.custom import is_custom
-from isomerge.merging.merged import Merged, as_checkpoint
+from isomerge.merging.outcome.merged import Merged, MergedCheckpoint
 from isomerge.sweeping.module import Placed
 
 FACTS = ("metric_name", "higher_is_better", "examples")
@@ -60,7 +60,7 @@ class Ruler:
 def _reader(merged: Merged) -> Checkpoint:
     """Whose tokenizer or image settings make the batches: the merged model's own."""
     if merged.vocabulary is not None:
-        return as_checkpoint(merged, "the merged model")
+        return MergedCheckpoint(merged, "the merged model")
     return open_checkpoint(merged.donor, config=merged.config)
 
 

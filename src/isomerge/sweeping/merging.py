@@ -10,17 +10,16 @@ from typing import Any
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.merging.api import planned
-from isomerge.merging.combine import combine
 from isomerge.merging.data_uses import data_uses
 from isomerge.merging.measured import measures_of
-from isomerge.merging.merged import Merged
-from isomerge.merging.opening import open_model
-from isomerge.merging.prepare import Prepared, prepare
-from isomerge.merging.recipe import ModelReference, Recipe, plan_tensors
-from isomerge.merging.recipe.options import parameter_blocks
+from isomerge.merging.outcome.merged import Merged
+from isomerge.merging.plan.models import open_model
+from isomerge.merging.plan.tensors import plan_tensors
+from isomerge.merging.recipe import ModelReference, Recipe
+from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe.write import as_data
-from isomerge.merging.settings import RunSettings
-from isomerge.merging.tokens import require_same_ids
+from isomerge.merging.steps import PreparedModels, RunSettings, merge_document, prepare
+from isomerge.merging.vocabulary.from_recipe import require_same_ids
 from isomerge.merging.whole import WHOLE
 
 AFTERWARDS = ("name", "dtype", "out_dtype", "tokenizer", "chat_template", "repair")
@@ -37,7 +36,7 @@ class Merger:
     same_ids: bool = False
     """Whether models that give tokens other ids are refused, as by `merge_recipe`."""
     _outline: tuple[str, Merged] | None = None
-    _prepared: tuple[str, Prepared] | None = None
+    _prepared: tuple[str, PreparedModels] | None = None
 
     def __post_init__(self) -> None:
         self.settings.hashes.wanted = False  # nothing is written, so there is no lock to hold them
@@ -66,7 +65,7 @@ class Merger:
         models = self._models(recipe)
         plan = plan_tensors(recipe, models)
         made = self._made(recipe, models[plan.donor], models)
-        return combine(recipe, plan, models, made, self.settings, outline=outline)
+        return merge_document(recipe, plan, models, made, self.settings, outline=outline)
 
     def outline(self, recipe: Recipe) -> Merged:
         """What headers tell of the result: its tokens and its config.json. The method changes neither."""
@@ -81,7 +80,7 @@ class Merger:
     def _models(self, recipe: Recipe) -> dict[ModelReference, Checkpoint]:
         return {reference: self.opened[str(reference)] for reference in recipe.referenced_models()}
 
-    def _made(self, recipe: Recipe, donor: Checkpoint, models: Mapping[ModelReference, Checkpoint]) -> Prepared:
+    def _made(self, recipe: Recipe, donor: Checkpoint, models: Mapping[ModelReference, Checkpoint]) -> PreparedModels:
         key = preparation(recipe)
         if self._prepared is None or self._prepared[0] != key:
             self._prepared = None  # let go of the last before the next is made

@@ -13,8 +13,8 @@ from isomerge.connectivity.ends import Ends
 from isomerge.errors import CheckpointError
 from isomerge.evaluation.probe import load_stock
 from isomerge.evaluation.tasks.model import require_runnable
-from isomerge.merging.memory import fitting_threads
-from isomerge.merging.merged import Merged
+from isomerge.merging.outcome.merged import Merged
+from isomerge.merging.run.memory import fitting_threads
 
 
 @dataclass

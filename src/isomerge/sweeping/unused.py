@@ -8,7 +8,7 @@ from typing import Any
 
 from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.recipe.data_rules import unused_keys
-from isomerge.merging.recipe.options import parameter_blocks
+from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe.problems import Path
 from isomerge.merging.whole import EVERY
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from isomerge.adapters.refuse import require_model
+from isomerge.adapters.adapter import require_model
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.data.base import Batch, Data
 from isomerge.data.heads import label_names

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isomerge.adapters.refuse import require_model
+from isomerge.adapters.adapter import require_model
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.checkpoint.base import name_some
 from isomerge.data.base import Batch, floating

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.method import PerModel, each, method
 from isomerge.merging.methods.pruning import middle
 from isomerge.merging.methods.task_vectors import add_agreeing, add_all
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
 @method(base="required", reference="https://arxiv.org/abs/2312.06795")
 def breadcrumbs(
-    group: Group,
+    group: TensorGroup,
     *,
     weight: PerModel[float] = each(1.0),
     density: PerModel[float] = each(1.0),
@@ -38,7 +38,7 @@ def breadcrumbs(
 
 @method(base="required", reference="https://arxiv.org/abs/2312.06795")
 def breadcrumbs_ties(
-    group: Group,
+    group: TensorGroup,
     *,
     weight: PerModel[float] = each(1.0),
     density: PerModel[float] = each(1.0),

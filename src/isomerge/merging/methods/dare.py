@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from isomerge.merging.group import Combine, Group
 from isomerge.merging.methods.method import PerModel, each, method
 from isomerge.merging.methods.pruning import bernoulli
 from isomerge.merging.methods.task_vectors import Pruned, add_agreeing, add_all
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 
 @method(base="required", reference="https://arxiv.org/abs/2311.03099")
 def dare_linear(
-    group: Group,
+    group: TensorGroup,
     *,
     weight: PerModel[float] = each(1.0),
     density: PerModel[float] = each(1.0),
@@ -36,7 +36,7 @@ def dare_linear(
 
 @method(base="required", reference="https://arxiv.org/abs/2311.03099")
 def dare_ties(
-    group: Group,
+    group: TensorGroup,
     *,
     weight: PerModel[float] = each(1.0),
     density: PerModel[float] = each(1.0),
@@ -60,7 +60,7 @@ def dare_ties(
     return add_agreeing(_dropped(group, density, rescale, paper), weight, normalize, lambda_)
 
 
-def _dropped(group: Group, density: list[float], rescale: bool, paper: bool) -> Pruned:
+def _dropped(group: TensorGroup, density: list[float], rescale: bool, paper: bool) -> Pruned:
     pruned = bernoulli(group, density, rescale and not paper)
     if rescale and paper:
         return Pruned(pruned.vectors, [1 / d if 0 < d < 1 else 1.0 for d in density])

@@ -5,17 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isomerge.errors import RequestError
 from isomerge.merging import draws
-from isomerge.merging.group import Block, Combine, Group
-from isomerge.merging.methods.method import PerModel, each, method
+from isomerge.merging.methods.method import OptionError, PerModel, each, method
 from isomerge.merging.methods.pruning import at_random
 from isomerge.merging.methods.task_vectors import Pruned, add_agreeing, add_all
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 
 @method(base="required", reference="https://arxiv.org/abs/2406.11617")
 def della(
-    group: Group,
+    group: TensorGroup,
     *,
     weight: PerModel[float] = each(1.0),
     density: PerModel[float] = each(1.0),
@@ -43,7 +42,7 @@ def della(
 
 @method(base="required", reference="https://arxiv.org/abs/2406.11617")
 def della_linear(
-    group: Group,
+    group: TensorGroup,
     *,
     weight: PerModel[float] = each(1.0),
     density: PerModel[float] = each(1.0),
@@ -69,24 +68,26 @@ def della_linear(
     return add_all(_dropped(group, density, epsilon, rescale, paper), weight, normalize, lambda_)
 
 
-def _dropped(group: Group, density: list[float], epsilon: list[float], rescale: bool, paper: bool) -> Pruned:
+def _dropped(group: TensorGroup, density: list[float], epsilon: list[float], rescale: bool, paper: bool) -> Pruned:
     for d, e in zip(density, epsilon, strict=True):
         if 0 < d < 1 and not 0 < d - e <= d + e < 1:
-            raise RequestError(
+            raise OptionError(
                 f"density {d} and epsilon {e} make probabilities outside (0, 1). "
-                f"Give an epsilon from 0 to below {min(d, 1 - d):.3g}."
+                f"Give an epsilon from 0 to below {min(d, 1 - d):.3g}.",
+                "density",
+                "epsilon",
             )
 
-    def likelihood(block: Block, model: int) -> Tensor:
+    def likelihood(block: RowBlock, model: int) -> Tensor:
         spread = ranks(block.deltas[model].abs()).to(group.dtype)
         return spread.mul_(2 * epsilon[model]).add_(density[model] - epsilon[model])
 
-    def draw(block: Block, model: int) -> Tensor:
+    def draw(block: RowBlock, model: int) -> Tensor:
         return draws.uniform(group, block, model) < likelihood(block, model)
 
     pruned = at_random(group, density, draw, rescale and not paper)
 
-    def rescaled(block: Block) -> Tensor:
+    def rescaled(block: RowBlock) -> Tensor:
         vectors = pruned.vectors(block)
         for model, d in enumerate(density):
             if 0 < d < 1:

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from isomerge.errors import RequestError
-from isomerge.merging.group import Block, Combine, Group
 from isomerge.merging.methods.method import PerModel, each, method
 from isomerge.merging.methods.task_vectors import onto_base, task_vectors
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 NEEDED = "{name} weighs by importances, but none were given for '{tensor}'. Name the files with '{option}'."
 
 
 @method(base="optional", reference="https://arxiv.org/abs/1612.00796")
 def ewc(
-    group: Group,
+    group: TensorGroup,
     *,
     importance: PerModel[str | None] = each(None),
     base_importance: str | None = None,
@@ -38,13 +38,13 @@ def ewc(
         strength: how much the base's importance counts
     """
     _needed(group, "ewc", "importance")
-    anchored = group.has_base and "base_importance" in group.extras
+    anchored = group.has_base and "base_importance" in group.option_tensors
 
-    def combine(block: Block) -> Tensor:
-        counts = block.extras["importance"] * block.like(weight)
+    def combine(block: RowBlock) -> Tensor:
+        counts = block.option_tensors["importance"] * block.like(weight)
         models = block.tensors
         if anchored and block.base is not None:
-            counts = torch.cat([counts, block.extras["base_importance"] * strength])
+            counts = torch.cat([counts, block.option_tensors["base_importance"] * strength])
             models = torch.cat([models, block.base.unsqueeze(0)])
         # Relative to the largest, so that importances of any size multiply without under- or overflow.
         largest = counts.abs().amax(dim=0)
@@ -58,7 +58,7 @@ def ewc(
 
 @method(base="required", reference="https://arxiv.org/abs/2303.17574")
 def elastic_weight_removal(
-    group: Group,
+    group: TensorGroup,
     *,
     importance: PerModel[str | None] = each(None),
     base_importance: str | None = None,
@@ -77,9 +77,9 @@ def elastic_weight_removal(
     _needed(group, "elastic_weight_removal", "importance")
     _needed(group, "elastic_weight_removal", "base_importance")
 
-    def combine(block: Block) -> Tensor:
-        counts = block.extras["importance"] * block.like(weight)
-        own = block.extras["base_importance"][0]
+    def combine(block: RowBlock) -> Tensor:
+        counts = block.option_tensors["importance"] * block.like(weight)
+        own = block.option_tensors["base_importance"][0]
         largest = torch.maximum(counts.abs().amax(dim=0), own.abs())
         scale = torch.where(largest > 0, largest, 1)
         counts, own = counts / scale, own / scale
@@ -90,6 +90,6 @@ def elastic_weight_removal(
     return combine
 
 
-def _needed(group: Group, name: str, option: str) -> None:
-    if option not in group.extras:
+def _needed(group: TensorGroup, name: str, option: str) -> None:
+    if option not in group.option_tensors:
         raise RequestError(NEEDED.format(name=name, tensor=group.name, option=option))

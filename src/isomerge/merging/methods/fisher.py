@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from isomerge.errors import RequestError
-from isomerge.merging.group import Block, Combine, Group
 from isomerge.merging.methods.ewc import NEEDED, ewc
-from isomerge.merging.methods.method import PerModel, each, method
-from isomerge.merging.reduce import total
+from isomerge.merging.methods.method import OptionError, PerModel, each, method
+from isomerge.merging.methods.reduce import total
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 NOTHING = 1e-20  # of the information of the model that has most: float32 keeps no digits much below
 
 
 @method(reference="https://arxiv.org/abs/2111.09832")
 def fisher(
-    group: Group,
+    group: TensorGroup,
     *,
     importance: PerModel[str | None] = each(None),
     weight: PerModel[float] = each(1.0),
@@ -36,10 +36,10 @@ def fisher(
         floor: the least information of a weight, as a share of the tensor's mean
         normalize: divide each model's information by its mean over the tensor, so that no model counts more than others
     """
-    if "importance" not in group.extras:
+    if "importance" not in group.option_tensors:
         raise RequestError(NEEDED.format(name="fisher", tensor=group.name, option="importance"))
     if floor < 0:
-        raise RequestError(f"fisher: the floor is {floor}; it must not be negative.")
+        raise OptionError(f"fisher: the floor is {floor}; it must not be negative.", "floor")
     means = total(group, _information).reshape(-1) / max(1, group.elements)
     scales = torch.ones_like(means)
     if normalize:  # up to the largest; a model with next to nothing has no digits left that could be scaled
@@ -47,18 +47,18 @@ def fisher(
     least = floor * float((means * scales).mean())
     merged = ewc(group, importance=importance, weight=weight)
 
-    def combine(block: Block) -> Tensor:
-        found = block.extras["importance"]
+    def combine(block: RowBlock) -> Tensor:
+        information = block.option_tensors["importance"]
         if normalize:
-            found = found * block.like(scales.tolist())
-        return merged(replace(block, extras={"importance": found + least}))
+            information = information * block.like(scales.tolist())
+        return merged(replace(block, option_tensors={"importance": information + least}))
 
     return combine
 
 
-def _information(block: Block) -> Tensor:
+def _information(block: RowBlock) -> Tensor:
     """(models,): the sum of each model's."""
-    found = block.extras["importance"]
-    if bool((found < 0).any()) or not bool(found.isfinite().all()):
+    information = block.option_tensors["importance"]
+    if bool((information < 0).any()) or not bool(information.isfinite().all()):
         raise RequestError("fisher: some of the information is negative or not finite. Measure it again.")
-    return found.reshape(len(found), -1).sum(1, dtype=torch.float64)
+    return information.reshape(len(information), -1).sum(1, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What methods on whole matrices share: when a tensor is a matrix, its singular vectors, and joining them."""
+"""Methods on whole matrices: singular vectors of the changes, made isotropic, orthogonal, or free of interference."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import Combine, Group
+from isomerge.merging.methods.method import OptionError, method
 from isomerge.merging.methods.task_vectors import add_all, task_vectors, unpruned
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 SLENDER = 12  # longer by more than this than it is wide: an embedding, or stacked experts, not one linear map
 
@@ -16,7 +17,7 @@ Merge = Callable[[Tensor], Tensor]
 """(models, out, in) task vectors → the merged one (out, in)."""
 
 
-def merge_matrices(group: Group, merge: Merge, lambda_: float) -> Combine:
+def merge_matrices(group: TensorGroup, merge: Merge, lambda_: float) -> Combine:
     """Base + λ · merge(task vectors) for matrices; base + λ · mean for what is not one linear map: vectors, scalars,
     vocabularies. A tensor of more axes is a matrix of its first axis by all the others."""
     rows = group.shape[0] if len(group.shape) > 1 else 1
@@ -53,3 +54,104 @@ def joined(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tens
     left = orthonormal(torch.cat([part[0] for part in parts], dim=1))
     right = orthonormal(torch.cat([part[2] for part in parts]).T).T
     return left, torch.cat([part[1] for part in parts]), right
+
+
+@method(base="required", whole=True, reference="https://arxiv.org/abs/2502.04959")
+def iso_c(group: TensorGroup, *, lambda_: float = 1.0) -> Combine:
+    """Add up the changes and give all their singular directions the mean singular value.
+
+    Σ_k τ_k = U S Vᵀ; base + λ mean(S) U Vᵀ. Directions in which nothing changes are left alone. What is not one
+    linear map (vectors, vocabularies) gets the mean change.
+
+    Options:
+        lambda: how much of the merged task vector is added to the base
+    """
+
+    def merge(vectors: Tensor) -> Tensor:
+        left, values, right = singular(vectors.sum(dim=0))
+        return left @ right * _mean(values)
+
+    return merge_matrices(group, merge, lambda_)
+
+
+@method(base="required", whole=True, reference="https://arxiv.org/abs/2502.04959")
+def iso_cts(group: TensorGroup, *, common: float = 0.8, lambda_: float = 1.0) -> Combine:
+    """As iso_c, with the weakest common directions replaced by each model's strongest own ones.
+
+    Of the sum of changes the first directions are kept; each model adds its strongest directions outside them; all
+    are made orthonormal together and get the mean of their singular values.
+
+    Options:
+        common: which share of the directions comes from the sum
+        lambda: how much of the merged task vector is added to the base
+    """
+    if not 0 <= common <= 1:
+        raise OptionError(f"a common share of {common} is not from 0 to 1.", "common")
+
+    def merge(vectors: Tensor) -> Tensor:
+        rank = min(vectors.shape[1:])
+        own = round((rank - int(rank * common)) / len(vectors))
+        shared = singular(vectors.sum(dim=0), max(0, rank - own * len(vectors)))
+        outside = [vector - shared[0] @ (shared[0].T @ vector) for vector in vectors]
+        rest = [singular(part, own, size=vector.norm()) for part, vector in zip(outside, vectors, strict=True)]
+        left, values, right = joined([shared, *rest])
+        return left @ right * _mean(values)
+
+    return merge_matrices(group, merge, lambda_)
+
+
+def _mean(values: Tensor) -> Tensor:
+    return values.mean() if len(values) else torch.zeros((), dtype=values.dtype, device=values.device)
+
+
+@method(base="required", whole=True, reference="https://arxiv.org/abs/2412.00081")
+def tsv(group: TensorGroup, *, share: float | None = None, lambda_: float = 1.0) -> Combine:
+    """Keep the strongest singular directions of each model's change and make those of all models orthogonal.
+
+    τ_k ≈ U_k S_k V_kᵀ with a share of the rank; base + λ U S Vᵀ, U and V the nearest orthonormal matrices to
+    [U_1 … U_K] and [V_1 … V_K]. What is not one linear map (vectors, vocabularies) gets the mean change.
+
+    Options:
+        share: which share of the singular directions of each model is kept; none is 1/K
+        lambda: how much of the merged task vector is added to the base
+    """
+    part = 1 / group.models if share is None else share
+    if not 0 < part <= 1:
+        raise OptionError(f"a share of {part} of the singular directions is not above 0 and up to 1.", "share")
+
+    def merge(vectors: Tensor) -> Tensor:
+        count = max(1, int(min(vectors.shape[1:]) * part))
+        left, values, right = joined([singular(vector, count) for vector in vectors])
+        return left * values @ right
+
+    return merge_matrices(group, merge, lambda_)
+
+
+@method(base="required", whole=True, reference="https://arxiv.org/abs/2503.08099")
+def wudi(group: TensorGroup, *, lambda_: float = 1.0) -> Combine:
+    """The change that interferes least with every model's: min Σ_k ‖(τ − τ_k) τ_kᵀ‖² / ‖τ_k‖².
+
+    The rows of τ_k span the inputs model k has learned from, so this asks for agreement on those. The minimum is
+    τ = (Σ τ_k τ_kᵀτ_k / ‖τ_k‖²) (Σ τ_kᵀτ_k / ‖τ_k‖²)⁺. What is not one linear map gets the mean change.
+
+    Options:
+        lambda: how much of the merged task vector is added to the base
+    """
+    return merge_matrices(group, _least_interference, lambda_)
+
+
+def _least_interference(vectors: Tensor) -> Tensor:
+    """In float64, because squares lose half the digits; without the directions that no model has changed."""
+    columns = vectors.shape[2]
+    wanted = torch.zeros(vectors.shape[1:], dtype=torch.float64, device=vectors.device)
+    inputs = torch.zeros(columns, columns, dtype=torch.float64, device=vectors.device)
+    for vector in vectors.double():
+        size = vector.square().sum()
+        if size > 0:
+            covariance = vector.T @ vector / size
+            inputs += covariance
+            wanted += vector @ covariance
+    values, basis = torch.linalg.eigh(inputs)
+    real = values > values[-1] * columns * torch.finfo(torch.float64).eps
+    merged: Tensor = wanted @ basis[:, real] / values[real] @ basis[:, real].T
+    return merged.to(vectors.dtype)

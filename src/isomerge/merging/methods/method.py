@@ -10,9 +10,22 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merging.group import Combine, Group
+from isomerge.merging.run.rows import Combine, TensorGroup
 
 T = TypeVar("T")
+
+
+class OptionError(RequestError):
+    """A value that a method cannot use; `options` are the names of the options it is about."""
+
+    def __init__(self, message: str, *options: str) -> None:
+        super().__init__(message, *options)  # all, so that it can be sent from one process to another
+        self.options = options
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 PER_MODEL = "one value per model"
 PerModel = typing.Annotated[list[T], PER_MODEL]
 """An option that every model has its own value of. The function gets a list, in the order of the models."""
@@ -80,6 +93,9 @@ class Method:
     whole: bool = False
     """It works on whole matrices, and holds them in memory."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _method_called, (self.name,)  # the function's name is taken by the method itself
+
     @property
     def measures(self) -> str | None:
         """What it weighs the models by, where that has to be measured on data."""
@@ -93,22 +109,21 @@ class Method:
             base = " beside the base" if self.base == "required" else ""
             raise RequestError(f"{self.name} merges {wanted} models{base}, and {models} are given.")
 
-    def __call__(self, group: Group, **options: Any) -> Combine:
+    def __call__(self, group: TensorGroup, **options: Any) -> Combine:
         """Run it with the options' recipe names; a single value stands for every model, and defaults fill the rest."""
         bound = {}
         for option in self.options:
             value = options.pop(option.name, options.pop(option.argument, option.default))
             if value is REQUIRED:
-                raise RequestError(f"{self.name} needs '{option.name}': {option.help}.")
+                raise OptionError(f"{self.name} needs '{option.name}': {option.help}.", option.name)
             if option.per_model:
                 value = list(value) if isinstance(value, (list, tuple)) else [value] * group.models
                 if len(value) != group.models:
-                    raise RequestError(
-                        f"'{option.name}' of {self.name} has {len(value)} values for {group.models} models."
-                    )
+                    text = f"'{option.name}' of {self.name} has {len(value)} values for {group.models} models."
+                    raise OptionError(text, option.name)
             wrong = [option.problem(one) for one in (value if option.per_model else [value])]
             if any(wrong):
-                raise RequestError(f"{self.name}: {next(filter(None, wrong))}.")
+                raise OptionError(f"{self.name}: {next(filter(None, wrong))}.", option.name)
             bound[option.argument] = value
         if options:
             unknown = min(options)
@@ -118,6 +133,10 @@ class Method:
 
 
 METHODS: dict[str, Method] = {}
+
+
+def _method_called(name: str) -> Method:
+    return METHODS[name]
 
 
 def method(
@@ -151,7 +170,7 @@ def read_options(function: Callable[..., Any], document: str) -> tuple[Option, .
     """The keyword-only arguments of a function as options, described by its docstring."""
     described = _described(document)
     hints = typing.get_type_hints(function, include_extras=True)
-    found = []
+    options = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             continue
@@ -164,8 +183,8 @@ def read_options(function: Callable[..., Any], document: str) -> tuple[Option, .
             (default,) = default  # what `each` wrapped
         key = parameter.name.removesuffix("_")
         nullable = type(None) in typing.get_args(hint)
-        found.append(Option(key, kinds[0], per_model, default, described[key], nullable))
-    return tuple(found)
+        options.append(Option(key, kinds[0], per_model, default, described[key], nullable))
+    return tuple(options)
 
 
 def _described(document: str) -> dict[str, str]:

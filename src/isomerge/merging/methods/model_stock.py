@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import Block, Combine, Group
 from isomerge.merging.methods.method import method
+from isomerge.merging.methods.reduce import gram, mixture
 from isomerge.merging.methods.task_vectors import onto_base, task_vectors
-from isomerge.merging.reduce import gram, mixture
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 FLOOR = 1e-6
 
 
 @method(base="required", least=2, reference="https://arxiv.org/abs/2403.19522")
-def model_stock(group: Group, *, filter_wise: bool = False, paper: bool = False) -> Combine:
+def model_stock(group: TensorGroup, *, filter_wise: bool = False, paper: bool = False) -> Combine:
     """Go from the base towards the mean of the N models by t = N cos θ / (1 + (N − 1) cos θ), θ between their changes.
 
     Options:
@@ -24,7 +24,7 @@ def model_stock(group: Group, *, filter_wise: bool = False, paper: bool = False)
     floor = 0.0 if paper else FLOOR
     if filter_wise and len(group.shape) > 1:
 
-        def by_row(block: Block) -> Tensor:
+        def by_row(block: RowBlock) -> Tensor:
             vectors = task_vectors(block)
             wide = vectors.double()
             products = torch.einsum("i...e,j...e->...ij", wide, wide)
@@ -35,7 +35,7 @@ def model_stock(group: Group, *, filter_wise: bool = False, paper: bool = False)
     return mixture([share / group.models] * group.models, base=1 - share)
 
 
-def _moved(block: Block, vectors: Tensor, share: Tensor) -> Tensor:
+def _moved(block: RowBlock, vectors: Tensor, share: Tensor) -> Tensor:
     mean = vectors[0]
     for vector in vectors[1:]:
         mean.add_(vector)

@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 
 from isomerge.merging import draws
-from isomerge.merging.group import Block, Group
+from isomerge.merging.methods.reduce import kth_smallest, total
 from isomerge.merging.methods.task_vectors import Pruned, task_vectors, unpruned
-from isomerge.merging.reduce import kth_smallest, total
+from isomerge.merging.run.rows import RowBlock, TensorGroup
 
 NOTHING = 1e-7  # sums below it are not worth matching
 
 
-def largest(group: Group, density: Sequence[float], rescale: bool = False) -> Pruned:
+def largest(group: TensorGroup, density: Sequence[float], rescale: bool = False) -> Pruned:
     """The largest changes of each model, at least one unless its density is 0."""
     ranks = [[group.elements - kept] if 0 < (kept := _count(group, d)) < group.elements else [] for d in density]
     bounds = [
-        (found[0] if found else 0.0 if d > 0 else math.inf, math.inf)
-        for found, d in zip(_magnitudes(group, ranks), density, strict=True)
+        (statistics[0] if statistics else 0.0 if d > 0 else math.inf, math.inf)
+        for statistics, d in zip(_magnitudes(group, ranks), density, strict=True)
     ]
     return between(group, bounds, rescale)
 
 
 def middle(
-    group: Group, density: Sequence[float], gamma: Sequence[float], rescale: bool = False, strict: bool = False
+    group: TensorGroup, density: Sequence[float], gamma: Sequence[float], rescale: bool = False, strict: bool = False
 ) -> Pruned:
     """What is left without the share `gamma` of the largest changes and without the smallest, `density` in all.
 
@@ -42,29 +42,29 @@ def middle(
         everything = end - first >= group.elements
         ranks.append([first, end - 1] if kept and not everything else [])
     bounds = [
-        (found[0], found[1]) if found else (0.0 if d > 0 else math.inf, math.inf)
-        for found, d in zip(_magnitudes(group, ranks), density, strict=True)
+        (statistics[0], statistics[1]) if statistics else (0.0 if d > 0 else math.inf, math.inf)
+        for statistics, d in zip(_magnitudes(group, ranks), density, strict=True)
     ]
     return between(group, bounds, rescale)
 
 
-def _count(group: Group, density: float) -> int:
+def _count(group: TensorGroup, density: float) -> int:
     """How many elements a density keeps: one at least, so that no tensor is lost because it is small."""
     return min(group.elements, max(1, int(density * group.elements))) if density > 0 else 0
 
 
-def _magnitudes(group: Group, ranks: list[list[int]]) -> list[list[float]]:
+def _magnitudes(group: TensorGroup, ranks: list[list[int]]) -> list[list[float]]:
     if not any(ranks):
         return [[] for _ in ranks]
     return kth_smallest(group, lambda block: task_vectors(block).abs_(), ranks)
 
 
-def between(group: Group, bounds: Sequence[tuple[float, float]], rescale: bool) -> Pruned:
+def between(group: TensorGroup, bounds: Sequence[tuple[float, float]], rescale: bool) -> Pruned:
     """The changes whose magnitude is in a closed range. Equal magnitudes share their fate, so that the order in which a
     tensor is stored decides nothing."""
     zero = torch.zeros((), dtype=group.dtype)
 
-    def prune(block: Block, vectors: Tensor) -> Tensor:
+    def prune(block: RowBlock, vectors: Tensor) -> Tensor:
         for vector, (low, high) in zip(vectors, bounds, strict=True):
             if low == math.inf:
                 vector.zero_()
@@ -82,9 +82,9 @@ def between(group: Group, bounds: Sequence[tuple[float, float]], rescale: bool) 
 
 
 def at_random(
-    group: Group,
+    group: TensorGroup,
     density: Sequence[float],
-    draw: Callable[[Block, int], Tensor],
+    draw: Callable[[RowBlock, int], Tensor],
     rescale: bool,
 ) -> Pruned:
     """What `draw(block, model)` says is kept of the models whose density is below 1.
@@ -93,7 +93,7 @@ def at_random(
     """
     remembered: dict[tuple[int, int, int], np.ndarray] = {}
 
-    def mask(block: Block, model: int) -> Tensor:
+    def mask(block: RowBlock, model: int) -> Tensor:
         like = block.tensors[0]
         place = (block.start, like.numel(), model)
         bits = remembered.get(place)
@@ -106,7 +106,7 @@ def at_random(
             kept = kept.view(torch.uint8)
         return kept.to(like.dtype)
 
-    def prune(block: Block, vectors: Tensor) -> Tensor:
+    def prune(block: RowBlock, vectors: Tensor) -> Tensor:
         for model, (vector, d) in enumerate(zip(vectors, density, strict=True)):
             if d <= 0:
                 vector.zero_()
@@ -119,24 +119,24 @@ def at_random(
     return _pruned(group, prune, rescale)
 
 
-def bernoulli(group: Group, density: Sequence[float], rescale: bool) -> Pruned:
+def bernoulli(group: TensorGroup, density: Sequence[float], rescale: bool) -> Pruned:
     """Each change by itself with probability `density`."""
     return at_random(group, density, lambda block, model: draws.chosen(group, block, model, density[model]), rescale)
 
 
-Prune = Callable[[Block, Tensor], Tensor]
+Prune = Callable[[RowBlock, Tensor], Tensor]
 """Drops a part of a block's task vectors, in place."""
 
 
-def _pruned(group: Group, prune: Prune, rescale: bool) -> Pruned:
+def _pruned(group: TensorGroup, prune: Prune, rescale: bool) -> Pruned:
     scale = _norm_ratios(group, prune) if rescale else [1.0] * group.models
     return Pruned(lambda block: prune(block, task_vectors(block)), scale)
 
 
-def _norm_ratios(group: Group, prune: Prune) -> list[float]:
+def _norm_ratios(group: TensorGroup, prune: Prune) -> list[float]:
     """By how much the sum of magnitudes has shrunk, for each model."""
 
-    def sums(block: Block) -> Tensor:
+    def sums(block: RowBlock) -> Tensor:
         magnitudes = task_vectors(block).abs_()
         whole = magnitudes.reshape(group.models, -1).sum(dim=1)
         return torch.stack([whole, prune(block, magnitudes).reshape(group.models, -1).sum(dim=1)])

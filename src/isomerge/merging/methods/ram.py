@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import Block, Combine, Group
 from isomerge.merging.methods.method import method
+from isomerge.merging.methods.reduce import total
 from isomerge.merging.methods.task_vectors import onto_base, task_vectors
-from isomerge.merging.reduce import total
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 
 @method(base="required", reference="https://arxiv.org/abs/2601.13572")
-def ram(group: Group, *, epsilon: float = 1e-5) -> Combine:
+def ram(group: TensorGroup, *, epsilon: float = 1e-5) -> Combine:
     """Average each weight over the models that changed it; what only one has changed is kept whole.
 
     Options:
@@ -22,7 +22,7 @@ def ram(group: Group, *, epsilon: float = 1e-5) -> Combine:
 
 
 @method(base="required", reference="https://arxiv.org/abs/2601.13572")
-def ramplus_tl(group: Group, *, r: float = 0.1, alpha: float = 0.2, epsilon: float = 1e-5) -> Combine:
+def ramplus_tl(group: TensorGroup, *, r: float = 0.1, alpha: float = 0.2, epsilon: float = 1e-5) -> Combine:
     """As ram, and a model's unique changes grow by 1 + r · min(shared / unique, alpha), counted in each tensor.
 
     Options:
@@ -31,7 +31,7 @@ def ramplus_tl(group: Group, *, r: float = 0.1, alpha: float = 0.2, epsilon: flo
         epsilon: a change up to this size is none
     """
 
-    def counts(block: Block) -> Tensor:
+    def counts(block: RowBlock) -> Tensor:
         changed = torch.hardshrink(task_vectors(block), epsilon).sign_().abs_()
         by = changed.sum(dim=0)
         return torch.stack([(changed * mask).reshape(group.models, -1).sum(dim=1) for mask in (by > 1, by == 1)])
@@ -42,7 +42,7 @@ def ramplus_tl(group: Group, *, r: float = 0.1, alpha: float = 0.2, epsilon: flo
 
 
 def _merged(amplified: list[float], epsilon: float) -> Combine:
-    def combine(block: Block) -> Tensor:
+    def combine(block: RowBlock) -> Tensor:
         vectors = torch.hardshrink(task_vectors(block), epsilon)
         by = vectors.sign().abs_().sum(dim=0)
         merged = vectors.sum(dim=0).div_(by.clamp_min(1))

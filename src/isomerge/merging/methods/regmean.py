@@ -7,9 +7,9 @@ import warnings
 from torch import Tensor
 
 from isomerge.errors import RequestError
-from isomerge.merging.group import Combine, Group, gram_option
 from isomerge.merging.methods.method import PerModel, each, method
-from isomerge.merging.reduce import mixture
+from isomerge.merging.methods.reduce import mixture
+from isomerge.merging.run.rows import Combine, TensorGroup, gram_option
 from isomerge.merging.statistics.regression import regression_mean
 from isomerge.merging.statistics.warning import StatisticsWarning, too_little
 
@@ -17,7 +17,7 @@ from isomerge.merging.statistics.warning import StatisticsWarning, too_little
 @method(reference="https://arxiv.org/abs/2212.09849", whole=True)
 @gram_option("statistics")
 def regmean(
-    group: Group,
+    group: TensorGroup,
     *,
     statistics: PerModel[str | None] = each(None),
     weight: PerModel[float] = each(1.0),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import Block, Combine, Group
 from isomerge.merging.methods.method import method
+from isomerge.merging.methods.reduce import kth_smallest, products, total
 from isomerge.merging.methods.task_vectors import agreeing, onto_base, task_vectors
-from isomerge.merging.reduce import kth_smallest, products, total
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 FLOOR = 1e-6
 
 
 @method(base="required", reference="https://arxiv.org/abs/2408.07990")
-def sce(group: Group, *, select_topk: float = 1.0, int8_mask: bool = False, paper: bool = False) -> Combine:
+def sce(group: TensorGroup, *, select_topk: float = 1.0, int8_mask: bool = False, paper: bool = False) -> Combine:
     """Select where the models differ most, weigh each by the size of its changes, and average those of one sign.
 
     Options:
@@ -24,25 +24,25 @@ def sce(group: Group, *, select_topk: float = 1.0, int8_mask: bool = False, pape
     """
     least = _smallest_selected(group, select_topk)
 
-    def selected(block: Block) -> Tensor:
+    def selected(block: RowBlock) -> Tensor:
         vectors = task_vectors(block)
         return vectors if least <= 0 else vectors.mul_((_variance(vectors) >= least).to(vectors.dtype))
 
-    def sizes(block: Block) -> Tensor:
+    def sizes(block: RowBlock) -> Tensor:
         return torch.stack([products([vector.reshape(-1)])[0, 0] for vector in selected(block)])
 
     means = total(group, sizes).expand(group.models) / max(1, group.elements)
     uniform = means.sum() == 0 if paper else means.sum() < FLOOR
     share = [1 / group.models] * group.models if uniform else (means / means.sum()).tolist()
 
-    def combine(block: Block) -> Tensor:
+    def combine(block: RowBlock) -> Tensor:
         counts = None if paper else share
         return onto_base(block, agreeing(selected(block), [1.0] * group.models, share, counts, FLOOR))
 
     return combine
 
 
-def _smallest_selected(group: Group, share: float) -> float:
+def _smallest_selected(group: TensorGroup, share: float) -> float:
     """The variance from which on a weight is selected. Where the models do not differ at all, everything is."""
     if share >= 1 or not group.elements:
         return 0.0

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isomerge.merging.group import Block, Combine
+from isomerge.merging.run.rows import Combine, RowBlock
 
 
-def task_vectors(block: Block) -> Tensor:
+def task_vectors(block: RowBlock) -> Tensor:
     """(models, rows, …): what each model added to the base, in new memory that may be overwritten."""
     return block.tensors.clone() if block.base is None else block.tensors - block.base
 
@@ -20,7 +20,7 @@ def task_vectors(block: Block) -> Tensor:
 class Pruned:
     """Task vectors of which something was dropped."""
 
-    vectors: Callable[[Block], Tensor]
+    vectors: Callable[[RowBlock], Tensor]
     """What is left, in new memory."""
     scale: Sequence[float]
     """By how much what is left of each model is to be multiplied."""
@@ -35,7 +35,7 @@ def add_all(pruned: Pruned, weight: Sequence[float], normalize: bool, lambda_: f
     total = sum(weight)
     factor = lambda_ / total if normalize and abs(total) >= 1e-8 else lambda_
 
-    def combine(block: Block) -> Tensor:
+    def combine(block: RowBlock) -> Tensor:
         vectors = pruned.vectors(block)
         merged = vectors[0].mul_(weight[0] * pruned.scale[0] * factor)
         for vector, w, s in zip(vectors[1:], weight[1:], pruned.scale[1:], strict=True):
@@ -50,14 +50,14 @@ def add_agreeing(pruned: Pruned, weight: Sequence[float], normalize: bool, lambd
     votes = [w * s for w, s in zip(weight, pruned.scale, strict=True)]
     counts = weight if normalize else None
 
-    def combine(block: Block) -> Tensor:
+    def combine(block: RowBlock) -> Tensor:
         merged = agreeing(pruned.vectors(block), votes, [1.0] * len(votes), counts)
         return onto_base(block, merged if lambda_ == 1 else merged.mul_(lambda_))
 
     return combine
 
 
-def onto_base(block: Block, merged: Tensor) -> Tensor:
+def onto_base(block: RowBlock, merged: Tensor) -> Tensor:
     """Base + merged, in the memory of `merged`."""
     return merged if block.base is None else merged.add_(block.base)
 

@@ -1,16 +1,19 @@
-"""Trim, elect signs, merge."""
+"""Task vectors in conflict: only those that agree on a sign, that several models share, or the largest."""
 
 from __future__ import annotations
 
-from isomerge.merging.group import Combine, Group
+import torch
+from torch import Tensor
+
 from isomerge.merging.methods.method import PerModel, each, method
 from isomerge.merging.methods.pruning import largest
-from isomerge.merging.methods.task_vectors import add_agreeing
+from isomerge.merging.methods.task_vectors import add_agreeing, agreeing, onto_base, task_vectors
+from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 
 @method(base="required", reference="https://arxiv.org/abs/2306.01708")
 def ties(
-    group: Group,
+    group: TensorGroup,
     *,
     weight: PerModel[float] = each(1.0),
     density: PerModel[float] = each(1.0),
@@ -34,3 +37,70 @@ def ties(
     if paper:
         weight, normalize = [1.0] * group.models, True
     return add_agreeing(largest(group, density, rescale), weight, normalize, lambda_)
+
+
+@method(base="required", reference="https://arxiv.org/abs/2405.07813")
+def consensus_ties(
+    group: TensorGroup,
+    *,
+    weight: PerModel[float] = each(1.0),
+    density: PerModel[float] = each(1.0),
+    k: int = 2,
+    tall_lambda: float = 0.4,
+    elect: bool = True,
+    normalize: bool = False,
+    lambda_: float = 1.0,
+) -> Combine:
+    """Merge task vectors and keep the weights that at least k tasks need, by their TALL masks.
+
+    Task t needs a weight where |τ_t| ≥ λ_tall |τ − τ_t|, τ being the merged task vector. With fewer than k models, all
+    of them must need it.
+
+    Options:
+        weight: how much of each task vector
+        density: which share of each task vector is merged, the largest first
+        k: how many tasks must need a weight
+        tall_lambda: how large a task's own change must be beside what the others add
+        elect: elect signs as in TIES; otherwise add all, as in task arithmetic
+        normalize: divide by the weights of the models merged
+        lambda: how much of the merged task vector is added to the base
+    """
+    pruned = largest(group, density)
+    needed = min(k, group.models)
+
+    def combine(block: RowBlock) -> Tensor:
+        vectors = pruned.vectors(block)
+        if elect:
+            merged = agreeing(vectors, weight, [1.0] * group.models, weight if normalize else None)
+        else:
+            merged = vectors.mul_(block.like(weight)).sum(dim=0)
+            if normalize and abs(sum(weight)) >= 1e-8:
+                merged.div_(sum(weight))
+        votes = torch.zeros_like(merged)
+        for vector in task_vectors(block):
+            votes += vector.abs() >= (merged - vector).abs_().mul_(tall_lambda)
+        return onto_base(block, merged.mul_((votes >= needed).to(merged.dtype)).mul_(lambda_))
+
+    return combine
+
+
+@method(base="required", reference="https://arxiv.org/abs/2407.06322")
+def magmax(group: TensorGroup, *, lambda_: float = 1.0) -> Combine:
+    """Of each weight take the change of largest magnitude: base + λ τ_k, k = argmax |τ_k|; opposite equals cancel.
+
+    Options:
+        lambda: how much of the merged task vector is added to the base
+    """
+
+    def combine(block: RowBlock) -> Tensor:
+        vectors = task_vectors(block)
+        up, down = vectors[0].clone(), vectors[0]
+        for vector in vectors[1:]:
+            torch.maximum(up, vector, out=up)
+            torch.minimum(down, vector, out=down)
+        # The sign of up + down says whose magnitude is larger.
+        sign = (up + down).sign_()
+        merged = up.mul_(sign.clamp_min(0)).sub_(down.mul_(sign.clamp_max(0)))
+        return onto_base(block, merged.mul_(lambda_))
+
+    return combine

@@ -6,9 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from isomerge.errors import did_you_mean
-from isomerge.merging.recipe.align_settings import AlignSettings
-from isomerge.merging.recipe.data_settings import CalibrateSettings, DataSettings, RepairSettings
+from isomerge.errors import did_you_mean, near_miss
 from isomerge.merging.recipe.definitions import (
     ModelEntry,
     ModelToken,
@@ -21,6 +19,7 @@ from isomerge.merging.recipe.definitions import (
 )
 from isomerge.merging.recipe.fields import TAG, Conditional
 from isomerge.merging.recipe.problems import Path, Places, Problems
+from isomerge.merging.recipe.settings import AlignSettings, CalibrateSettings, DataSettings, RepairSettings
 from isomerge.merging.whole import EVERY
 
 CONTAINERS: dict[str, tuple[type[BaseModel], str]] = {
@@ -107,8 +106,7 @@ def _unknown_key(key: str, path: Path) -> str:
     text = f"'{key}' is not a key of {where}, which has {_listed(allowed)}."
     if key in MERGEKIT_LEFTOVERS:
         return f"{text} {MERGEKIT_LEFTOVERS[key]}"
-    hint = did_you_mean(key, allowed)
-    if hint.startswith("Did you mean"):
+    if hint := near_miss(key, allowed):
         return f"{text} {hint}"
     if "parameters" in allowed and any(key == option.name for method in EVERY.values() for option in method.options):
         return f"{text} It is an option of merge methods: put it under 'parameters'"

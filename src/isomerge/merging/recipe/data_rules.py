@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isomerge.merging.methods import METHODS, Method
+from isomerge.merging.recipe.entries import walk
 from isomerge.merging.recipe.problems import Path, Places, Problems
 from isomerge.merging.recipe.reference import ModelReference
 from isomerge.merging.whole import WholeMethod
@@ -61,16 +62,7 @@ class _Rules:
 
     @property
     def entries(self) -> list[tuple[Path, Mapping[str, Any]]]:
-        found: list[tuple[Path, Mapping[str, Any]]] = []
-        modules = self.data.get("modules")
-        holders: list[tuple[Path, Any]] = [((), self.data)]
-        holders += [(("modules", name), one) for name, one in modules.items()] if isinstance(modules, dict) else []
-        for path, holder in holders:
-            models = holder.get("models") if isinstance(holder, dict) else None
-            for i, entry in enumerate(models if isinstance(models, list) else []):
-                if isinstance(entry, dict):
-                    found.append(((*path, "models", i), entry))
-        return found
+        return [(entry.path, entry.content) for entry in walk(self.data) if entry.kind == "model"]
 
     def has(self, key: str) -> bool:
         return self.data.get(key) not in (None, False)

@@ -18,14 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from isomerge.merging.recipe.align_settings import AlignSettings
-from isomerge.merging.recipe.data_settings import (
-    CalibrateSettings,
-    DataEntry,
-    DataSettings,
-    RepairSettings,
-    read_switch,
-)
+from isomerge.merging.recipe.entries import walk
 from isomerge.merging.recipe.fields import (
     OPTIONS,
     TAG,
@@ -41,6 +34,14 @@ from isomerge.merging.recipe.fields import (
 )
 from isomerge.merging.recipe.problems import Places
 from isomerge.merging.recipe.reference import ModelReference
+from isomerge.merging.recipe.settings import (
+    AlignSettings,
+    CalibrateSettings,
+    DataEntry,
+    DataSettings,
+    RepairSettings,
+    read_switch,
+)
 
 
 # --- models, slices, modules ------------------------------------------------------------------------------------------
@@ -90,10 +91,6 @@ class Module(Definition):
     slices: Annotated[tuple[OutputSlice, ...], Field(min_length=1)] | None = None
     parameters: Settings | None = Field(None, description=OPTIONS)
 
-    @model_validator(mode="after")
-    def _one_of(self) -> Module:
-        return _exactly_one(self, "models", "slices")
-
 
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 class ZeroToken(Definition):
@@ -112,7 +109,9 @@ class ModelToken(Definition):
 
     @model_validator(mode="after")
     def _one_of(self) -> ModelToken:
-        return _exactly_one(self, "token", "token_id")
+        if problem := not_exactly_one({"token": self.token, "token_id": self.token_id}, ("token", "token_id")):
+            raise ValueError(problem)
+        return self
 
 
 def _token_form(value: Any) -> str | None:
@@ -204,10 +203,6 @@ class Recipe(Definition):
 
     _places: Places = PrivateAttr(default_factory=Places)
 
-    @model_validator(mode="after")
-    def _one_of(self) -> Recipe:
-        return _exactly_one(self, "models", "slices", "modules")
-
     @property
     def places(self) -> Places:
         """Where each part was written."""
@@ -221,17 +216,18 @@ class Recipe(Definition):
 
     def referenced_models(self) -> list[ModelReference]:
         """Every model whose weights are used: the base first, then in the order of the file."""
-        found = [self.base_model] if self.base_model else []
-        found += [entry.model for entry in self.models or ()]
-        found += _in_slices(self.slices)
-        for module in (self.modules or {}).values():
-            found += [entry.model for entry in module.models or ()] + _in_slices(module.slices)
-        return list(dict.fromkeys(found))
+        models = [self.base_model] if self.base_model else []
+        for entry in walk(self):
+            if entry.kind == "model":
+                models.append(entry.content.model)
+            elif entry.kind == "slice":
+                models += [source.model for source in entry.content.sources]
+                models += [entry.content.base_model] if entry.content.base_model else []
+        return list(dict.fromkeys(models))
 
     def entries(self) -> list[ModelEntry]:
         """The entries of `models`, of the recipe or of its modules."""
-        modules = (self.modules or {}).values()
-        return [*(self.models or ()), *(entry for module in modules for entry in module.models or ())]
+        return [entry.content for entry in walk(self) if entry.kind == "model"]
 
     def data_of(self, model: ModelReference) -> DataSettings | None:
         """The data that a model is measured on: its own, or the recipe's."""
@@ -245,22 +241,9 @@ class Recipe(Definition):
 
     def mergekit_yaml(self) -> str | None:
         """The recipe as mergekit understands it, or None if it uses what mergekit has not."""
-        from isomerge.merging.recipe.write import mergekit_yaml
+        from isomerge.merging.recipe.mergekit import mergekit_yaml
 
         return mergekit_yaml(self)
-
-
-def _in_slices(slices: tuple[OutputSlice, ...] | None) -> list[ModelReference]:
-    found = []
-    for part in slices or ():
-        found += [source.model for source in part.sources] + ([part.base_model] if part.base_model else [])
-    return found
-
-
-def _exactly_one(part: Any, *keys: str) -> Any:
-    if problem := not_exactly_one({key: getattr(part, key) for key in keys}, keys):
-        raise ValueError(problem)
-    return part
 
 
 def not_exactly_one(data: Mapping[str, Any], keys: Sequence[str]) -> str:

@@ -22,13 +22,13 @@ def read_documents(text: str, source: str, problems: Problems) -> list[tuple[Any
     except yaml.YAMLError as error:  # a control character, say
         problems.general(f"this is not YAML: {error}")
         return []
-    found = []
+    documents = []
     for node in nodes:
         if node is None or (isinstance(node, yaml.ScalarNode) and not node.value):
             continue
-        reader = _Reader(source, problems)
-        found.append((reader.read(node, ()), reader.places))
-    return found
+        reader = _NodeReader(source, problems)
+        documents.append((reader.read(node, ()), reader.places))
+    return documents
 
 
 def _pitfall(text: str, line: int | None) -> str:
@@ -39,7 +39,7 @@ def _pitfall(text: str, line: int | None) -> str:
     return "; look at the indentation of this line and of those before it"
 
 
-class _Reader:
+class _NodeReader:
     """Builds the data of one document. Keys stay text, so a token called `yes` or `1` is not turned into a value."""
 
     def __init__(self, source: str, problems: Problems) -> None:
@@ -79,15 +79,15 @@ class _Reader:
             self._refuse_twice(node, path)
             self._constructor.flatten_mapping(node)  # `<<: *other`
             self._merged.add(id(node))
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 self.places.lines[path] = key.start_mark.line + 1
                 self.problems.add(self.places, path, "a key must be a word")
                 continue
             self.places.lines[(*path, key.value)] = key.start_mark.line + 1
-            found[key.value] = self.read(value, (*path, key.value))
-        return found
+            mapping[key.value] = self.read(value, (*path, key.value))
+        return mapping
 
     def _refuse_twice(self, node: yaml.MappingNode, path: Path) -> None:
         first: dict[str, int] = {}

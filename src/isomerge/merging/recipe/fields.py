@@ -19,8 +19,8 @@ from pydantic import (
     WrapValidator,
 )
 
-from isomerge.checkpoint import parse_dtype
-from isomerge.errors import RequestError
+from isomerge.checkpoint.dtypes import FLOATS, parse_dtype
+from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.recipe.reference import ModelReference
 
 Text = Annotated[str, Strict(), Field(min_length=1)]
@@ -42,7 +42,7 @@ def read_reference(value: Any) -> Any:
 
 def _read_long_reference(value: dict[str, Any]) -> ModelReference:
     """mergekit's long form, which it writes for paths with spaces: {model: {path, revision}, lora: {…}}."""
-    found: list[str | None] = []
+    parts: list[str | None] = []
     unknown = set(value) - {"model", "lora", "override_architecture"}
     if unknown or value.get("override_architecture") is not None:
         name = min(unknown) if unknown else "override_architecture"
@@ -52,9 +52,9 @@ def _read_long_reference(value: dict[str, Any]) -> ModelReference:
         part = {"path": part} if isinstance(part, str) or part is None else part
         if not isinstance(part, dict) or set(part) - {"path", "revision"} or (key == "model" and not part.get("path")):
             raise ValueError(f"'{key}' of a model's long form is a path, or a mapping with 'path' and 'revision'")
-        found += [part.get("path"), part.get("revision")]
-    assert found[0] is not None
-    return ModelReference(found[0], *found[1:])
+        parts += [part.get("path"), part.get("revision")]
+    assert parts[0] is not None
+    return ModelReference(parts[0], *parts[1:])
 
 
 def kind_of(value: Any) -> str:
@@ -77,8 +77,8 @@ def _read_dtype(value: Any) -> Any:
         raise ValueError(f"a dtype is a name such as bfloat16, and this is {kind_of(value)}")
     try:
         return str(parse_dtype(value)).removeprefix("torch.")
-    except RequestError as error:
-        raise ValueError(f"'{value}': " + str(error).partition(": ")[2]) from None
+    except RequestError:
+        raise ValueError(f"'{value}' is not a floating-point dtype. {did_you_mean(value, FLOATS)}") from None
 
 
 Dtype = Annotated[

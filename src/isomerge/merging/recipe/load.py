@@ -6,7 +6,7 @@ import codecs
 import copy
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path as File
 from typing import Any
 
@@ -19,6 +19,7 @@ from isomerge.merging.recipe.document import read_documents
 from isomerge.merging.recipe.options import check_method
 from isomerge.merging.recipe.problems import Path, Places, Problems
 from isomerge.merging.recipe.reference import ModelReference
+from isomerge.merging.whole import EVERY
 
 EXAMPLE = "merge_method: linear, and models: with entries '- model: PATH'"
 
@@ -68,8 +69,8 @@ def _text(source: str | os.PathLike[str]) -> tuple[str, str]:
             "Save it as UTF-8 in your editor; or, if it is no YAML at all, name the file that is"
         )
     except OSError as error:
-        told = _broken(file) if file.is_symlink() else error.strerror or error
-        why = f"{told}. Name a YAML file that can be read"
+        cause = _broken(file) if file.is_symlink() else error.strerror or error
+        why = f"{cause}. Name a YAML file that can be read"
     raise RequestError(f"While reading the recipe {text}: {why}.")
 
 
@@ -132,7 +133,7 @@ def _move_tokenizer_source(data: dict[str, Any], places: Places, problems: Probl
 def _check_references(recipe: Recipe, problems: Problems) -> None:
     """Places that name a model which must be one of those that are merged."""
     known = recipe.referenced_models()
-    for path, model in _named(recipe):
+    for path, model in _models_named_elsewhere(recipe):
         if model not in known:
             text = f"{model} is not one of the models of this recipe. {did_you_mean(str(model), map(str, known))}"
             problems.add(recipe.places, path, text)
@@ -142,7 +143,7 @@ def _check_references(recipe: Recipe, problems: Problems) -> None:
         )
 
 
-def _named(recipe: Recipe) -> Iterator[tuple[Path, ModelReference]]:
+def _models_named_elsewhere(recipe: Recipe) -> Iterator[tuple[Path, ModelReference]]:
     if recipe.align and recipe.align.anchor:
         yield ("align", "anchor"), recipe.align.anchor
     tokens: Mapping[str, TokenSettings] = (recipe.tokenizer.tokens if recipe.tokenizer else None) or {}
@@ -199,3 +200,68 @@ def _in_order(recipes: list[Recipe], problems: Problems) -> list[Recipe]:
     add(output)
     problems.raise_if_any()
     return ordered
+
+
+def recipe_of(
+    models: Sequence[str | os.PathLike[str] | ModelReference],
+    method: str = "linear",
+    base: str | os.PathLike[str] | ModelReference | None = None,
+    options: Mapping[str, Any] | None = None,
+    align: bool | Mapping[str, Any] = False,
+    *,
+    dtype: str | None = None,
+    out_dtype: str | None = None,
+    tokenizer: str | Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
+    data: Any = None,
+    calibrate: Mapping[str, Any] | None = None,
+    repair: bool | Mapping[str, Any] = False,
+    seed: int = 0,
+    name: str | None = None,
+) -> Recipe:
+    """The recipe that the equivalent YAML gives.
+
+    An option's value holds for all models; a list gives an option that every model has for itself one value per model,
+    in the order of `models`, and is a gradient over the layers for any other option. `data` is a path, a mapping, or a
+    list with one of these for each model.
+
+    >>> recipe = recipe_of(["a", "b"], "linear", options={"weight": [0.3, 0.7]})
+    >>> recipe.models[1].parameters
+    {'weight': 0.7}
+    """
+    entries: list[dict[str, Any]] = [{"model": _reference(model)} for model in models]
+    shared: dict[str, Any] = {}
+    each = {option.name for option in EVERY[method].options if option.per_model} if method in EVERY else set()
+    for key, value in (options or {}).items():
+        if key in each and isinstance(value, (list, tuple)):
+            if len(value) != len(entries):
+                raise RequestError(
+                    f"Merging with {method}: '{key}' has {len(value)} values for {len(entries)} models. "
+                    "Give one for each, in their order."
+                )
+            for entry, one in zip(entries, value, strict=True):
+                entry.setdefault("parameters", {})[key] = one
+        else:
+            shared[key] = value
+    if isinstance(data, (list, tuple)):
+        if len(data) != len(entries):
+            raise RequestError(
+                f"Merging: there are {len(data)} data sets for {len(entries)} models. Give one for all, or one "
+                "for each in their order."
+            )
+        for entry, own in zip(entries, data, strict=True):
+            entry["data"] = own
+        data = None
+    content = {
+        "name": name, "merge_method": method, "base_model": None if base is None else _reference(base),
+        "models": entries, "parameters": shared or None, "dtype": dtype, "out_dtype": out_dtype,
+        "chat_template": chat_template,
+        "align": align, "data": data, "calibrate": calibrate, "repair": repair, "seed": seed,
+        "tokenizer": {"source": tokenizer} if isinstance(tokenizer, str) else tokenizer,
+    }  # fmt: skip
+    (recipe,) = load_recipe({key: value for key, value in content.items() if value is not None})
+    return recipe
+
+
+def _reference(model: str | os.PathLike[str] | ModelReference) -> str | ModelReference:
+    return model if isinstance(model, ModelReference) else os.fspath(model)

@@ -9,47 +9,18 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from isomerge.errors import did_you_mean
+from isomerge.errors import did_you_mean, near_miss
 from isomerge.merging.methods import Method, Option
 from isomerge.merging.methods.method import MEASURED, REQUIRED
 from isomerge.merging.recipe.data_rules import check_data
 from isomerge.merging.recipe.definitions import not_exactly_one
-from isomerge.merging.recipe.mergekit import MERGEKIT, WITHOUT_EFFECT
+from isomerge.merging.recipe.entries import parameter_blocks, walk
+from isomerge.merging.recipe.mergekit import WITHOUT_EFFECT, base_is_merged
 from isomerge.merging.recipe.problems import Path, Places, Problems
 from isomerge.merging.recipe.reference import ModelReference
 from isomerge.merging.whole import EVERY, WholeMethod
 
 AnyMethod = Method | WholeMethod
-
-
-def parameter_blocks(data: Mapping[str, Any]) -> Iterator[tuple[Path, dict[str, Any], bool]]:
-    """Every `parameters` in a recipe, with whether it belongs to one model."""
-    if isinstance(data.get("parameters"), dict):
-        yield ("parameters",), data["parameters"], False
-    for path, entry in _entries(data):
-        if isinstance(entry.get("parameters"), dict):
-            of_model = path[-2] in ("models", "sources")
-            yield (*path, "parameters"), entry["parameters"], of_model
-
-
-def _entries(data: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every model, slice, source and module, as far as they have the right form."""
-    for i, entry in _items(data.get("models")):
-        yield (*path, "models", i), entry
-    for i, part in _items(data.get("slices")):
-        yield (*path, "slices", i), part
-        for j, source in _items(part.get("sources")):
-            yield (*path, "slices", i, "sources", j), source
-    modules = data.get("modules")
-    for name, module in modules.items() if isinstance(modules, dict) else ():
-        if isinstance(module, dict):
-            yield (*path, "modules", name), module
-            yield from _entries({k: v for k, v in module.items() if k != "modules"}, (*path, "modules", name))
-
-
-def _items(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    if isinstance(value, list):
-        yield from ((i, entry) for i, entry in enumerate(value) if isinstance(entry, dict))
 
 
 def check_method(data: dict[str, Any], places: Places, problems: Problems) -> None:
@@ -69,11 +40,10 @@ def check_method(data: dict[str, Any], places: Places, problems: Problems) -> No
 
 
 def _one_kind_of_input(data: Mapping[str, Any], places: Places, problems: Problems) -> None:
-    if problem := not_exactly_one(data, ("models", "slices", "modules")):
-        problems.add(places, (), problem)
-    for path, entry in _entries(data):
-        if path[-2] == "modules" and (problem := not_exactly_one(entry, ("models", "slices"))):
-            problems.add(places, path, problem)
+    for entry in walk(data):
+        keys = {"recipe": ("models", "slices", "modules"), "module": ("models", "slices")}.get(entry.kind)
+        if keys and (problem := not_exactly_one(entry.content, keys)):
+            problems.add(places, entry.path, problem)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -107,8 +77,8 @@ def _no_such_option(method: AnyMethod, key: str) -> str:
     names = [option.name for option in method.options]
     if not names:
         return f"{method.name} has no options, and '{key}' is given"
-    hint = did_you_mean(key, names)
-    known = f", which has {', '.join(names)}. {hint}" if hint.startswith("Did you") else f". {hint}"
+    hint = near_miss(key, names)
+    known = f", which has {', '.join(names)}. {hint}" if hint else f". {did_you_mean(key, names)}"
     return f"'{key}' is not an option of {method.name}{known}"
 
 
@@ -159,7 +129,7 @@ def read_value(option: Option, raw: Any) -> Any:
 # --- models -----------------------------------------------------------------------------------------------------------
 def _check_models(method: AnyMethod, data: dict[str, Any], places: Places, problems: Problems) -> None:
     base = _reference(data.get("base_model"))
-    slice_bases = [entry.get("base_model") for path, entry in _entries(data) if path[-2] == "slices"]
+    slice_bases = [entry.get("base_model") for entry in walk(data) if entry.kind == "slice"]
     own = bool(slice_bases) and None not in slice_bases
     if method.base == "required" and data.get("base_model") is None and not own:
         problems.add(places, ("merge_method",), f"{method.name} needs 'base_model', the model the others came from")
@@ -177,44 +147,27 @@ def _check_models(method: AnyMethod, data: dict[str, Any], places: Places, probl
         _check_count(method, count, own_base is not None, path, places, problems)
 
 
-def base_is_merged(method: AnyMethod, data: Mapping[str, Any]) -> bool:
-    """Whether an unlisted base_model is one more model of a method that has no base.
-
-    As in mergekit, if the recipe gives all models one weight, or if the method is one of mergekit's that have none.
-    Otherwise mergekit would stop because the base has no weight; here it gives only its configuration.
-    """
-    each = {option.name for option in method.options if option.per_model}
-    if not each:
-        return method.name in MERGEKIT
-    return any(each & set(block) for _, block, of_model in parameter_blocks(data) if not of_model)
-
-
 def _groups(
     data: Mapping[str, Any], base: ModelReference | None
 ) -> Iterator[tuple[Path, dict[int, ModelReference], ModelReference | None, bool]]:
     """What is merged together: path, the models by position, their base, and whether the base may be left out."""
-    holders: list[tuple[Path, Mapping[str, Any]]] = [((), data)]
-    modules = data.get("modules")
-    if isinstance(modules, dict):
-        holders += [(("modules", name), module) for name, module in modules.items() if isinstance(module, dict)]
-    for path, holder in holders:
-        models = _models(holder.get("models"))
-        if models is not None:
-            yield (*path, "models"), models, base, True
-        for i, part in _items(holder.get("slices")):
-            models = _models(part.get("sources"))
-            if models is not None:
-                yield (*path, "slices", i, "sources"), models, _reference(part.get("base_model")) or base, False
+    for entry in walk(data):
+        key = {"recipe": "models", "module": "models", "slice": "sources"}.get(entry.kind)
+        models = _models(entry.get(key)) if key else None
+        if models is not None and entry.kind == "slice":
+            yield (*entry.path, "sources"), models, _reference(entry.get("base_model")) or base, False
+        elif models is not None:
+            yield (*entry.path, "models"), models, base, True
 
 
 def _models(entries: Any) -> dict[int, ModelReference] | None:
     """By position; None when the form is wrong, which is said elsewhere."""
     if not isinstance(entries, list) or not entries:
         return None
-    found = {i: _reference(entry.get("model")) for i, entry in enumerate(entries) if isinstance(entry, dict)}
-    if len(found) != len(entries):
+    models = {i: _reference(entry.get("model")) for i, entry in enumerate(entries) if isinstance(entry, dict)}
+    if len(models) != len(entries):
         return None
-    return {i: model for i, model in found.items() if model is not None} if all(found.values()) else None
+    return {i: model for i, model in models.items() if model is not None} if all(models.values()) else None
 
 
 def _reference(value: Any) -> ModelReference | None:

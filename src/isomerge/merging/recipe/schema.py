@@ -18,29 +18,29 @@ TYPES = {float: "number", int: "integer", bool: "boolean", str: "string"}
 
 def schema() -> dict[str, Any]:
     """Draft 2020-12. Every method's options are allowed where that method is named."""
-    found = Recipe.model_json_schema()
-    properties = found["properties"]
+    json_schema = Recipe.model_json_schema()
+    properties = json_schema["properties"]
     properties["merge_method"] = {
         "description": "How tensors are merged.",
         "oneOf": [{"const": name, "description": EVERY[name].summary} for name in sorted(EVERY)],
     }
-    source = found["$defs"]["TokenizerSettings"]["properties"]["source"]
+    source = json_schema["$defs"]["TokenizerSettings"]["properties"]["source"]
     properties["tokenizer_source"] = {**source, "description": "Short for tokenizer: {source: …}."}
     for key in ("align", "repair"):
         properties[key]["anyOf"].append({"type": "boolean"})
-    for holder in (found, *(found["$defs"][name] for name in ("ModelEntry", "AlignSettings"))):
+    for holder in (json_schema, *(json_schema["$defs"][name] for name in ("ModelEntry", "AlignSettings"))):
         path = {"type": "string", "minLength": 1}
         holder["properties"]["data"]["anyOf"].append(path)
-    definitions = found["$defs"]
+    definitions = json_schema["$defs"]
     for kind in TYPES:
         definitions |= {_setting_name(kind, nullable): _setting(kind, nullable) for nullable in (False, True)}
     for name in sorted(EVERY):
         definitions[f"options-{name}"] = _options(EVERY[name], of_model=False)
         definitions[f"model-options-{name}"] = _options(EVERY[name], of_model=True)
-    found["allOf"] = [_where(name) for name in sorted(EVERY)]
+    json_schema["allOf"] = [_where(name) for name in sorted(EVERY)]
     kinds = ("models", "slices", "modules")
-    found["oneOf"] = [{"required": [kind]} for kind in kinds]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "A recipe of isomerge"}
+    json_schema["oneOf"] = [{"required": [kind]} for kind in kinds]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **json_schema, "title": "A recipe of isomerge"}
 
 
 def text() -> str:
@@ -60,13 +60,13 @@ def _options(method: Method | WholeMethod, *, of_model: bool) -> dict[str, Any]:
 
 def _option(option: Option, *, varies: bool) -> dict[str, Any]:
     """`varies`: over the layers, or with the tensor's name."""
-    found: dict[str, Any] = {"description": option.help}
-    found |= (
+    entry: dict[str, Any] = {"description": option.help}
+    entry |= (
         {"$ref": f"#/$defs/{_setting_name(option.kind, option.nullable)}"}
         if varies
         else _value(option.kind, option.nullable)
     )
-    return found if option.default is REQUIRED else {**found, "default": option.default}
+    return entry if option.default is REQUIRED else {**entry, "default": option.default}
 
 
 def _setting_name(kind: type, nullable: bool) -> str:

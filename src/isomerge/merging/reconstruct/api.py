@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require_floating
+from isomerge.checkpoint.base import Progress as Tell
 from isomerge.checkpoint.base import name_some
-from isomerge.checkpoint.module import saved_state
+from isomerge.checkpoint.memory import saved_state
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merging.merged import Progress as Tell
 from isomerge.merging.reconstruct.assembly import Assembly
 from isomerge.merging.reconstruct.blocks import BlockCache, find_stacks
 from isomerge.merging.reconstruct.goals import Goals

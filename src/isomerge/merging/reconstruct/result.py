@@ -20,9 +20,10 @@ from isomerge.checkpoint import (
     refuse_overwrite,
     write_checkpoint,
 )
-from isomerge.checkpoint.module import require_config
-from isomerge.checkpoint.saving import counted, dtype_entry
-from isomerge.merging.merged import Progress
+from isomerge.checkpoint.base import Progress
+from isomerge.checkpoint.dtypes import dtype_entry
+from isomerge.checkpoint.memory import require_config
+from isomerge.checkpoint.writer import counted
 
 
 @dataclass

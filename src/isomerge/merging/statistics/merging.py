@@ -20,10 +20,10 @@ from isomerge.calibration import Batches, Statistics, calibrate, open_statistics
 from isomerge.checkpoint import Checkpoint, TensorInfo, cast, open_checkpoint
 from isomerge.errors import RequestError
 from isomerge.merging.aligned import AlignedModels, align_models
-from isomerge.merging.group import GramSource, Source
 from isomerge.merging.methods import METHODS
-from isomerge.merging.pipeline import Job
-from isomerge.merging.sources import Stored
+from isomerge.merging.run.jobs import Job
+from isomerge.merging.run.rows import GramSource, TensorSource
+from isomerge.merging.run.sources import Stored
 from isomerge.merging.statistics.moved import gram_source
 from isomerge.merging.statistics.regression import regression_mean
 from isomerge.merging.statistics.warning import Shortage, gathered, tell, too_little
@@ -56,9 +56,9 @@ def merge_fisher(
     shares = _shares(weight, prepared)
     yield from prepared.copied()
     for name, sources, info in prepared.tensors():
-        extras = {"importance": [_importance(s, name, info) for s in prepared.statistics]}
+        option_tensors = {"importance": [_importance(s, name, info) for s in prepared.statistics]}
         options = {"weight": shares, "floor": floor, "normalize": normalize}
-        job = Job(name, info, sources, None, METHODS["fisher"], options, extras, device=device)
+        job = Job(name, info, sources, None, METHODS["fisher"], options, option_tensors, device=device)
         yield name, cast(job.tensor(), info.dtype)[0]
 
 
@@ -98,8 +98,8 @@ def merge_regmean(
             yield from both
             continue
         options = {"weight": shares, "alpha": alpha}
-        extras: dict[str, Sequence[Source]] = {"statistics": grams}
-        job = Job(name, info, sources, None, METHODS["regmean"], options, extras, device=device)
+        option_tensors: dict[str, Sequence[TensorSource]] = {"statistics": grams}
+        job = Job(name, info, sources, None, METHODS["regmean"], options, option_tensors, device=device)
         with gathered(problems):
             merged = job.tensor()
         yield name, cast(merged, info.dtype)[0]
@@ -121,18 +121,18 @@ class _Prepared:
             if not info.dtype.is_floating_point:
                 yield name, self.models[0].read(name)
 
-    def tensors(self) -> Iterator[tuple[str, list[Source], TensorInfo]]:
+    def tensors(self) -> Iterator[tuple[str, list[TensorSource], TensorInfo]]:
         """Floating-point tensors with their sources."""
         plan = self.aligned.plan() if self.aligned else self.models[0].tensors
         for name, info in plan.items():
             if not info.dtype.is_floating_point:
                 continue
-            sources: list[Source] = [self._source(model, name) for model in self.models]
+            sources: list[TensorSource] = [self._source(model, name) for model in self.models]
             if len({s.info.shape for s in sources}) > 1:
                 raise RequestError(f"Merging '{name}': the models have it in different shapes. Use one architecture.")
             yield name, sources, info
 
-    def _source(self, model: Checkpoint, name: str) -> Source:
+    def _source(self, model: Checkpoint, name: str) -> TensorSource:
         return self.aligned.source(model, name) if self.aligned else Stored(model, name)
 
     def grams(self, weight: str) -> list[GramSource]:
@@ -220,7 +220,7 @@ class _Information:
         return self.tensor[start:stop] if self.tensor.dim() > 1 else self.tensor
 
 
-def _importance(statistics: Statistics, name: str, info: TensorInfo) -> Source:
+def _importance(statistics: Statistics, name: str, info: TensorInfo) -> TensorSource:
     held = statistics.stored.tensors
     if name not in held or held[name].shape != info.shape:
         raise RequestError(
@@ -238,10 +238,10 @@ def _biases(prepared: _Prepared) -> dict[str, str]:
 
 def _augmented(
     weight: str,
-    weights: Sequence[Source],
+    weights: Sequence[TensorSource],
     info: TensorInfo,
     bias: str,
-    biases: Sequence[Source],
+    biases: Sequence[TensorSource],
     bias_info: TensorInfo,
     grams: Sequence[GramSource],
     shares: Sequence[float],

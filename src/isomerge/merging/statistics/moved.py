@@ -12,8 +12,9 @@ weights that a rotation mixes. It has to be measured on the moved model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from isomerge.calibration import Gram, Statistics
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
-from isomerge.merging.group import GramSource
+from isomerge.merging.run.rows import GramSource
 from isomerge.symmetry.canonical import SMALL_GAIN, Canonical, Fold
 from isomerge.symmetry.patterns import Layout, Segment
 
@@ -62,19 +63,33 @@ def gram_source(
     name, place = _place(aligned, weight) if aligned is not None else (None, 0)
     if aligned is None or name is None:
         files: tuple[str, ...] = (weight,)
-        samples = lambda: _samples(statistics.gram(weight))  # noqa: E731
+        samples = partial(_stored_samples, statistics, weight)
     else:
-        move = aligned.moves[id(model)]
+        move = aligned.moves[model]
         files = move.model.files.get(name, (name,))
-        samples = lambda: moved_samples(move, statistics, name)[place]  # noqa: E731
+        samples = partial(_moved_sample, move, statistics, name, place)
     if not all(statistics.has_gram(file) for file in files):
         return None
     entry = statistics.info["maps"][files[0]]
     count = entry["count"] if len(files) == 1 else samples().count
     label = f"the Gram matrix of '{files[place]}' in {statistics.name}"
-    return GramSource(
-        count, entry["transposed"], label, lambda: _finite(samples().product, label), lambda: samples().total
-    )
+    return GramSource(count, entry["transposed"], label, partial(_product, samples, label), partial(_total, samples))
+
+
+def _stored_samples(statistics: Statistics, weight: str) -> Samples:
+    return _samples(statistics.gram(weight))
+
+
+def _moved_sample(move: Move, statistics: Statistics, name: str, place: int) -> Samples:
+    return moved_samples(move, statistics, name)[place]
+
+
+def _product(samples: Callable[[], Samples], label: str) -> Tensor:
+    return _finite(samples().product, label)
+
+
+def _total(samples: Callable[[], Samples]) -> Tensor:
+    return samples().total
 
 
 def _place(aligned: AlignedModels, weight: str) -> tuple[str | None, int]:

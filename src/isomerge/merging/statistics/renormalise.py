@@ -25,7 +25,7 @@ from isomerge.calibration.maps import LinearMap, Stock
 from isomerge.calibration.sites import sites_of
 from isomerge.calibration.watch import Watch
 from isomerge.checkpoint import open_checkpoint
-from isomerge.checkpoint.module import saved_state
+from isomerge.checkpoint.memory import saved_state
 from isomerge.errors import RequestError
 from isomerge.symmetry.architecture import part_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isomerge.checkpoint import Checkpoint
-from isomerge.checkpoint.sizes import DEPTH_KEYS
+from isomerge.checkpoint.checks import DEPTH_KEYS
 from isomerge.errors import RequestError
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, part_of
 from isomerge.symmetry.binding import BoundModel

@@ -1,7 +1,7 @@
 """Tokenizers, vocabulary tables and chat templates of a merge. Tokens are matched by their strings, never by ids."""
 
 from isomerge.merging.vocabulary.files import is_tokenizer_file
-from isomerge.merging.vocabulary.merging import merge_vocabularies, vocabulary_problems
+from isomerge.merging.vocabulary.merging import merge_vocabularies
 from isomerge.merging.vocabulary.rules import TokenRule, TokenSource
 from isomerge.merging.vocabulary.templates import BUILT_IN, chat_template, write_chat_template
 from isomerge.merging.vocabulary.vocabulary import Vocabulary
@@ -14,6 +14,5 @@ __all__ = [
     "chat_template",
     "is_tokenizer_file",
     "merge_vocabularies",
-    "vocabulary_problems",
     "write_chat_template",
 ]

@@ -1,14 +1,15 @@
-"""What the files of a model say about its vocabulary, without loading a tokenizer."""
+"""What the files of models say about their vocabularies, without loading a tokenizer."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isomerge.checkpoint.base import Checkpoint
+from isomerge.checkpoint.base import Checkpoint, name_some
 
 TOKENIZER_FILE = re.compile(
     r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt|bpe)|merges\.txt|tekken\.json"
@@ -91,3 +92,39 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+NUMBERED = ("tokenizer.json", "vocab.json", "vocab.txt", "added_tokens.json")
+SHOWN = 3
+
+
+def other_ids(models: Sequence[Checkpoint]) -> list[str]:
+    """One sentence for each model that disagrees with one before it, as far as files tell.
+
+    A model without such files, and tokens that only one model has, are no disagreement.
+    """
+    sentences: list[str] = []
+    before: list[tuple[str, dict[str, int]]] = []
+    for name, tokens in _numberings(models):
+        for earlier, known in before:
+            moved = [] if known is tokens else sorted(t for t, id in tokens.items() if known.get(t, id) != id)
+            if moved:
+                count = f"{len(moved)} tokens have" if len(moved) > 1 else "a token has"
+                ids = "other ids" if len(moved) > 1 else "another id"
+                sentences.append(f"{count} {ids} in {name} than in {earlier} ({name_some(moved, SHOWN)})")
+                break
+        before.append((name, tokens))
+    return sentences
+
+
+def _numberings(models: Sequence[Checkpoint]) -> Iterator[tuple[str, dict[str, int]]]:
+    """Each model's tokens; those of equal files are read once, since a large vocabulary takes a while."""
+    read: dict[tuple[tuple[str, bytes], ...], dict[str, int] | None] = {}
+    for model in models:
+        files = tokenizer_files(model)
+        content = tuple((n, hashlib.sha256(files[n].read_bytes()).digest()) for n in NUMBERED if n in files)
+        if content not in read:
+            read[content] = tokens_in_files(model)
+        tokens = read[content]
+        if tokens is not None:
+            yield model.name, tokens

@@ -22,7 +22,7 @@ def count(
     donor: str,
     joined: list[str],
     size: int,
-    kept: bool,
+    keeps_rows: bool,
 ) -> dict[str, Any]:
     """A plain object for the record: numbers, a few names and notes in words."""
     held = {name: set(vocabulary.with_row) for name, vocabulary in vocabularies.items()}
@@ -54,7 +54,7 @@ def count(
         "new": [token for token in rules if all(token not in own for own in held.values())],
         "filled": _filled(tokens, held, rules, base),
         "models": models,
-        "notes": _notes(tokens, vocabularies, held, size, kept) + _about_joined(joined, donor),
+        "notes": _notes(tokens, vocabularies, held, size, keeps_rows) + _about_joined(joined, donor),
     }
 
 
@@ -101,12 +101,12 @@ def _notes(
     vocabularies: Mapping[str, ModelTokens],
     held: Mapping[str, set[str]],
     size: int,
-    kept: bool,
+    keeps_rows: bool,
 ) -> list[str]:
     notes = []
     for name, vocabulary in vocabularies.items():
         padding = vocabulary.rows - len(held[name])
-        if padding and not kept:
+        if padding and not keeps_rows:
             notes.append(f"{padding} of {vocabulary.rows} rows of '{name}' belong to no token and were left out")
         beyond = vocabulary.without_row
         if beyond:
@@ -119,6 +119,6 @@ def _notes(
             notes.append(f"{len(lost)} tokens of '{name}' are not in the output: {name_some(lost)}")
     if size > len(tokens):
         rows = size - len(tokens)
-        what = "were kept as they are" if kept else "were filled with the mean of the others"
+        what = "were kept as they are" if keeps_rows else "were filled with the mean of the others"
         notes.append(f"{rows} rows of the output belong to no token and {what}")
     return notes

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from isomerge.checkpoint.base import near_miss
-from isomerge.errors import did_you_mean
+from isomerge.errors import did_you_mean, near_miss
 
 
 @dataclass(frozen=True)

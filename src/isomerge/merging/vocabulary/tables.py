@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint.base import TensorInfo
-from isomerge.merging.group import BLOCK_ELEMENTS, Source
+from isomerge.merging.run.rows import BLOCK_ELEMENTS, TensorSource
 
 # Rows this near to each other are read together: a few needless rows cost less than another read.
 NEAR_ELEMENTS = 2**14
 
-Reader = Callable[[Source, Tensor], Tensor]
+Reader = Callable[[TensorSource, Tensor], Tensor]
 """Some rows of a source by their numbers, vocabulary first."""
 
 
@@ -23,7 +23,7 @@ class VocabularyTable:
     """Behaves as a stored tensor of the output's shape; nothing is read before its rows are asked for."""
 
     def __init__(
-        self, sources: Sequence[Source], own: int, rows: Tensor, others: Tensor, blank: Tensor, *, axis: int = 0
+        self, sources: Sequence[TensorSource], own: int, rows: Tensor, others: Tensor, blank: Tensor, *, axis: int = 0
     ) -> None:
         """`own` is the model's place among the sources, `axis` where the vocabulary lies.
 
@@ -51,7 +51,7 @@ class VocabularyTable:
             return rows
 
         # The vocabulary is not the axis that is cut into blocks, or the tensor is a vector: every entry is there.
-        def read(source: Source, ids: Tensor) -> Tensor:
+        def read(source: TensorSource, ids: Tensor) -> Tensor:
             return source.rows(start, stop).movedim(self._axis, 0)[ids]
 
         rows = self._gather(0, len(self._rows), read)
@@ -104,7 +104,7 @@ class VocabularyTable:
     def _row_shape(self) -> tuple[int, ...]:
         return self.info.shape[: self._axis] + self.info.shape[self._axis + 1 :]
 
-    def _read_scattered(self, source: Source, ids: Tensor) -> Tensor:
+    def _read_scattered(self, source: TensorSource, ids: Tensor) -> Tensor:
         ordered, places = ids.sort()
         near = max(1, NEAR_ELEMENTS // self._row_elements)
         most = max(1, BLOCK_ELEMENTS // self._row_elements)

@@ -62,8 +62,8 @@ def chat_template(setting: str, models: Mapping[str, Checkpoint]) -> str | None:
     """The template that a recipe's `chat_template` means: `auto` (the one most models have, the earlier model's among
     equals; None when none has any), the name of a built-in, or a template in Jinja."""
     if setting == "auto":
-        found = [template for template in map(stored_template, models.values()) if template]
-        return Counter(found).most_common(1)[0][0] if found else None
+        templates = [template for template in map(stored_template, models.values()) if template]
+        return Counter(templates).most_common(1)[0][0] if templates else None
     if setting in BUILT_IN:
         return BUILT_IN[setting]
     if "{" not in setting:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from isomerge.checkpoint.base import Checkpoint
-from isomerge.checkpoint.module import quiet_transformers
+from isomerge.checkpoint.base import Checkpoint, first_line
+from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.errors import CheckpointError, IsomergeError
 from isomerge.merging.vocabulary.files import declared_rows, has_tokenizer
 from isomerge.merging.vocabulary.rules import ModelTokens
@@ -25,7 +25,7 @@ def no_tokenizer(name: str) -> str:
     )
 
 
-def load_tokenizer(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(checkpoint: Checkpoint) -> Any:
     """The checkpoint's tokenizer, as transformers' AutoTokenizer gives it."""
     try:
         from transformers import AutoTokenizer
@@ -38,10 +38,11 @@ def load_tokenizer(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -
         raise CheckpointError(f"While merging vocabularies: {no_tokenizer(checkpoint.name)}.")
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(str(checkpoint.folder), trust_remote_code=trust_remote_code)
+            return AutoTokenizer.from_pretrained(str(checkpoint.folder))
     except Exception as error:  # every tokenizer class fails in its own way
+        cause = first_line(error).rstrip(".")
         raise CheckpointError(
-            f"While loading the tokenizer of {checkpoint.name} from {checkpoint.folder}: {_cause(error)}. "
+            f"While loading the tokenizer of {checkpoint.name} from {checkpoint.folder}: {cause}. "
             "Check that its tokenizer files are complete and load with transformers' AutoTokenizer."
         ) from error
 
@@ -52,7 +53,7 @@ def tokens_of(tokenizer: Any, rows: int) -> ModelTokens:
     return ModelTokens({token: id for id, token in by_id}, rows)
 
 
-def table_rows(checkpoint: Checkpoint, tokenizer: Any, *, trust_remote_code: bool = False) -> int:
+def table_rows(checkpoint: Checkpoint, tokenizer: Any) -> int:
     """Rows of the vocabulary tables as config.json declares them; a config may leave out what its class defaults to."""
     rows = declared_rows(checkpoint.config)
     if rows is not None:
@@ -61,14 +62,14 @@ def table_rows(checkpoint: Checkpoint, tokenizer: Any, *, trust_remote_code: boo
 
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(str(checkpoint.folder), trust_remote_code=trust_remote_code)
+            config = AutoConfig.from_pretrained(str(checkpoint.folder))
         rows = getattr(config.get_text_config(), "vocab_size", None)
     except Exception:  # an architecture transformers does not know: its tokenizer is then the only witness
         rows = None
     return int(rows) if rows else max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
-def drop_tokens(tokenizer: Any, tokens: Iterable[str], name: str, *, trust_remote_code: bool = False) -> Any:
+def drop_tokens(tokenizer: Any, tokens: Iterable[str], name: str) -> Any:
     """The tokenizer without these tokens, which lie beyond the model's table."""
     gone = set(tokens)
     if not gone:
@@ -87,7 +88,7 @@ def drop_tokens(tokenizer: Any, tokens: Iterable[str], name: str, *, trust_remot
         path.write_text(json.dumps(_without(json.loads(path.read_text(encoding="utf-8")), gone)), encoding="utf-8")
         config = Path(folder, "tokenizer_config.json")
         config.write_text(json.dumps(_forget(json.loads(config.read_text(encoding="utf-8")), gone)), encoding="utf-8")
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(folder)
 
 
 def _without(content: dict[str, Any], gone: set[str]) -> dict[str, Any]:
@@ -161,7 +162,3 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> list[Path]:
             config = {key: value for key, value in config.items() if key not in ABOUT_THE_MACHINE}
             path.write_text(json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
     return sorted(path for path in written if path.is_file())
-
-
-def _cause(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")

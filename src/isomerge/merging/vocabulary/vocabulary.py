@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.merging.group import Source
+from isomerge.merging.run.rows import TensorSource
 from isomerge.merging.vocabulary.files import read_json, tokenizer_files
 from isomerge.merging.vocabulary.renumber import TokenIds, config_changes, generation_changes
 from isomerge.merging.vocabulary.report import count
@@ -75,10 +75,10 @@ class Vocabulary:
             donor=donor,
             joined=joined,
             size=self.size,
-            kept=self._keeps_rows,
+            keeps_rows=self._keeps_rows,
         )
 
-    def source(self, model: str, tensor_sources: Mapping[str, Source], *, axis: int = 0) -> Source:
+    def source(self, model: str, tensor_sources: Mapping[str, TensorSource], *, axis: int = 0) -> TensorSource:
         """One model's table (embedding, output head, its bias) in the output's vocabulary.
 
         `tensor_sources` is the same tensor of every model that has it: a row that `model` lacks comes from the others.
@@ -147,9 +147,9 @@ class Vocabulary:
         if self._keeps_rows:
             return torch.arange(self.size)
         rows = [vocabulary.row(token) for token in self.tokens]
-        found = torch.full((self.size,), -1, dtype=torch.int64)
-        found[list(self.tokens.values())] = torch.tensor([-1 if row is None else row for row in rows])
-        return found
+        own_rows = torch.full((self.size,), -1, dtype=torch.int64)
+        own_rows[list(self.tokens.values())] = torch.tensor([-1 if row is None else row for row in rows])
+        return own_rows
 
     def _others(self, names: list[str], label: str) -> Tensor:
         """(models, size) who gives a row to a model that lacks it: the base, else all that have it; or as a rule says.
@@ -189,7 +189,7 @@ class Vocabulary:
         assert row is not None, token  # `rule_problems` has made sure
         return row
 
-    def _require_matching(self, label: str, sources: Mapping[str, Source], axis: int) -> None:
+    def _require_matching(self, label: str, sources: Mapping[str, TensorSource], axis: int) -> None:
         shapes = {name: source.info.shape for name, source in sources.items()}
         if len({shape[:axis] + shape[axis + 1 :] for shape in shapes.values()}) > 1:
             told = ", ".join(f"'{name}' {tuple(shape)}" for name, shape in shapes.items())

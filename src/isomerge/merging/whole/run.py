@@ -11,7 +11,7 @@ from isomerge.merging.whole.method import WHOLE, Solved, WholeMethod, Work
 
 if TYPE_CHECKING:
     from isomerge.merging.recipe import ModelReference, Recipe
-    from isomerge.merging.settings import RunSettings
+    from isomerge.merging.steps import RunSettings
 
 
 def run_whole(

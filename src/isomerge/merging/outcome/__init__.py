@@ -1,0 +1,1 @@
+"""Outcome: the merged model, what is written beside its weights, and estimates."""

@@ -1,0 +1,130 @@
+"""What a merge will take, from headers alone: tensors, bytes, memory, time."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from isomerge.merging.data_sets import DataSets
+from isomerge.merging.data_uses import data_uses
+from isomerge.merging.outcome.merged import Merged
+from isomerge.merging.plan.option_values import stand_ins
+from isomerge.merging.run.jobs import Job
+from isomerge.merging.run.memory import RESERVE, fitting_threads, job_memory, peak_memory, present_memory
+from isomerge.merging.run.rows import InMemory, TensorGroup
+from isomerge.results import Result
+
+TRIAL_ELEMENTS = 2**22  # eight blocks: what a method does once per tensor weighs little
+TRIAL_BYTES = 2**23
+
+
+@dataclass
+class MergePlan(Result):
+    """What a merge would do and take, as far as headers tell."""
+
+    method: str
+    models: list[str]
+    donor: str
+    """The model whose config and side files the result gets."""
+    tensors: int
+    bytes_read: int
+    bytes_written: int
+    peak_memory_bytes: int
+    seconds: float
+    threads: int
+    config_changes: dict[str, Any]
+    alignment: bool
+    data: list[dict[str, Any]]
+    """Every purpose with its data, how many examples are used, and how often models run over them."""
+    notes: list[str]
+
+
+def estimate(merged: Merged, *, threads: int | None = None, max_memory: int | str | None = None) -> MergePlan:
+    """What it takes to compute and write a merged model that is known from headers only."""
+    jobs = merged.jobs
+    count = fitting_threads(jobs, threads, max_memory)
+    largest = sorted((job_memory(job) for job in jobs), reverse=True)[:count]
+    read = sum(i.nbytes for checkpoint in merged.inputs.values() for i in checkpoint.tensors.values())
+    written = sum(job.info.nbytes for job in jobs)
+    return MergePlan(
+        method=merged.recipe.merge_method,
+        models=merged.models,
+        donor=merged.donor.name,
+        tensors=len(jobs),
+        bytes_read=read,
+        bytes_written=written,
+        peak_memory_bytes=max(peak_memory(), present_memory() + RESERVE + sum(largest)),
+        seconds=_seconds(merged, count, read + written),
+        threads=count,
+        config_changes=merged.config_changes,
+        alignment=merged.recipe.align is not None,
+        data=_runs_over_data(merged),
+        notes=merged.notes + _left_out(merged),
+    )
+
+
+def _runs_over_data(merged: Merged) -> list[dict[str, Any]]:
+    opened = DataSets(opened={(one.settings, one.how["prefer"]): one for one in merged.data})
+    return [
+        {"purpose": use.purpose, "name": data.data.name, "kind": data.data.kind, "size": data.data.size,
+         "examples": data.examples, "passes": use.passes}
+        for recipe in merged.recipes
+        for use in dict.fromkeys(data_uses(recipe))
+        for data in [use.open(opened)]
+    ]  # fmt: skip
+
+
+def _left_out(merged: Merged) -> list[str]:
+    notes = ["the time and memory of the alignment are not in this estimate"] if merged.recipe.align else []
+    if merged.data:
+        notes.append("the time and memory of running models over data are not in this estimate")
+    return notes
+
+
+def _seconds(merged: Merged, threads: int, moved: int) -> float:
+    """From random numbers merged, hashed and copied here and now; `moved` bytes are read and written, and hashed."""
+    probe = bytes(TRIAL_BYTES)
+    hashing = _fastest(lambda: hashlib.sha256(probe)) / TRIAL_BYTES
+    copying = 2 * _fastest(lambda: bytearray(probe)) / TRIAL_BYTES
+    job = max(merged.jobs, key=lambda job: job.info.nbytes)
+    each = 0.0
+    if job.method is not None and 0 not in job.info.shape:
+        rows = torch.randn(TRIAL_ELEMENTS // 1024, 1024).to(job.info.dtype)
+        sources = [InMemory(rows + k) for k, _ in enumerate(job.sources)]
+        base = InMemory(rows) if job.base is not None else None
+        option_tensors = stand_ins(job.method, rows.shape, len(sources))
+        trial = Job("", job.info, sources, base, job.method, job.options, option_tensors)
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            each = (
+                _timed(trial, TensorGroup(job.name, sources, base, option_tensors=option_tensors, seed=merged.seed))
+                / TRIAL_ELEMENTS
+            )
+        finally:
+            torch.set_num_threads(before)
+    elements: int = sum(torch.Size(job.info.shape).numel() for job in merged.jobs)
+    return (each * elements + (hashing + copying) * moved) / threads
+
+
+def _fastest(work: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _timed(job: Job, group: TensorGroup) -> float:
+    start = time.perf_counter()
+    assert job.method is not None
+    combine = job.method(group, **job.options)
+    for block in group.blocks():
+        combine(block).to(job.info.dtype)
+    return time.perf_counter() - start

@@ -1,0 +1,105 @@
+"""Notes on a result: models that were trained apart, and precision that is lost without being asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.base import TensorInfo, main_dtype, name_some
+from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
+from isomerge.merging.recipe import ModelReference
+from isomerge.reporting.measured import place_of
+from isomerge.reporting.relations import Relation, Rows, cosines, relation
+
+if TYPE_CHECKING:
+    from isomerge.merging.outcome.merged import Merged
+
+
+UNRELATED = 0.1
+"""The cosine of strangers is about 0. Level `full` brought those we measured to 0.27 and more."""
+
+
+def name_strangers(plan: RecipePlan, models: Mapping[ModelReference, Checkpoint]) -> list[str]:
+    """A note for each model that has strangers among those it is merged with.
+
+    Three layers are looked at, some rows of each matrix. Vocabulary tables say more of tokens than of kinship, and
+    where different layers meet (in stacks) nothing can be said.
+    """
+    meeting = {name: inputs for name, one in plan.tensors.items() if len(inputs := _meeting(one, models)) > 1}
+    groups: dict[tuple[str, ...], list[Relation]] = {}  # apart, as a cosine is over tensors that both models have there
+    for name in in_few_layers(meeting):
+        rows: dict[str, Rows] = {
+            str(one.model): partial(models[one.model].read_rows, one.tensor) for one in meeting[name]
+        }
+        first = meeting[name][0]
+        shape = models[first.model].tensors[first.tensor].shape
+        groups.setdefault(tuple(rows), []).append(relation(name, shape, None, rows, reference=None))
+    strangers: dict[str, dict[str, str]] = {}
+    for (reference, *_), relations in groups.items():
+        for (one, other), cosine in cosines(relations, "after").items():
+            if one == reference and abs(cosine) < UNRELATED:
+                strangers.setdefault(one, {})[other] = f"{other} (cosine {round(cosine, 2) + 0.0:.2f})"
+    return [
+        f"{' and '.join(others.values())} {'has' if len(others) == 1 else 'have'} nothing in common with the layers of "
+        f"{reference}, where siblings have a cosine near 1. Merged as they are, such models hardly work: align them at "
+        "level full (--align, or align: in the recipe). `isomerge check` tells more"
+        for reference, others in strangers.items()
+    ]
+
+
+def in_few_layers(names: Iterable[str]) -> list[str]:
+    """Those of the first layer, of one in the middle and of the last.
+
+    >>> in_few_layers([f"layers.{number}.weight" for number in range(9)] + ["head.weight"])
+    ['layers.0.weight', 'layers.4.weight', 'layers.8.weight']
+    """
+    inside = [name for name in names if place_of(name)[1] >= 0]
+    layers = sorted({place_of(name)[:2] for name in inside})
+    seen = {layers[place] for place in (0, len(layers) // 2, -1)} if layers else set()
+    return [name for name in inside if place_of(name)[:2] in seen]
+
+
+def _meeting(plan: TensorPlan, models: Mapping[ModelReference, Checkpoint]) -> list[TensorInput]:
+    """The inputs of a matrix that count, the base first, one for each model; none where matrices differ in place."""
+    weights = plan.options.get("weight")
+    zero = [isinstance(weights, (list, tuple)) and weights[place] == 0 for place in range(len(plan.inputs))]
+    counted = [given for given, left_out in zip(plan.inputs, zero, strict=True) if not left_out]
+    every = [given for given in (plan.base, *counted) if given is not None and given.model in models]
+    infos = [models[given.model].tensors[given.tensor] for given in every]
+    if len({place_of(given.tensor)[1:] for given in every}) != 1 or len({info.shape for info in infos}) != 1:
+        return []
+    if len(infos[0].shape) < 2 or not all(info.dtype.is_floating_point for info in infos):
+        return []
+    return list({given.model: given for given in every}.values())
+
+
+def name_narrowed(merged: Merged) -> list[str]:
+    """The models that lose by the dtype of another, as a note or none."""
+    if merged.recipe.out_dtype or merged.recipe.dtype:
+        return []
+    written = _precision(job.info for job in merged.jobs)
+    # Of the last recipe, what it merges: a base may give its config alone, and another document has a dtype of its own.
+    plans = merged.tensor_plans.tensors.values()
+    merging = {str(given.model) for plan in plans for given in plan.every}
+    stored = {name: _precision(merged.inputs[name].tensors.values()) for name in merged.models if name in merging}
+    finer = [name for name, dtype in stored.items() if dtype.itemsize > written.itemsize]
+    if not finer:
+        return []
+    most = max((stored[name] for name in finer), key=lambda dtype: dtype.itemsize)
+    return [
+        f"the result is stored in {_word(written)}, as the base or the first model is, and {name_some(finer)} in "
+        f"{_word(most)}: --out-dtype {_word(most)} (in a recipe, out_dtype) keeps that precision"
+    ]
+
+
+def _precision(infos: Iterable[TensorInfo]) -> torch.dtype:
+    """Of the weights, as most of them have it."""
+    return main_dtype(info for info in infos if info.dtype.is_floating_point) or torch.float32
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

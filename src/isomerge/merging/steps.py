@@ -1,0 +1,353 @@
+"""From recipes to the merged model, step by step: plan, align and measure, one job for every tensor, repair."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from isomerge.checkpoint import Checkpoint, TensorInfo, parse_dtype, require_floating
+from isomerge.checkpoint.base import Progress
+from isomerge.checkpoint.dtypes import dtype_entry
+from isomerge.evaluation.device import require_device
+from isomerge.merging.aligned import AlignedModels, align_models
+from isomerge.merging.data_sets import DataSets
+from isomerge.merging.data_uses import aligning_data, data_uses, require_labels
+from isomerge.merging.measured import Measured, measure
+from isomerge.merging.methods import METHODS
+from isomerge.merging.outcome.merged import Merged, MergedCheckpoint
+from isomerge.merging.outcome.notes import name_strangers
+from isomerge.merging.plan.models import base_among_models, differences, left_out_adapters
+from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
+from isomerge.merging.plan.tensors import plan_tensors
+from isomerge.merging.recipe import ModelReference, Recipe
+from isomerge.merging.repaired import parents_of, repaired, solved_job
+from isomerge.merging.run.jobs import Job
+from isomerge.merging.run.option_files import TensorFiles
+from isomerge.merging.run.rows import TensorSource
+from isomerge.merging.run.sources import InputHashes, Stored
+from isomerge.merging.uneven import name_uneven
+from isomerge.merging.vocabulary import Vocabulary, chat_template
+from isomerge.merging.vocabulary.from_recipe import merged_vocabulary, require_same_ids
+from isomerge.merging.whole import WHOLE, Solved
+from isomerge.merging.whole.run import check_weights, run_whole
+
+Models = Mapping[ModelReference, Checkpoint]
+
+
+@dataclass
+class RunSettings:
+    """How a merge is run, whatever the recipe says."""
+
+    threads: int | None = None
+    device: str = "cpu"
+    max_memory: int | str | None = None
+    progress: Progress | None = None
+    data: DataSets = field(default_factory=DataSets)
+    hashes: InputHashes = field(default_factory=InputHashes)
+
+
+@dataclass
+class PreparedModels:
+    """What is known of the models by the time their tensors are merged."""
+
+    aligned: AlignedModels | None = None
+    measured: Measured | None = None
+    solved: Solved | None = None
+    """The result itself, where the method is one for whole models."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def config_changes(self) -> dict[str, Any]:
+        return self.solved.config_changes if self.solved else self.aligned.config_changes if self.aligned else {}
+
+    @property
+    def alignment(self) -> dict[str, Any] | None:
+        return self.solved.alignment if self.solved else self.aligned.record if self.aligned else None
+
+
+def merge_documents(
+    documents: Sequence[Recipe], checkpoints: Models, settings: RunSettings, *, solve: bool = True, same_ids: bool
+) -> Merged:
+    """The model of the last document; those before it are its inputs. Without `solve`, as far as headers tell:
+    everything is checked, nothing is aligned or computed."""
+    start = time.perf_counter()
+    known = dict(checkpoints)
+    require_device(settings.device)
+    for checkpoint in known.values():
+        require_floating(checkpoint)
+    notes = differences(list(known.values()), documents, ids=not same_ids)
+    notes += left_out_adapters(list(known.values()))
+    notes += [note for document in documents for note in base_among_models(document)]
+    if same_ids:
+        require_same_ids(documents[-1], list(known.values()))
+    warnings: list[str] = []
+    files: dict[str, Checkpoint] = {}
+    for document in documents:
+        models = {reference: known[reference] for reference in document.referenced_models()}
+        plan = plan_tensors(document, models)
+        if solve:
+            prepared = prepare(document, models[plan.donor], models, settings)
+        else:
+            check_data(document, models, settings)
+            prepared = PreparedModels(notes=settings.data.notes)
+        merged = merge_document(document, plan, models, prepared, settings, solve=solve)
+        if solve and prepared.aligned is None and prepared.solved is None:
+            warnings += name_strangers(plan, {r: checkpoint for r, checkpoint in models.items() if r in checkpoints})
+        warnings += name_uneven(merged.jobs, plan) if solve else []
+        files |= {name: merged.inputs[name] for name in merged.files}
+        if document is not documents[-1]:
+            name = str(document.name)
+            known[ModelReference.parse(name)] = MergedCheckpoint(merged, name)
+    return replace(
+        merged,
+        data=list(settings.data.opened.values()),
+        recipes=list(documents),
+        inputs={str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files,
+        files=frozenset(files),
+        notes=notes + merged.notes + warnings,
+        started=start,
+    )
+
+
+# --- before tensors are merged ----------------------------------------------------------------------------------------
+def check_data(recipe: Recipe, models: Models, settings: RunSettings) -> None:
+    """Open all data, and raise where it does not fit what it is for; nothing is run."""
+    if recipe.merge_method in WHOLE:
+        check_weights(recipe)
+    for use in data_uses(recipe):
+        data = use.open(settings.data)
+        if use.labels:
+            require_labels(use, data, next(iter(models.values())))
+
+
+def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSettings) -> PreparedModels:
+    """Align the models and run them over data, as far as the recipe asks for it."""
+    check_data(recipe, models, settings)
+    if recipe.merge_method in WHOLE:
+        solved = run_whole(recipe, models, settings, _align_options(recipe, donor, settings))
+        return PreparedModels(solved=solved, notes=[*solved.notes, *settings.data.notes])
+    aligned = _aligned(recipe, donor, models, settings)
+    measured = measure(
+        recipe, models, settings.data, aligned=aligned, device=settings.device, progress=settings.progress
+    )
+    return PreparedModels(aligned, measured, notes=[*(aligned.notes if aligned else ()), *settings.data.notes])
+
+
+def _align_options(recipe: Recipe, anchor: Checkpoint, settings: RunSettings) -> dict[str, Any] | None:
+    """The arguments of `isomerge.align` beside the models; None where nothing is to be aligned."""
+    if recipe.align is None:
+        return None
+    data = aligning_data(recipe)
+    return {
+        **recipe.align.options(),
+        "data": settings.data.open(data).passes(anchor) if data is not None else None,
+        "threads": settings.threads,
+        "max_memory": settings.max_memory,
+    }
+
+
+def _aligned(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSettings) -> AlignedModels | None:
+    if recipe.align is None:
+        return None
+    anchor = models[recipe.align.anchor] if recipe.align.anchor else donor
+    options = _align_options(recipe, anchor, settings) or {}
+    return align_models(list(models.values()), anchor, **options, device=settings.device, progress=settings.progress)
+
+
+# --- one job for every tensor -----------------------------------------------------------------------------------------
+def merge_document(
+    recipe: Recipe,
+    plan: RecipePlan,
+    models: Models,
+    prepared: PreparedModels,
+    settings: RunSettings,
+    *,
+    solve: bool = True,
+    outline: Merged | None = None,
+) -> Merged:
+    """The merged model of one document, every tensor a job that has yet to run.
+
+    Without `solve`, only what headers tell is wanted. `outline` is an earlier result of the same models and tokenizer
+    settings, whose vocabulary is taken over."""
+    donor = models[plan.donor]
+    notes, changes = [*plan.notes, *prepared.notes], {**plan.config_changes, **prepared.config_changes}
+    vocabulary = template = None
+    if recipe.tokenizer is not None:
+        vocabulary = (outline.vocabulary if outline else None) or merged_vocabulary(recipe, models, plan)
+        changes |= vocabulary.config_changes()
+        notes += vocabulary.report.get("notes", [])
+    if recipe.chat_template is not None:
+        template = chat_template(recipe.chat_template, {str(r): c for r, c in models.items()})
+    dtype = recipe.out_dtype or recipe.dtype
+    changes |= dtype_entry(donor.config, parse_dtype(dtype)) if dtype else {}
+    files = TensorFiles()
+    if prepared.solved is not None:
+        jobs = _solved_jobs(recipe, prepared.solved)
+    else:
+        jobs = _jobs(recipe, plan, models, prepared, vocabulary, files, settings)
+    if recipe.repair is not None and solve:
+        jobs, about_repair = _repaired_jobs(
+            recipe, prepared, jobs, donor, models, {**donor.config, **changes}, settings
+        )
+        notes += about_repair
+    if not dtype:
+        changes |= _dtype_change(donor, jobs)
+    return Merged(
+        recipes=[recipe],
+        inputs={str(reference): checkpoint for reference, checkpoint in models.items()} | files.opened,
+        files=frozenset(files.opened),
+        donor=donor,
+        jobs=jobs,
+        tensor_plans=plan,
+        config_changes=changes,
+        notes=notes,
+        alignment=prepared.alignment,
+        details=prepared.solved.record if prepared.solved else {},
+        vocabulary=vocabulary,
+        chat_template=template,
+        hashes=settings.hashes,
+        seed=recipe.seed,
+        device=settings.device,
+        threads=settings.threads,
+        max_memory=settings.max_memory,
+        progress=settings.progress,
+    )
+
+
+def _jobs(
+    recipe: Recipe,
+    plan: RecipePlan,
+    models: Models,
+    prepared: PreparedModels,
+    vocabulary: Vocabulary | None,
+    files: TensorFiles,
+    settings: RunSettings,
+) -> list[Job]:
+    """The jobs, in the order of the plan. A whole-model method is not run here and counts as the mean of the models."""
+    asked = recipe.out_dtype or recipe.dtype
+    dtype = parse_dtype(asked) if asked else None
+    aligned, measured = prepared.aligned, prepared.measured
+    jobs = []
+    for tensor in _with_untied(plan, aligned).values():
+        inputs = tensor.every
+        sources: list[TensorSource] = [
+            Stored(models[given.model], given.tensor, settings.hashes)
+            if aligned is None
+            else aligned.source(models[given.model], given.tensor)
+            for given in inputs
+        ]
+        if vocabulary is not None and tensor.vocabulary:
+            sources = _in_one_vocabulary(vocabulary, inputs, sources)
+        stored = _stored_info(tensor, models, aligned)
+        shape, floating = sources[0].info.shape, stored.dtype.is_floating_point
+        method, options, option_tensors = METHODS.get(tensor.method), tensor.options, {}
+        if not floating:  # copied, not merged
+            method, options = None, {}
+        elif method is None:
+            method, options = METHODS["linear"], {}
+        elif measured is not None and tensor.method == recipe.merge_method:
+            option_tensors = measured.sources(tensor, shape)
+        else:
+            option_tensors = files.sources(tensor, shape, settings.hashes, models=models, aligned=aligned)
+        jobs.append(
+            Job(
+                tensor.name,
+                TensorInfo(shape, dtype if dtype is not None and floating else stored.dtype),
+                sources[: len(tensor.inputs)],
+                sources[-1] if tensor.base else None,
+                method,
+                options,
+                option_tensors,
+                recipe.seed,
+                settings.device,
+            )
+        )
+    return jobs
+
+
+def _in_one_vocabulary(
+    vocabulary: Vocabulary, inputs: Sequence[TensorInput], sources: Sequence[TensorSource]
+) -> list[TensorSource]:
+    """The same table of every model with one row per token of the output."""
+    named = {str(given.model): rows for given, rows in zip(inputs, sources, strict=True)}
+    shape = sources[0].info.shape
+    axis = 1 if len(shape) > 1 and shape[0] == 1 else 0  # a bias of shape (1, tokens)
+    return [vocabulary.source(str(given.model), named, axis=axis) for given in inputs]
+
+
+def _stored_info(tensor: TensorPlan, models: Models, aligned: AlignedModels | None) -> TensorInfo:
+    """What the result keeps where nothing else is asked for: the base's dtype, or the first model's."""
+    first = tensor.base or tensor.inputs[0]
+    known = models[first.model].tensors
+    # A table that alignment has untied is stored under the name of the one it was tied to.
+    return known[first.tensor] if first.tensor in known or aligned is None else aligned.plan()[first.tensor]
+
+
+def _with_untied(plan: RecipePlan, aligned: AlignedModels | None) -> dict[str, TensorPlan]:
+    """A rotated stream unties a shared table: the new one is merged as the one it was tied to."""
+    if aligned is None:
+        return plan.tensors
+    tensors = dict(plan.tensors)
+    for name in aligned.plan():
+        tied = aligned.tied_to(name) if name not in tensors else None
+        if tied is not None and tied in tensors:
+            like = tensors[tied]
+            tensors[name] = replace(
+                like,
+                name=name,
+                inputs=tuple(TensorInput(given.model, name) for given in like.inputs),
+                base=TensorInput(like.base.model, name) if like.base else None,
+            )
+    return tensors
+
+
+# --- tensors that are already there -----------------------------------------------------------------------------------
+def _solved_jobs(recipe: Recipe, solved: Solved) -> list[Job]:
+    """The tensors of a whole-model method: nothing is left but to round and write them."""
+    asked = recipe.out_dtype or recipe.dtype
+    dtype = parse_dtype(asked) if asked else None
+    return [
+        solved_job(
+            name,
+            TensorInfo(info.shape, dtype if dtype and info.dtype.is_floating_point else info.dtype),
+            solved.tensors[name],
+        )
+        for name, info in solved.plan.items()
+    ]
+
+
+def _repaired_jobs(
+    recipe: Recipe,
+    prepared: PreparedModels,
+    jobs: Sequence[Job],
+    donor: Checkpoint,
+    models: Models,
+    config: Mapping[str, Any],
+    settings: RunSettings,
+) -> tuple[list[Job], list[str]]:
+    """The jobs of the repaired model, and notes."""
+    assert recipe.repair is not None and recipe.data is not None
+    references, weights, notes = parents_of(recipe)
+    if prepared.solved is not None and prepared.solved.parents is not None:
+        references = [references[place] for place in prepared.solved.parents]
+        weights = [weights[place] for place in prepared.solved.parents]
+    # A whole-model method has aligned its models by itself; the same settings align them the same way again.
+    aligned = prepared.aligned or _aligned(recipe, donor, models, settings)
+    parents = [models[r] if aligned is None else aligned.as_checkpoint(models[r]) for r in references]
+    jobs = repaired(
+        jobs, parents, config, weights=weights, data=settings.data.open(recipe.data), first=donor,
+        only=recipe.repair.only, device=settings.device, progress=settings.progress,
+    )  # fmt: skip
+    return jobs, notes
+
+
+def _dtype_change(donor: Checkpoint, jobs: Sequence[Job]) -> dict[str, Any]:
+    """What config.json has to say where the weights are of another dtype than the donor of the config."""
+    dtypes = {job.info.dtype for job in jobs if job.info.dtype.is_floating_point}
+    declared = donor.config.get("dtype", donor.config.get("torch_dtype"))
+    if len(dtypes) != 1 or declared is None:
+        return {}
+    (dtype,) = dtypes
+    return {} if str(declared) == str(dtype).removeprefix("torch.") else dtype_entry(donor.config, dtype)
