@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from architectures.helpers import implementations, model_class
-from architectures.models import Row
+from architectures.row_models import implementations, model_class
+from architectures.rows import Row
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.gauges import gauge_dimension, gauges, group_dimension, kernel_dimension

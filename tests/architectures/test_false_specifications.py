@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from architectures.helpers import (
+from architectures.row_models import (
     Case,
     build,
     difference,
@@ -17,7 +17,7 @@ from architectures.helpers import (
     saved,
     state,
 )
-from architectures.models import ROWS
+from architectures.rows import ROWS
 from isomerge.architectures import FAMILIES, describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.architecture import KeyBias, Norm

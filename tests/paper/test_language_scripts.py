@@ -25,7 +25,7 @@ import runner
 import table1
 import table1_report
 
-from paper.tiny import OLD, job
+from paper.small_jobs import OLD, job
 
 
 # --- merging ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import runner
 import table1
 from language import Job
 
-from paper.tiny import job
+from paper.small_jobs import job
 
 
 def reordered(job: Job) -> None:

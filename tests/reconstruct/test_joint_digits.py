@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from commands import said
 from isomerge.demonstration.digits import Digits, accuracy, load_digits, new_model, train
 from isomerge.merging.reconstruct import reconstruct
+from models import image_pair as pair
 from reconstruct.calibration import distance
-from whole.digits import digits as folder_of_digits
-from whole.digits import pair, said
+from samples import digits as folder_of_digits
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def _keys(tree: object) -> set[str]:
 
 
 def test_the_stages_of_the_work_are_told() -> None:
-    from align import tiny
+    import models as tiny
     from reconstruct.calibration import again, data
 
     folders = [tiny.model("vit", seed) for seed in range(2)]

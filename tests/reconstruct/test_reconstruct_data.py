@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from align import tiny
+import models as tiny
 from isomerge.errors import IsomergeError, RequestError
 from isomerge.merging.reconstruct import reconstruct
 from reconstruct.calibration import again, data, load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from align import tiny
+import models as tiny
 from isomerge.merging.reconstruct import reconstruct
 from reconstruct.calibration import again, data, distance, features, load
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from align import tiny
+import models as tiny
 from isomerge.merging.reconstruct import reconstruct
 from reconstruct.calibration import again, data, distance, features, load, moved
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from align import tiny
+import models as tiny
 from isomerge.merging.reconstruct import reconstruct, refine
 from reconstruct.calibration import again, data, load
 from reconstruct.test_reconstruct_data import padded

@@ -12,12 +12,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from align import inputs, tiny
-from align.inputs import Batches
+import models as tiny
+import samples as inputs
 from isomerge.alignment.levels import Scope
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.transform import random_transform
+from samples import Batches
 
 FAMILIES = ["vit", "bert", "gpt2", "llama"]
 WIDTHS: dict[str, Callable[[int, int], dict[str, Any]]] = {

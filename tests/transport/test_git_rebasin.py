@@ -14,7 +14,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 import isomerge
-from align import tiny
+import models as tiny
 from isomerge.merging.transport import transported
 from transport.models import batches, largest_difference, model, permuted, seen
 

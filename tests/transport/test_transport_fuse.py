@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import isomerge
-from align import tiny
+import models as tiny
 from isomerge.merging.transport import fuse, transported
 from transport.models import FAMILIES, batches, largest_difference, model
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from align import tiny
+import models as tiny
 from isomerge.merging.transport import fuse, transported
 from transport.models import FAMILIES, batches, largest_difference, model, permuted
 

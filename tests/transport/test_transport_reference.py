@@ -8,7 +8,7 @@ import numpy as np
 import ot
 import pytest
 
-from align import tiny
+import models as tiny
 from isomerge.merging.transport import transported
 from transport.models import batches, model, seen, squared_distances
 

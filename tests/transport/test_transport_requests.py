@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from align import tiny
+import models as tiny
 from isomerge.errors import RequestError
 from isomerge.merging.transport import fuse, transported
 from transport.models import batches, model
