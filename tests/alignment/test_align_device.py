@@ -1,4 +1,4 @@
-"""An accelerator gives what the CPU gives. Most of it needs one, and says so where there is none."""
+"""An accelerator gives what the CPU gives. Most of it needs one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import torch
 
 import isomerge
 from models import MODELS, model
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -22,7 +20,7 @@ def test_one_batch_of_all_layers_finds_what_layer_by_layer_finds(family: str) ->
         assert torch.allclose(element, expected[space], rtol=0, atol=1e-10), space
 
 
-@needs_cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("level", ["permutation", "rotation", "full"])
 @pytest.mark.parametrize("family", MODELS)
 def test_the_device_does_not_change_the_result(family: str, level: str) -> None:

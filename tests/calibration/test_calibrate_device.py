@@ -1,4 +1,4 @@
-"""An accelerator measures what the CPU measures. Needs one; says so where there is none."""
+"""An accelerator measures what the CPU measures. Needs one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isomerge.calibration import WHAT, calibrate, cross_statistics
 from isomerge.merging.statistics import merge_fisher, merge_regmean, repair
 from models import MODELS, model
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+pytestmark = pytest.mark.cuda
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,18 +1,17 @@
-"""An accelerator gives what the CPU gives. Needs one; says so where there is none."""
+"""An accelerator gives what the CPU gives. Needs one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import torch
 
 from isomerge.connectivity import barrier
 from isomerge.evaluation.tasks import evaluate
 from models import llama, vit
 from samples import DIGITS, SENTENCES, write_digits
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+pytestmark = pytest.mark.cuda
 
 
 def test_the_device_does_not_change_the_numbers(tmp_path: Path) -> None:

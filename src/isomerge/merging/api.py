@@ -63,7 +63,8 @@ def merge(
     `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options.
     `dtype` is what is written (by itself: as the inputs), `seed` names the random numbers of methods that draw some.
 
-    >>> isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5).save("merged")  # doctest: +SKIP
+    >>> merged = isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5)
+    >>> written = merged.save("merged")
     """
     if method not in EVERY:
         raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, EVERY)}")
@@ -113,7 +114,7 @@ def merge_recipe(
     A recipe without `tokenizer` merges vocabulary tables row by row, with a note where models give tokens other ids;
     with `same_ids` that is an error.
 
-    >>> isomerge.merge_recipe("recipe.yml").save("merged")                                              # doctest: +SKIP
+    >>> written = isomerge.merge_recipe("recipe.yml").save("merged-by-recipe")
     """
     documents = recipe if isinstance(recipe, list) else load_recipe(recipe)
     if not documents or not all(isinstance(document, Recipe) for document in documents):

@@ -1,4 +1,4 @@
-"""An accelerator gives what the CPU gives. Needs one; says so where there is none."""
+"""An accelerator gives what the CPU gives. Needs one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from merging.methods.cases import CASE_NAMES, CASES, count, merge, tensors
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+pytestmark = pytest.mark.cuda
 
 
 @pytest.mark.parametrize("shape", [(40, 30), (7,), (), (0, 4), (3, 2, 2)], ids=str)
