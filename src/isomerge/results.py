@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass
 class Result:
-    """Base of the typed results. Fields are the keys of `--json`; a field whose name starts with `_` stays out of it."""
+    """Base of the typed results. Fields are the keys of `--json`; those that start with `_` stay out of it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, as `--json` prints them."""
