@@ -346,7 +346,7 @@ def test_ctrl_c_before_the_first_point_of_a_sweep_asks_for_no_force(
         out.mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("isomerge.sweeping", begin, raising=False)
+    monkeypatch.setattr("isomerge.sweep", begin, raising=False)
     done = run("sweep a b --method linear --over weight=0:1:0.5 --data digits -o swept")
     assert done.exit_code == 130 and "The same command starts again: isomerge sweep" in done.stderr
     assert "--force" not in done.stderr

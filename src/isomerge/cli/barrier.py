@@ -54,7 +54,7 @@ def barrier(
         raise RequestError(f"--plot {plot}: there is no folder {plot.parent}. Make it first.")
     if level != "full" and not align:
         raise RequestError(f"--level {level} says how --align moves the models, and it is not given. Add --align.")
-    from isomerge import connect
+    from isomerge import connectivity as connect
 
     options: dict[str, Any] = {
         "data": data, "task": task, "align": align, "level": level, "split": split, "text": text, "label": label,
