@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -87,6 +88,11 @@ WIDE: dict[str, dict[str, Any]] = {
     "distilbert": {"dim": 48, "n_heads": 4, "hidden_dim": 64},
     "t5": {"d_model": 48, "d_kv": 12, "d_ff": 64, "num_heads": 4},
 }
+
+
+def mostly_slow(names: Iterable[str], *quick: str) -> list[Any]:
+    """For `parametrize`: every name, all but `quick` marked slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 # --- models on disk ---------------------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ def test_every_start_out_and_load(tmp_path: Path) -> None:
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in found.items())
 
 
+@pytest.mark.slow
 def test_a_second_run_has_an_average_of_its_own(tmp_path: Path) -> None:
     callback = AverageCheckpoints("swa")
     train(tmp_path / "first", callback)

@@ -39,6 +39,7 @@ def test_written_files_do_not_depend_on_the_number_of_threads(tmp_path: Path) ->
     assert fingerprint(tmp_path / "1") == fingerprint(tmp_path / "4")
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_hash_seed() -> None:
     anchor, source = model("llama", 0, torch.float32), model("llama", 1, torch.float32)
     commands = []

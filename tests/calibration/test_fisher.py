@@ -18,7 +18,7 @@ from calibration.hooks import Batch, batches, data, stock
 from isomerge.calibration import calibrate
 from isomerge.calibration.squares import Squares
 from isomerge.errors import IsomergeError, RequestError
-from models import MODELS, model, tensors
+from models import MODELS, model, mostly_slow, tensors
 
 State = dict[str, Tensor]
 
@@ -109,6 +109,7 @@ def test_empirical_fisher_is_the_squared_gradient_of_the_stock_loss(name: str) -
         torch.testing.assert_close(found.fisher[tensor], value.double(), rtol=1e-4, atol=1e-7, msg=tensor)
 
 
+@pytest.mark.slow
 def test_drawn_labels_do_not_depend_on_the_batches_and_are_right_on_average() -> None:
     folder = model("gpt2")
     batch = {n: t[:2, :4] for n, t in data(folder).items()}
@@ -128,7 +129,7 @@ def test_drawn_labels_do_not_depend_on_the_batches_and_are_right_on_average() ->
     assert any(not torch.allclose(one[n], another[n]) for n in one)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", mostly_slow(sorted(MODELS), "llama", "mixtral"))
 def test_a_batch_takes_one_backward_pass_unless_experts_pick_tokens(name: str) -> None:
     folder = model(name)
     module = stock(folder)

@@ -209,6 +209,7 @@ def test_no_bar_is_shown_before_there_is_something_to_tell() -> None:
     assert "1/3" in shown and "0/?" not in shown
 
 
+@pytest.mark.slow
 def test_what_a_sweep_says_while_the_bar_is_shown_has_a_line_of_its_own() -> None:
     shown = on_a_terminal(
         "import time\nfrom isomerge.cli.progress import bar\nfrom isomerge.cli.sweep import _announced\n"
@@ -248,6 +249,7 @@ def test_a_table_on_a_narrow_terminal_loses_nothing() -> None:
     assert address in "".join(re.sub(r"\x1b\[[\d;]*m", "", shown).split()) and "…" not in shown
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error() -> None:
     program = f"{shlex.quote(sys.executable)} -m isomerge list methods --json"
     done = subprocess.run(
@@ -265,6 +267,7 @@ def write_model(folder: Path, seed: int) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "unheard-of", "num_hidden_layers": 30}))
 
 
+@pytest.mark.slow
 def test_ctrl_c_names_what_is_left_and_the_command_that_goes_on(tmp_path: Path) -> None:
     for seed, name in enumerate("ab"):
         write_model(tmp_path / name, seed)

@@ -183,6 +183,7 @@ def test_the_numbers_of_the_page_are_those_of_the_record(record: dict[str, Any],
     assert not any(str(out) in words for words in page.words), "models have short names"
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_record_make_the_same_models_again(
     record: dict[str, Any], out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def trials(models: dict[str, Path], folder: Path, count: int, seed: int) -> list
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_killed_at_ten_random_moments_each_rerun_ends_with_the_same_bytes(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_staged_tensor_that_was_damaged_is_made_again(
     assert found.sha256 == isomerge.merge_recipe(recipe(models)).save(tmp_path / "whole").sha256
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_130_and_words_and_the_rerun_finishes(models: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "r.yml").write_text(recipe(models))
     command = [sys.executable, "-m", "isomerge", "merge", "r.yml", "-o", "out", "--threads", "1"]
@@ -221,6 +223,7 @@ def test_a_target_that_cannot_be_written_is_explained(models: dict[str, Path]) -
         isomerge.merge([models["a"], models["b"]]).save("/proc/isomerge/out")
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow_leaves_nothing(models: dict[str, Path], tmp_path: Path) -> None:
     """The kernel itself refuses the bytes, as a quota or a full disk does."""
     code = (
@@ -244,6 +247,7 @@ def test_an_input_is_never_the_output(models: dict[str, Path]) -> None:
     assert (models["a"] / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_same_bytes_under_every_thread_count_and_hash_seed(models: dict[str, Path], tmp_path: Path) -> None:
     code = (
         "import json, sys, isomerge\n"

@@ -15,13 +15,9 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 import isomerge
+from commands import verb
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
 from models import EMBEDDING, difference, logits, model, save_model, tensors, variant, word_tokenizer
-
-
-def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "isomerge", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("level", ["permutation", "rotation", "full"])
@@ -147,10 +143,10 @@ def test_options_without_effect_or_out_of_range_are_refused() -> None:
     with pytest.raises(RequestError, match="does not name"):
         isomerge.merge_recipe({"merge_method": "linear", "models": [{"model": str(models[0])}]}, models={"typo": {}})
     assert isomerge.merge(models, align={"sweeps": 3}, level="permutation").recipe.align.level == "permutation"  # type: ignore[union-attr]
-    told = run("merge", *models, "-o", "unused", "--level", "full")
-    assert told.returncode == 2 and "--level says how to align" in told.stderr
-    told = run("merge", *models, "-o", "unused", "--rank", "4")
-    assert told.returncode == 2 and "--rank is of merged adapters" in told.stderr
+    told = verb("merge", *models, "-o", "unused", "--level", "full")
+    assert told.exit_code == 2 and "--level says how to align" in told.stderr
+    told = verb("merge", *models, "-o", "unused", "--rank", "4")
+    assert told.exit_code == 2 and "--rank is of merged adapters" in told.stderr
 
 
 def test_the_number_of_models_is_checked_for_state_dicts_too() -> None:
@@ -162,8 +158,8 @@ def test_the_number_of_models_is_checked_for_state_dicts_too() -> None:
 
 def test_a_switch_takes_a_value(tmp_path: Path) -> None:
     a, b = model("bert", 0, torch.float32), model("bert", 1, torch.float32)
-    done = run("merge", a, b, "--normalize", "false", "-o", tmp_path / "out", "-q")
-    assert done.returncode == 0, done.stderr
+    done = verb("merge", a, b, "--normalize", "false", "-o", tmp_path / "out", "-q")
+    assert done.exit_code == 0, done.stderr
     found = tensors(tmp_path / "out")["classifier.weight"]
     assert torch.allclose(found, tensors(a)["classifier.weight"] + tensors(b)["classifier.weight"], atol=1e-6)
 
@@ -189,10 +185,13 @@ def test_a_device_that_is_not_there_is_a_wrong_request(tmp_path: Path) -> None:
 
 
 def test_an_aligned_encoder_decoder_is_verified(tmp_path: Path) -> None:
-    done = run("merge", model("t5", 0, torch.float32), model("t5", 1, torch.float32), "--align", "-o", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+    done = verb(
+        "merge", model("t5", 0, torch.float32), model("t5", 1, torch.float32), "--align", "-o", tmp_path / "out"
+    )
+    assert done.exit_code == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_memory_is_kept_within_the_limit_or_refused(tmp_path: Path) -> None:
     """Measured from outside: the largest resident size of the whole command."""
     for seed in (0, 1):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +9,7 @@ import pytest
 import torch
 
 import isomerge
+from commands import said, verb
 from isomerge.checkpoint.files import SafetensorsFile
 from isomerge.errors import RequestError
 from isomerge.merging.estimate import explain_tensor, plan_merge
@@ -88,10 +86,6 @@ def test_memory_that_is_not_enough_is_told_with_how_much_is() -> None:
 def test_the_verb_prints_one_object_or_a_table(tmp_path: Path) -> None:
     (tmp_path / "r.yml").write_text(RECIPE)
 
-    def run(*flags: str) -> str:
-        command = [sys.executable, "-m", "isomerge", "plan", str(tmp_path / "r.yml"), *flags]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    assert json.loads(run("--json"))["tensors"] == 30
-    explained = run("--explain", "model.norm.weight")
+    assert said("plan", tmp_path / "r.yml")["tensors"] == 30
+    explained = verb("plan", tmp_path / "r.yml", "--explain", "model.norm.weight").stdout
     assert "slerp" in explained and "line" in explained and "0.5" in explained

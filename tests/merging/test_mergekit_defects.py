@@ -92,6 +92,7 @@ def donor_of(recipe_file: Path, out: Path, hash_seed: int) -> tuple[str, str]:
     return json.loads((out / "config.json").read_text())["donor"], (out / "tokenizer_notes.txt").read_text()
 
 
+@pytest.mark.slow
 def test_the_donor_of_config_and_tokenizer_does_not_depend_on_the_hash_seed(models: Path, tmp_path: Path) -> None:
     for member in ("c", "a", "b"):
         config = json.loads((models / member / "config.json").read_text())

@@ -390,6 +390,7 @@ def test_a_folder_that_is_not_there_is_a_wrong_request(tmp_path):
         verify(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_the_quick_look_after_a_merge_reads_no_weights_and_no_transformers(save):
     folder, donor = save("llama"), save("llama", "donor", seed=1)
     code = f"""

@@ -41,6 +41,7 @@ def measured(parents: tuple[Digits, list], **options) -> tuple[float, float, flo
     return accuracy(own, data), distance(mean, own), least
 
 
+@pytest.mark.slow
 def test_joint_features_are_nearer_to_the_parents_than_the_aligned_mean_and_refined_nearer_still(parents) -> None:
     """Measured here: distance 0.175 for mean features without alignment, 0.164 aligned, 0.136 joint, 0.119 refined.
 

@@ -138,6 +138,7 @@ def test_models_are_aligned_once(images: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(calls) == 1 and len(opened) == 3
 
 
+@pytest.mark.slow
 def test_what_is_swept_in_align_is_aligned_once_for_each_value(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +232,7 @@ def placed(monkeypatch: pytest.MonkeyPatch, then: Callable[[int], None] = lambda
     return calls
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_not_measured_again(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(count: int) -> None:
         if count == 3:

@@ -212,6 +212,7 @@ def edit_data_of_a_later_point(folder: Path) -> None:
     (folder / "second.txt").write_text("\n".join(SENTENCES[5:9]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", [edit_config, edit_tokenizer, edit_data_of_a_later_point])
 def test_what_was_edited_in_place_is_measured_again(texts: Path, edit: Any) -> None:
     for name in ("first", "second"):

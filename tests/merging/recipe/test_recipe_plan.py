@@ -94,6 +94,7 @@ def test_the_base_of_a_method_without_one_is_a_model_only_if_the_recipe_gives_it
     assert [str(i.model) for i in averaged.tensors["model.norm.weight"].inputs] == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_the_donor_is_the_first_model_whatever_the_hash_seed() -> None:
     code = (
         "from isomerge.merging.recipe import load_recipe;"
