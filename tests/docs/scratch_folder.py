@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from models import model as tiny_model
-from models import scratch, words, write_tokenizer
+from models import scratch, stock, words, write_tokenizer
 from samples import digits
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -34,13 +34,12 @@ LAYERS = {"text": 3, "deep": 32}  # the deepest stack in the documents has 32
 @functools.cache
 def text_model(number: int, kind: str = "text") -> Path:
     """A small decoder with a tokenizer. Number 0 is the base, every other one a fine-tune of it."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=8, num_hidden_layers=LAYERS[kind], num_attention_heads=2, num_key_value_heads=1,
+    made = stock(
+        "LlamaForCausalLM", hidden_size=8, num_hidden_layers=LAYERS[kind], num_attention_heads=2, num_key_value_heads=1,
         intermediate_size=12, max_position_embeddings=64, vocab_size=VOCABULARY, tie_word_embeddings=False,
         pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    return _fine_tuned(transformers.LlamaForCausalLM(config), number, kind)
+    return _fine_tuned(made, number, kind)
 
 
 def deep_model(number: int) -> Path:
@@ -50,18 +49,16 @@ def deep_model(number: int) -> Path:
 @functools.cache
 def sequence_model(number: int) -> Path:
     """A small classifier of texts."""
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=14, num_labels=2,
-        max_position_embeddings=32, vocab_size=VOCABULARY, pad_token_id=0,
+    made = stock(
+        "BertForSequenceClassification", hidden_size=12, num_hidden_layers=2, num_attention_heads=3,
+        intermediate_size=14, num_labels=2, max_position_embeddings=32, vocab_size=VOCABULARY, pad_token_id=0,
     )  # fmt: skip
-    return _fine_tuned(transformers.BertForSequenceClassification(config), number, "sequence")
+    return _fine_tuned(made, number, "sequence")
 
 
 @functools.cache
 def seeing_model(number: int) -> Path:
     """A small model of text and images, for what the documents say about modules."""
-    torch.manual_seed(0)
     text = {
         "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 41,
         "intermediate_size": 12,
@@ -70,8 +67,8 @@ def seeing_model(number: int) -> Path:
         "model_type": "clip_vision_model", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
         "intermediate_size": 12, "image_size": 8, "patch_size": 4,
     }  # fmt: skip
-    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=40)
-    return _fine_tuned(transformers.LlavaForConditionalGeneration(config), number, "seeing")
+    made = stock("LlavaForConditionalGeneration", text_config=text, vision_config=vision, image_token_index=40)
+    return _fine_tuned(made, number, "seeing")
 
 
 def _fine_tuned(model: Any, number: int, kind: str) -> Path:

@@ -14,24 +14,25 @@ from safetensors.torch import load_file, save_file
 
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.lock import LOCK, Lock, hash_file, locked_input, locked_tensors
+from models import stock
 
 VOCABULARY = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, 32)}}
 
 
-def build(kind: str, seed: int = 0) -> Any:
-    import transformers as t
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+TOKENS = {"vocab_size": 32, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {**SIZES, **TOKENS, "tie_word_embeddings": False}),
+    "llama-tied": ("LlamaForCausalLM", {**SIZES, **TOKENS, "tie_word_embeddings": True}),
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, **TOKENS}),
+    "bert": ("BertForMaskedLM", {**SIZES, "vocab_size": 32, "max_position_embeddings": 16}),
+    "vit": ("ViTForImageClassification", {**SIZES, "image_size": 8, "patch_size": 4}),
+}
 
-    torch.manual_seed(seed)
-    common = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    tokens = {"vocab_size": 32, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    makers: dict[str, Callable[[], Any]] = {
-        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**common, **tokens, tie_word_embeddings=False)),
-        "llama-tied": lambda: t.LlamaForCausalLM(t.LlamaConfig(**common, **tokens, tie_word_embeddings=True)),
-        "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=16, **tokens)),
-        "bert": lambda: t.BertForMaskedLM(t.BertConfig(**common, vocab_size=32, max_position_embeddings=16)),
-        "vit": lambda: t.ViTForImageClassification(t.ViTConfig(**common, image_size=8, patch_size=4)),
-    }
-    return makers[kind]()
+
+def build(kind: str, seed: int = 0) -> Any:
+    name, config = KINDS[kind]
+    return stock(name, seed, **config)
 
 
 def write_tokenizer(folder: Path) -> None:

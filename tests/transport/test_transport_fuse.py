@@ -13,7 +13,7 @@ import transformers
 import isomerge
 import models as tiny
 from isomerge.merging.transport import fuse, transported
-from transport.models import FAMILIES, batches, largest_difference, model
+from transport.pairs import FAMILIES, batches, largest_difference, model
 
 
 @pytest.mark.parametrize("cost", ["weights", "activations"])

@@ -9,7 +9,7 @@ import pytest
 import models as tiny
 from isomerge.errors import RequestError
 from isomerge.merging.transport import fuse, transported
-from transport.models import batches, model
+from transport.pairs import batches, model
 
 
 @pytest.mark.parametrize(("options", "words"), [
