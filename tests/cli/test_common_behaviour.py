@@ -116,6 +116,7 @@ def test_a_shell_completes_verbs_and_flags() -> None:
     assert completed("isomerge check --expl") == ["--explain"]
 
 
+@pytest.mark.slow
 def test_a_shell_completes_words_that_are_known() -> None:
     assert completed("isomerge merge --method ti") == ["ties"]
     assert completed("isomerge sweep --method greedy") == ["greedy_soup"]

@@ -62,6 +62,7 @@ def logits(model: Any) -> torch.Tensor:
         return model(load_digits().test_images).logits
 
 
+@pytest.mark.slow
 def test_full_alignment_beats_the_plain_average_by_far(record: dict[str, Any]) -> None:
     (pair,) = record["pairs"]
     assert min(pair["parents"]) > 0.9
@@ -70,6 +71,7 @@ def test_full_alignment_beats_the_plain_average_by_far(record: dict[str, Any]) -
     assert record["curves"][0]["barrier"]["full"] < 0.5 * record["curves"][0]["barrier"]["none"]
 
 
+@pytest.mark.slow
 def test_three_models_merge_by_features_where_their_average_fails(record: dict[str, Any]) -> None:
     found = {row["way"]: row for row in record["groups"][1]["rows"]}
     assert list(found) == ["seed 0", "seed 1", "seed 2", "ensemble", *WAYS]
@@ -81,11 +83,13 @@ def test_three_models_merge_by_features_where_their_average_fails(record: dict[s
         assert len(layers) == 9 and all(row["residual_after"] < row["residual_before"] for row in layers)
 
 
+@pytest.mark.slow
 def test_the_aligned_model_computes_what_the_source_computes(loaded: dict[str, Any]) -> None:
     before, after = logits(loaded["models/seed-1"]), logits(loaded["pair-0/aligned"])
     assert torch.allclose(before, after, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_averages_are_the_means_of_what_was_written(loaded: dict[str, Any]) -> None:
     def state(name: str) -> dict[str, torch.Tensor]:
         return loaded[name].state_dict()
@@ -100,6 +104,7 @@ def test_the_averages_are_the_means_of_what_was_written(loaded: dict[str, Any]) 
             assert torch.allclose(tensor, mean, atol=1e-5), (merged, name)
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_models_on_disk(record: dict[str, Any], loaded: dict[str, Any]) -> None:
     from isomerge.demonstration.digits import load_digits
 
@@ -120,6 +125,7 @@ def test_the_numbers_are_those_of_the_models_on_disk(record: dict[str, Any], loa
     assert all(pair[way] == rows[way] for way in ("ensemble", *WAYS))
 
 
+@pytest.mark.slow
 def test_the_plane_goes_through_the_models_and_no_hill_lies_between_aligned_ones(record: dict[str, Any]) -> None:
     plane, curve = record["plane"], record["curves"][0]
     a, b, c = plane["models"]
@@ -136,6 +142,7 @@ def test_the_plane_goes_through_the_models_and_no_hill_lies_between_aligned_ones
     assert valley < 0.5 * hill
 
 
+@pytest.mark.slow
 def test_both_ends_of_every_line_are_the_parents(record: dict[str, Any]) -> None:
     (pair,), (curve,) = record["pairs"], record["curves"]
     assert curve["t"][0] == 0 and curve["t"][-1] == 1 and len(curve["t"]) >= 11
@@ -147,6 +154,7 @@ def test_both_ends_of_every_line_are_the_parents(record: dict[str, Any]) -> None
         )
 
 
+@pytest.mark.slow
 def test_the_files_hold_the_record_a_picture_and_a_page(record: dict[str, Any], out: Path) -> None:
     stored = json.loads((out / "isomerge.json").read_text())
     assert {key: stored[key] for key in stored if key not in ("format", "isomerge", "kind")} == {
@@ -156,6 +164,7 @@ def test_the_files_hold_the_record_a_picture_and_a_page(record: dict[str, Any], 
     assert ElementTree.parse(out / "curve.svg").getroot().tag.endswith("svg")
 
 
+@pytest.mark.slow
 def test_the_numbers_of_the_page_are_those_of_the_record(record: dict[str, Any], out: Path) -> None:
     page, stored = page_of(out), json.loads((out / "isomerge.json").read_text())
     assert page.record["record"] == stored
@@ -206,6 +215,7 @@ def test_the_commands_of_the_record_make_the_same_models_again(
         assert path.read_bytes() == (out / name / "model.safetensors").read_bytes(), name
 
 
+@pytest.mark.slow
 def test_the_page_tells_which_seed_and_which_models_everything_came_from(record: dict[str, Any], out: Path) -> None:
     page, how = page_of(out), record["how"]
     trained = page.tables["The trained models; the sha256 is of all tensors together"][1:]
@@ -228,12 +238,14 @@ def digest(folder: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+@pytest.mark.slow
 def test_the_page_can_be_made_again(out: Path, tmp_path: Path) -> None:
     again = isomerge.report(out, out=tmp_path / "again.html")
     assert again["kind"] == "demo" and "One model out of several" in again["sections"]
     assert (tmp_path / "again.html").read_text() == (out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_every_stage_is_told_from_its_start(made: Made) -> None:
     stages: dict[str, list[tuple[int, int]]] = {}
     for done, total, what in made.told:

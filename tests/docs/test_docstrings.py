@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,8 @@ def surroundings(folder: Path, code: str) -> dict[str, Any]:
 def test_examples_of_a_module_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
-    given: dict[str, Any] = {}
-    if any(word in MODULES[name].read_text(encoding="utf-8") for word in (">>> isomerge.", '"model-', "batches")):
-        given = surroundings(tmp_path, MODULES[name].read_text(encoding="utf-8"))
+    source = MODULES[name].read_text(encoding="utf-8")
+    given = surroundings(tmp_path, source) if re.search(r">>> .*(isomerge\.|batches)", source) else {}
     told: list[str] = []
     runner = doctest.DocTestRunner()
     for test in doctest.DocTestFinder().find(module, name, extraglobs=given):

@@ -31,6 +31,9 @@ from isomerge.merging.whole import EVERY
 COMMANDS = ("console", "bash", "sh", "")
 PAGES = [page for page in documents() if blocks_of(page)]
 
+SLOW = {f"docs/{name}.md" for name in ("tutorial", "sweep", "transport", "reconstruct", "cookbook", "guides/strangers")}
+"""Pages whose blocks take more than a few seconds together."""
+
 NOT_RUN = {
     ("README.md", "src/isomerge/"): "the tree of the source, which tests/test_repository.py compares with the disk",
     ("README.md", "@software{isomerge,"): "how to cite, for BibTeX",
@@ -130,7 +133,11 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if name_of(page) in SLOW else []) for page in PAGES],
+    ids=name_of,
+)
 def test_every_block_of_a_page_runs(page: Path, hub: Path, registries: None, scratch: Path) -> None:
     kind = KINDS.get(name_of(page), "image")
     found = blocks_of(page)
@@ -250,7 +257,7 @@ def test_the_example_of_every_verb_runs(verb: str, scratch: Path) -> None:
 def test_the_tables_of_exceptions_hold_only_what_exists() -> None:
     known = {(block.page, block.first) for page in PAGES for block in blocks_of(page)}
     assert set(NOT_RUN) <= known
-    assert {*KINDS, *FORMS, *READS_MERGED, *FROM_NOTHING} <= {name_of(page) for page in documents()}
+    assert {*SLOW, *KINDS, *FORMS, *READS_MERGED, *FROM_NOTHING} <= {name_of(page) for page in documents()}
 
 
 @pytest.mark.parametrize("page", documents(), ids=name_of)

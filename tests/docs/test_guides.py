@@ -69,6 +69,7 @@ def copy_with(tmp_path: Path) -> Any:
     return lambda name: Copy(tmp_path, GUIDES / name)
 
 
+@pytest.mark.slow
 def test_add_an_architecture(copy_with: Any) -> None:
     copy = copy_with("add-an-architecture.md")
     copy.write_file("src/isomerge/architectures/", "starcoder2.py")
@@ -104,6 +105,7 @@ def test_add_a_method(copy_with: Any) -> None:
     assert "halfway" in (copy.place / "src/isomerge/merging/recipe/schema.json").read_text()
 
 
+@pytest.mark.slow
 def test_add_a_solver(copy_with: Any) -> None:
     copy = copy_with("add-a-solver.md")
     copy.write_file("src/isomerge/alignment/solvers/", "cyclic_shift.py")
