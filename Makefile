@@ -11,7 +11,7 @@ FUSION := .venv-fusion-bench
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo picture test test-all test-peers test-browser lint format docs bench paper clean
+.PHONY: help venv demo picture test test-slow test-all test-cuda test-peers test-browser lint format docs bench paper clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,11 +32,17 @@ demo: $(STAMP)  ## train three tiny models, align, merge, show the numbers (half
 picture: demo  ## the README's picture of the demo's report (needs Chromium, see test-browser)
 	$(BIN)/python tests/browser/report_picture.py demo-out/report.html docs/images/report.png
 
-test: $(STAMP)  ## the quick tests
+test: $(STAMP)  ## the quick tests (three minutes on two cores)
 	$(PYTEST) -n $(JOBS) -m "not slow and not browser and not peers"
 
-test-all: $(STAMP)  ## every test but those in a browser or beside mergekit
-	$(PYTEST) -n $(JOBS) -m "not browser and not peers"
+test-slow: $(STAMP)  ## the tests that take more than a few seconds each
+	$(PYTEST) -n $(JOBS) -m "slow and not browser and not peers"
+
+test-all: $(STAMP)  ## both, with the lines of the source that no test runs, into htmlcov/
+	$(PYTEST) -n $(JOBS) -m "not browser and not peers" --cov --cov-report=term:skip-covered --cov-report=html
+
+test-cuda: $(STAMP)  ## the tests that need a CUDA device: the same results as on the CPU
+	$(PYTEST) -m cuda
 
 $(PEERS)/.installed: constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
@@ -62,10 +68,13 @@ test-browser: $(STAMP)  ## the tests that look at a page in a real browser
 	  else echo "test-browser needs a browser: apt-get install chromium chromium-driver" >&2; exit 1; fi; fi
 	$(PYTEST) -m browser tests/browser
 
-lint: $(STAMP)  ## ruff and mypy
+lint: $(STAMP)  ## style, types, layers, dead code, dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/vulture
+	$(BIN)/deptry src
 
 format: $(STAMP)  ## let ruff repair and format
 	$(BIN)/ruff check --fix .
@@ -98,5 +107,5 @@ paper: $(STAMP)  ## the founding paper's tables and figures (with a GPU; without
 	done; test -z "$$unfinished" || { echo "not finished:$$unfinished; make paper goes on with them"; exit 1; }
 
 clean:  ## remove .venv, caches and demo output
-	rm -rf $(VENV) $(PEERS) $(FUSION) build dist site demo-out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) $(PEERS) $(FUSION) build dist site demo-out htmlcov .coverage* .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -113,23 +113,6 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert f"[{declared[1]}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-STAGES = (
-    "errors", "arguments", "results", "checkpoint", "data", "adapters", "symmetry", "running", "evaluation", "architectures", "calibration", "alignment",
-    "reporting", "connectivity", "merging", "sweeping", "checking", "training", "catalogue", "demonstration", "cli",
-)  # fmt: skip
-
-
-def test_a_module_imports_only_from_its_own_stage_and_earlier_ones() -> None:
-    for path in sorted((ROOT / "src" / "isomerge").rglob("*.py")):
-        stage = path.relative_to(ROOT / "src" / "isomerge").parts[0].removesuffix(".py")
-        if stage in ("__init__", "__main__"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("isomerge."):
-                used = (node.module or "").split(".")[1]
-                assert STAGES.index(used) <= STAGES.index(stage), f"{path}:{node.lineno} imports {node.module}"
-
-
 def test_the_readme_counts_the_methods_that_there_are() -> None:
     from isomerge.merging.whole import EVERY
 

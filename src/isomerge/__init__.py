@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
+    "AlignedFamily": "isomerge.alignment.family",
     "Alignment": "isomerge.alignment.alignment",
     "Merged": "isomerge.merging.outcome.merged",
     "IsomergeError": "isomerge.errors",
+    "RequestError": "isomerge.errors",
+    "Checkpoint": "isomerge.checkpoint",
+    "Sweep": "isomerge.sweeping.result",
     "align": "isomerge.alignment.api",
     "barrier": "isomerge.connectivity.barrier",
+    "calibrate": "isomerge.calibration.api",
     "catalogue": "isomerge.catalogue",
     "check": "isomerge.checking.api",
     "demo": "isomerge.demonstration.run",
@@ -35,6 +40,7 @@ _WHERE = {
     "plan": "isomerge.merging.api",
     "plane": "isomerge.connectivity.plane",
     "report": "isomerge.reporting.page",
+    "reproduce": "isomerge.merging.reproduce",
     "selftest": "isomerge.alignment.selftest",
     "sweep": "isomerge.sweeping.api",
     "verify": "isomerge.evaluation.verify",
@@ -46,15 +52,19 @@ if TYPE_CHECKING:
     from isomerge.adapters.extract import extract as extract
     from isomerge.alignment.alignment import Alignment as Alignment
     from isomerge.alignment.api import align as align
+    from isomerge.alignment.family import AlignedFamily as AlignedFamily
     from isomerge.alignment.selftest import selftest as selftest
+    from isomerge.calibration.api import calibrate as calibrate
     from isomerge.catalogue import catalogue as catalogue
     from isomerge.checking.api import check as check
+    from isomerge.checkpoint import Checkpoint as Checkpoint
     from isomerge.checkpoint import open_checkpoint as open_checkpoint
     from isomerge.connectivity.barrier import barrier as barrier
     from isomerge.connectivity.plane import plane as plane
     from isomerge.data import open_data as open_data
     from isomerge.demonstration.run import demo as demo
     from isomerge.errors import IsomergeError as IsomergeError
+    from isomerge.errors import RequestError as RequestError
     from isomerge.evaluation.tasks.ensemble import ensemble as ensemble
     from isomerge.evaluation.tasks.run import evaluate as evaluate
     from isomerge.evaluation.verify import verify as verify
@@ -62,9 +72,11 @@ if TYPE_CHECKING:
     from isomerge.merging.api import merge_recipe as merge_recipe
     from isomerge.merging.api import plan as plan
     from isomerge.merging.outcome.merged import Merged as Merged
+    from isomerge.merging.reproduce import reproduce as reproduce
     from isomerge.merging.state_dicts import merge_state_dicts as merge_state_dicts
     from isomerge.reporting.page import report as report
     from isomerge.sweeping.api import sweep as sweep
+    from isomerge.sweeping.result import Sweep as Sweep
 
 
 def __getattr__(name: str) -> Any:

@@ -13,22 +13,23 @@ from peft import IA3Config, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from adapters import tiny
+from adapters.peft_adapters import load_base, save_adapter
 from isomerge.adapters import apply_adapter, is_adapter, open_adapter
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
+from models import save_base
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    return tiny.save_base("llama", tmp_path / "base", tie_word_embeddings=False)
+    return save_base("llama", tmp_path / "base", tie_word_embeddings=False)
 
 
 @pytest.fixture
 def adapter(base: Path, tmp_path: Path) -> Path:
-    return tiny.save_adapter(base, tmp_path / "adapter", LoraConfig(r=3, target_modules=["q_proj", "k_proj"]))
+    return save_adapter(base, tmp_path / "adapter", LoraConfig(r=3, target_modules=["q_proj", "k_proj"]))
 
 
 def change_config(adapter: Path, **changes: Any) -> None:
@@ -72,7 +73,8 @@ def test_configs_that_are_no_plain_update(base: Path, adapter: Path, changes: di
 
 def test_other_kinds_of_adapter_as_peft_writes_them(base: Path, tmp_path: Path) -> None:
     model = get_peft_model(
-        tiny.load_base(base), IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
+        load_base(base),
+        IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
     )
     model.save_pretrained(tmp_path / "ia3")
     assert_refused(base, tmp_path / "ia3", CheckpointError, "peft_type is 'IA3', and only LORA")
@@ -122,11 +124,11 @@ def test_missing_files_and_folders(base: Path, adapter: Path, tmp_path: Path) ->
 
 
 def test_another_base_is_refused_with_all_misfits_and_the_right_bases_name(adapter: Path, tmp_path: Path) -> None:
-    wide = tiny.save_base("llama", tmp_path / "wide", head_dim=8)
+    wide = save_base("llama", tmp_path / "wide", head_dim=8)
     assert_refused(
         wide, adapter, RequestError, r"shape \(16, 16\), and '.*q_proj.weight' is \(32, 16\);.*;.*trained on \(.*base\)"
     )
-    other = tiny.save_base("bert", tmp_path / "other")
+    other = save_base("bert", tmp_path / "other")
     assert_refused(
         other, adapter, RequestError, "has no 'model.layers.0.self_attn.k_proj.weight'.*layers.1.self_attn.q_proj"
     )
@@ -143,7 +145,7 @@ def test_a_misspelt_layer_gets_a_suggestion(base: Path, adapter: Path) -> None:
 
 def test_a_resized_vocabulary_is_explained(base: Path, tmp_path: Path) -> None:
     config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"])
-    adapter = tiny.save_adapter(base, tmp_path / "a", config)
+    adapter = save_adapter(base, tmp_path / "a", config)
     key = "base_model.model.model.embed_tokens.weight"
     change_tensors(adapter, lambda t: t.update({key: torch.zeros(44, 16)}))
     assert_refused(base, adapter, RequestError, r"\(44, 16\).* is \(40, 16\) \(trained with a resized vocabulary\?")

@@ -8,9 +8,10 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from adapters import tiny
+from adapters.peft_adapters import load_adapted, load_base, logits, merged_by_peft, save_adapter
 from isomerge.adapters import apply_adapter
 from isomerge.checkpoint import open_checkpoint, write_checkpoint
+from models import save_base
 
 CASES = {
     "plain": ("llama", LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj", "v_proj", "down_proj"])),
@@ -51,9 +52,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_of_pefts_own_merge(case: str, tmp_path: Path) -> None:
     kind, config = CASES[case]
-    base = tiny.save_base(kind, tmp_path / "base", **({"tie_word_embeddings": False} if kind != "vit" else {}))
-    adapter = tiny.save_adapter(base, tmp_path / "adapter", config)
-    truth = tiny.merged_by_peft(base, adapter, tmp_path / "merged")
+    base = save_base(kind, tmp_path / "base", **({"tie_word_embeddings": False} if kind != "vit" else {}))
+    adapter = save_adapter(base, tmp_path / "adapter", config)
+    truth = merged_by_peft(base, adapter, tmp_path / "merged")
     original = open_checkpoint(base)
 
     view = apply_adapter(original, adapter)
@@ -67,16 +68,16 @@ def test_weights_are_those_of_pefts_own_merge(case: str, tmp_path: Path) -> None
     assert changed >= len(open_checkpoint(adapter).tensors) // 5
     written = tmp_path / "written"
     write_checkpoint(written, view.tensors, ((n, view.read(n)) for n in view.tensors), donor=view)
-    adapted = tiny.logits(tiny.load_adapted(base, adapter))
-    assert torch.allclose(tiny.logits(tiny.load_base(written)), adapted, atol=2e-4, rtol=1e-4)
+    adapted = logits(load_adapted(base, adapter))
+    assert torch.allclose(logits(load_base(written)), adapted, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", ["plain", "conv1d", "dora", "dora on conv1d", "convolution", "whole modules"])
 def test_rows_are_the_rows_of_the_whole(case: str, tmp_path: Path) -> None:
     kind, config = CASES[case]
-    base = tiny.save_base(kind, tmp_path / "base")
-    adapter = tiny.save_adapter(base, tmp_path / "adapter", config)
-    truth = tiny.merged_by_peft(base, adapter, tmp_path / "merged") if "dora" not in case else None
+    base = save_base(kind, tmp_path / "base")
+    adapter = save_adapter(base, tmp_path / "adapter", config)
+    truth = merged_by_peft(base, adapter, tmp_path / "merged") if "dora" not in case else None
     view = apply_adapter(open_checkpoint(base), adapter)
     for name, info in view.tensors.items():
         if len(info.shape) > 1 and info.shape[0] > 3:
@@ -88,8 +89,8 @@ def test_rows_are_the_rows_of_the_whole(case: str, tmp_path: Path) -> None:
 
 
 def test_bfloat16_is_computed_in_float32_and_never_rounded(tmp_path: Path) -> None:
-    base = tiny.save_base("llama", tmp_path / "base", torch.bfloat16)
-    adapter = tiny.save_adapter(base, tmp_path / "adapter", LoraConfig(r=3, target_modules=["q_proj"]))
+    base = save_base("llama", tmp_path / "base", torch.bfloat16)
+    adapter = save_adapter(base, tmp_path / "adapter", LoraConfig(r=3, target_modules=["q_proj"]))
     view, name = apply_adapter(open_checkpoint(base), adapter), "model.layers.0.self_attn.q_proj.weight"
     stored = open_checkpoint(adapter / "adapter_model.safetensors")
     key = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
@@ -102,9 +103,9 @@ def test_bfloat16_is_computed_in_float32_and_never_rounded(tmp_path: Path) -> No
 
 
 def test_float64_stays_float64(tmp_path: Path) -> None:
-    base = tiny.save_base("llama", tmp_path / "base", torch.float64)
-    adapter = tiny.save_adapter(base, tmp_path / "adapter", LoraConfig(r=3, target_modules=["q_proj"]))
-    truth = tiny.merged_by_peft(base, adapter, tmp_path / "merged", torch.float64)
+    base = save_base("llama", tmp_path / "base", torch.float64)
+    adapter = save_adapter(base, tmp_path / "adapter", LoraConfig(r=3, target_modules=["q_proj"]))
+    truth = merged_by_peft(base, adapter, tmp_path / "merged", torch.float64)
     view = apply_adapter(open_checkpoint(base), adapter)
     for name, expected in truth.items():
         assert view.read(name).dtype == torch.float64
@@ -126,8 +127,8 @@ TIED = {
 
 @pytest.mark.parametrize("case", TIED)
 def test_a_tied_base_computes_what_the_adapter_was_trained_as(case: str, tmp_path: Path) -> None:
-    base = tiny.save_base("llama", tmp_path / "base", tie_word_embeddings=True)
-    adapter = tiny.save_adapter(base, tmp_path / "adapter", TIED[case])
+    base = save_base("llama", tmp_path / "base", tie_word_embeddings=True)
+    adapter = save_adapter(base, tmp_path / "adapter", TIED[case])
     view = apply_adapter(open_checkpoint(base), adapter)
     tied = "kept tied" in case
     assert ("lm_head.weight" in view.tensors) is not tied
@@ -135,14 +136,14 @@ def test_a_tied_base_computes_what_the_adapter_was_trained_as(case: str, tmp_pat
 
     write_checkpoint(tmp_path / "out", view.tensors, ((n, view.read(n)) for n in view.tensors), donor=view)
 
-    adapted = tiny.logits(tiny.load_adapted(base, adapter))
-    assert torch.allclose(tiny.logits(tiny.load_base(tmp_path / "out")), adapted, atol=1e-4, rtol=1e-4)
+    adapted = logits(load_adapted(base, adapter))
+    assert torch.allclose(logits(load_base(tmp_path / "out")), adapted, atol=1e-4, rtol=1e-4)
 
 
 def test_names_of_the_disk_and_of_the_memory_mean_the_same_layer(tmp_path: Path) -> None:
     """Adapters from before transformers 5 name the layers as they are on disk."""
-    base = tiny.save_base("vit", tmp_path / "base")
-    adapter = tiny.save_adapter(base, tmp_path / "new", LoraConfig(r=3, target_modules=["q_proj"]))
+    base = save_base("vit", tmp_path / "base")
+    adapter = save_adapter(base, tmp_path / "new", LoraConfig(r=3, target_modules=["q_proj"]))
     new = open_checkpoint(adapter / "adapter_model.safetensors")
     old = {
         key.replace("vit.layers.", "vit.encoder.layer.").replace("attention.q_proj", "attention.attention.query"):
@@ -162,8 +163,8 @@ def test_names_of_the_disk_and_of_the_memory_mean_the_same_layer(tmp_path: Path)
 
 
 def test_pickled_adapters_are_read_by_the_restricted_loader(tmp_path: Path) -> None:
-    base = tiny.save_base("llama", tmp_path / "base")
-    adapter = tiny.save_adapter(base, tmp_path / "adapter", LoraConfig(r=3, target_modules=["q_proj"]))
+    base = save_base("llama", tmp_path / "base")
+    adapter = save_adapter(base, tmp_path / "adapter", LoraConfig(r=3, target_modules=["q_proj"]))
     name = "model.layers.0.self_attn.q_proj.weight"
     expected = apply_adapter(open_checkpoint(base), adapter).read(name)
     stored = open_checkpoint(adapter / "adapter_model.safetensors")

@@ -11,11 +11,12 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 
-from adapters import tiny
+from adapters.peft_adapters import load_adapted, load_base, logits, merged_by_peft, save_adapter
 from isomerge.adapters import apply_adapter, extract, is_adapter
 from isomerge.adapters.lowrank import decompose
 from isomerge.checkpoint import open_checkpoint, write_checkpoint
 from isomerge.errors import RequestError
+from models import save_base
 
 TARGETS = {
     "llama": ["q_proj", "down_proj", "embed_tokens", "lm_head"],
@@ -26,8 +27,8 @@ TARGETS = {
 
 
 def finetune(base: Path, out: Path, config: LoraConfig) -> Path:
-    adapter = tiny.save_adapter(base, out.parent / f"{out.name}-adapter", config)
-    tiny.merged_by_peft(base, adapter, out)
+    adapter = save_adapter(base, out.parent / f"{out.name}-adapter", config)
+    merged_by_peft(base, adapter, out)
     return out
 
 
@@ -46,13 +47,13 @@ def perturb(base: Path, out: Path, scale: float = 0.1) -> Path:
 @pytest.mark.parametrize("kind", TARGETS)
 def test_the_true_rank_gives_the_function_back(kind: str, tmp_path: Path) -> None:
     more = {"tie_word_embeddings": False} if kind in ("llama", "gpt2") else {}
-    base = tiny.save_base(kind, tmp_path / "base", **more)
+    base = save_base(kind, tmp_path / "base", **more)
     tuned = finetune(base, tmp_path / "tuned", LoraConfig(r=3, target_modules=TARGETS[kind], bias="all"))
     record = extract(open_checkpoint(base), open_checkpoint(tuned), rank=3, out=tmp_path / "out")
     assert record["relative_error"] < 1e-5 and not record["left_out"]
-    expected = tiny.logits(tiny.load_base(tuned))
-    assert not torch.allclose(tiny.logits(tiny.load_base(base)), expected, atol=1e-2)
-    assert torch.allclose(tiny.logits(tiny.load_adapted(base, tmp_path / "out")), expected, atol=2e-4, rtol=1e-4)
+    expected = logits(load_base(tuned))
+    assert not torch.allclose(logits(load_base(base)), expected, atol=1e-2)
+    assert torch.allclose(logits(load_adapted(base, tmp_path / "out")), expected, atol=2e-4, rtol=1e-4)
     view = apply_adapter(open_checkpoint(base), tmp_path / "out")
     truth = open_checkpoint(tuned)
     for name in truth.tensors:
@@ -60,18 +61,18 @@ def test_the_true_rank_gives_the_function_back(kind: str, tmp_path: Path) -> Non
 
 
 def test_a_tied_embedding_stays_tied(tmp_path: Path) -> None:
-    base = tiny.save_base("llama", tmp_path / "base", tie_word_embeddings=True)
+    base = save_base("llama", tmp_path / "base", tie_word_embeddings=True)
     config = LoraConfig(r=2, target_modules=["embed_tokens", "v_proj"], ensure_weight_tying=True)
     tuned = finetune(base, tmp_path / "tuned", config)
     extract(open_checkpoint(base), open_checkpoint(tuned), rank=2, out=tmp_path / "out")
-    expected = tiny.logits(tiny.load_base(tuned))
-    assert torch.allclose(tiny.logits(tiny.load_adapted(base, tmp_path / "out")), expected, atol=1e-4, rtol=1e-4)
+    expected = logits(load_base(tuned))
+    assert torch.allclose(logits(load_adapted(base, tmp_path / "out")), expected, atol=1e-4, rtol=1e-4)
     assert "lm_head.weight" not in apply_adapter(open_checkpoint(base), tmp_path / "out").tensors
 
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_the_reported_errors_are_the_measured_and_the_smallest_ones(kind: str, tmp_path: Path) -> None:
-    base = tiny.save_base(kind, tmp_path / "base")
+    base = save_base(kind, tmp_path / "base")
     tuned = perturb(base, tmp_path / "tuned")
     record = extract(open_checkpoint(base), open_checkpoint(tuned), rank=4, out=tmp_path / "out")
     before, after = open_checkpoint(base), open_checkpoint(tuned)
@@ -94,7 +95,7 @@ def test_the_reported_errors_are_the_measured_and_the_smallest_ones(kind: str, t
 
 
 def test_energy_chooses_the_rank_of_each_matrix(tmp_path: Path) -> None:
-    base = tiny.save_base("llama", tmp_path / "base", tie_word_embeddings=False)
+    base = save_base("llama", tmp_path / "base", tie_word_embeddings=False)
     tuned = perturb(base, tmp_path / "tuned")
     before, after = open_checkpoint(base), open_checkpoint(tuned)
     record = extract(before, after, energy=0.8, out=tmp_path / "out")
@@ -106,14 +107,14 @@ def test_energy_chooses_the_rank_of_each_matrix(tmp_path: Path) -> None:
         assert row["error"] <= math.sqrt(0.2) + 1e-6
         ranks.add(row["rank"])
     assert len(ranks) > 1
-    model = tiny.load_adapted(base, tmp_path / "out").merge_and_unload()
+    model = load_adapted(base, tmp_path / "out").merge_and_unload()
     view = apply_adapter(before, tmp_path / "out")
     name = "model.layers.0.mlp.up_proj.weight"
     assert torch.allclose(model.state_dict()[name], view.read(name), atol=1e-6)
 
 
 def test_targets_limit_what_is_extracted(tmp_path: Path) -> None:
-    base = tiny.save_base("bert", tmp_path / "base")
+    base = save_base("bert", tmp_path / "base")
     tuned = perturb(base, tmp_path / "tuned")
     record = extract(
         open_checkpoint(base),
@@ -159,10 +160,10 @@ def test_large_matrices_are_decomposed_as_well_by_the_leading_part_alone(monkeyp
     ],
 )
 def test_bad_requests_are_refused(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
-    base = tiny.save_base("llama", tmp_path / "base")
+    base = save_base("llama", tmp_path / "base")
     tuned = base if arguments.pop("same", False) else perturb(base, tmp_path / "tuned")
     if other := arguments.pop("other", None):
-        tuned = tiny.save_base(other, tmp_path / "other")
+        tuned = save_base(other, tmp_path / "other")
     with pytest.raises(RequestError, match=message):
         extract(open_checkpoint(base), open_checkpoint(tuned), out=tmp_path / "out", **arguments)
     assert not (tmp_path / "out").exists()

@@ -11,16 +11,17 @@ import typer
 from peft import LoraConfig
 from typer.testing import CliRunner
 
-from adapters import tiny
+from adapters.peft_adapters import load_adapted, load_base, logits, merged_by_peft, save_adapter
 from isomerge.cli.extract import extract
 from isomerge.errors import RequestError
+from models import save_base
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> tuple[Path, Path]:
-    base = tiny.save_base("llama", tmp_path / "base")
-    adapter = tiny.save_adapter(base, tmp_path / "adapter", LoraConfig(r=2, target_modules=["q_proj"]))
-    tiny.merged_by_peft(base, adapter, tmp_path / "tuned")
+    base = save_base("llama", tmp_path / "base")
+    adapter = save_adapter(base, tmp_path / "adapter", LoraConfig(r=2, target_modules=["q_proj"]))
+    merged_by_peft(base, adapter, tmp_path / "tuned")
     return base, tmp_path / "tuned"
 
 
@@ -37,8 +38,8 @@ def test_json_is_one_object_and_the_adapter_works(models: tuple[Path, Path], tmp
     record = json.loads(result.stdout)
     assert len(record["targets"]) == 2 and {row["rank"] for row in record["targets"]} == {2}
     assert record["relative_error"] < 1e-5 and record["out"] == str(tmp_path / "out")
-    expected = tiny.logits(tiny.load_base(tuned))
-    assert torch.allclose(tiny.logits(tiny.load_adapted(base, tmp_path / "out")), expected, atol=1e-4)
+    expected = logits(load_base(tuned))
+    assert torch.allclose(logits(load_adapted(base, tmp_path / "out")), expected, atol=1e-4)
 
 
 def test_the_table_names_layers_and_errors(models: tuple[Path, Path], tmp_path: Path) -> None:

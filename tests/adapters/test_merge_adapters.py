@@ -13,13 +13,14 @@ from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
-from adapters import tiny
+from adapters.peft_adapters import load_adapted, merged_by_peft, save_adapter
 from isomerge.adapters import apply_adapter
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import RequestError
 from isomerge.merging.adapters import merge_adapters
 from isomerge.merging.methods import METHODS
 from isomerge.merging.methods.method import REQUIRED
+from models import save_base
 
 # Without an option that has to be given, and without files of statistics, which adapters do not bring.
 RUNS_ALONE = [
@@ -31,7 +32,7 @@ RUNS_ALONE = [
 
 def updates(base: Path, adapter: Path) -> dict[str, Tensor]:
     """PEFT's own ΔW of every layer, in float64."""
-    model = tiny.load_adapted(base, adapter, torch.float64)
+    model = load_adapted(base, adapter, torch.float64)
     found = {
         name.removeprefix("base_model.model."): module.get_delta_weight("default").detach()
         for name, module in model.named_modules()
@@ -56,13 +57,13 @@ def distance(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     """Adapters that differ in rank, scale, kind of scale and targets."""
     tmp_path = tmp_path_factory.mktemp("llama")
-    base = tiny.save_base("llama", tmp_path / "base", tie_word_embeddings=False)
+    base = save_base("llama", tmp_path / "base", tie_word_embeddings=False)
     configs = [
         LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "down_proj", "embed_tokens"]),
         LoraConfig(r=2, lora_alpha=4, use_rslora=True, target_modules=["q_proj", "k_proj"], rank_pattern={"k_proj": 4}),
         LoraConfig(r=1, target_modules=["q_proj", "embed_tokens"], layers_to_transform=None),
     ]
-    return base, [tiny.save_adapter(base, tmp_path / f"a{i}", c, seed=i) for i, c in enumerate(configs)]
+    return base, [save_adapter(base, tmp_path / f"a{i}", c, seed=i) for i, c in enumerate(configs)]
 
 
 def mean_of(weights: list[float]) -> Callable[[list[Tensor]], Tensor]:
@@ -147,10 +148,10 @@ def test_slerp_goes_from_the_first_adapter_to_the_second(llama: tuple[Path, list
 
 @pytest.mark.parametrize("kind", ["gpt2", "vit"])
 def test_conv1d_and_convolutions_and_renamed_layers(kind: str, tmp_path: Path) -> None:
-    base = tiny.save_base(kind, tmp_path / "base")
+    base = save_base(kind, tmp_path / "base")
     names = {"gpt2": ["c_attn", "c_proj"], "vit": ["q_proj", "patch_embeddings.projection"]}[kind]
     adapters = [
-        tiny.save_adapter(base, tmp_path / f"a{i}", LoraConfig(r=i + 1, target_modules=names), seed=i) for i in range(2)
+        save_adapter(base, tmp_path / f"a{i}", LoraConfig(r=i + 1, target_modules=names), seed=i) for i in range(2)
     ]
     merge_adapters(adapters, out=tmp_path / "out", rank=3)
     truth = everywhere([updates(base, adapter) for adapter in adapters], mean_of([1, 1]))
@@ -158,9 +159,9 @@ def test_conv1d_and_convolutions_and_renamed_layers(kind: str, tmp_path: Path) -
 
 
 def test_whole_modules_and_biases_are_merged_too(tmp_path: Path) -> None:
-    base = tiny.save_base("bert", tmp_path / "base")
+    base = save_base("bert", tmp_path / "base")
     adapters = [
-        tiny.save_adapter(
+        save_adapter(
             base,
             tmp_path / f"a{i}",
             LoraConfig(
@@ -177,15 +178,15 @@ def test_whole_modules_and_biases_are_merged_too(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"query\.bias' is stored whole, and merging it needs the base's"):
         merge_adapters(adapters, out=tmp_path / "out", rank=4)
     merge_adapters(adapters, out=tmp_path / "out", rank=4, base=open_checkpoint(base))
-    merged = [tiny.merged_by_peft(base, adapter, tmp_path / f"m{i}") for i, adapter in enumerate(adapters)]
-    found = tiny.merged_by_peft(base, tmp_path / "out", tmp_path / "merged")
+    merged = [merged_by_peft(base, adapter, tmp_path / f"m{i}") for i, adapter in enumerate(adapters)]
+    found = merged_by_peft(base, tmp_path / "out", tmp_path / "merged")
     for name in found:
         assert torch.allclose(found[name], (merged[0][name] + merged[1][name]) / 2, atol=1e-5), name
 
 
 def test_two_names_of_one_layer_are_one_when_the_base_is_known(tmp_path: Path) -> None:
-    base = tiny.save_base("vit", tmp_path / "base")
-    adapter = tiny.save_adapter(base, tmp_path / "new", LoraConfig(r=2, target_modules=["q_proj"]))
+    base = save_base("vit", tmp_path / "base")
+    adapter = save_adapter(base, tmp_path / "new", LoraConfig(r=2, target_modules=["q_proj"]))
     new = open_checkpoint(adapter / "adapter_model.safetensors")
     old = {
         key.replace("vit.layers.", "vit.encoder.layer.").replace("attention.q_proj", "attention.attention.query"):
@@ -201,9 +202,9 @@ def test_two_names_of_one_layer_are_one_when_the_base_is_known(tmp_path: Path) -
 
 @pytest.mark.parametrize("method", ["linear", "ties"])
 def test_a_tied_embedding_stays_tied(method: str, tmp_path: Path) -> None:
-    base = tiny.save_base("llama", tmp_path / "base", tie_word_embeddings=True)
+    base = save_base("llama", tmp_path / "base", tie_word_embeddings=True)
     config = LoraConfig(r=2, target_modules=["embed_tokens", "q_proj"], ensure_weight_tying=True)
-    adapters = [tiny.save_adapter(base, tmp_path / f"a{i}", config, seed=i) for i in range(2)]
+    adapters = [save_adapter(base, tmp_path / f"a{i}", config, seed=i) for i in range(2)]
     merge_adapters(adapters, out=tmp_path / "out", method=method, rank=16)
     rule = {"linear": mean_of([1, 1]), "ties": elected}[method]
     truth = everywhere([updates(base, adapter) for adapter in adapters], rule)
@@ -215,8 +216,8 @@ def test_a_tied_embedding_stays_tied(method: str, tmp_path: Path) -> None:
 
 def test_different_bases_are_noted(llama: tuple[Path, list[Path]], tmp_path: Path) -> None:
     _, adapters = llama
-    other = tiny.save_base("llama", tmp_path / "elsewhere", tie_word_embeddings=False)
-    stranger = tiny.save_adapter(other, tmp_path / "b", LoraConfig(r=1, target_modules=["q_proj"]))
+    other = save_base("llama", tmp_path / "elsewhere", tie_word_embeddings=False)
+    stranger = save_adapter(other, tmp_path / "b", LoraConfig(r=1, target_modules=["q_proj"]))
     record = merge_adapters([*adapters, stranger], out=tmp_path / "out")
     assert any("different bases" in note and "elsewhere" in note for note in record["notes"])
 
@@ -229,9 +230,9 @@ def test_the_same_inputs_give_the_same_bytes(llama: tuple[Path, list[Path]], tmp
 
 def test_bad_requests_are_refused_before_anything_is_written(llama: tuple[Path, list[Path]], tmp_path: Path) -> None:
     base, adapters = llama
-    dora = tiny.save_adapter(base, tmp_path / "dora", LoraConfig(r=1, use_dora=True, target_modules=["q_proj"]))
-    gpt2 = tiny.save_base("llama", tmp_path / "wide", tie_word_embeddings=False, head_dim=8)
-    wide = tiny.save_adapter(gpt2, tmp_path / "w", LoraConfig(r=1, target_modules=["q_proj"]))
+    dora = save_adapter(base, tmp_path / "dora", LoraConfig(r=1, use_dora=True, target_modules=["q_proj"]))
+    gpt2 = save_base("llama", tmp_path / "wide", tie_word_embeddings=False, head_dim=8)
+    wide = save_adapter(gpt2, tmp_path / "w", LoraConfig(r=1, target_modules=["q_proj"]))
     out = tmp_path / "out"
     for arguments, message in [
         ({"method": "linaer"}, "Did you mean 'linear'"),

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from architectures.helpers import Case, build, difference, load, moved, moving, outputs, saved, state
-from architectures.models import ROWS
+from architectures.row_models import Case, build, difference, load, moved, moving, outputs, saved, state
+from architectures.rows import ROWS
 from isomerge.alignment.move import Move
 from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint import open_checkpoint

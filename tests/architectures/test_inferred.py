@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from architectures.helpers import difference
+from architectures.row_models import difference
 from isomerge.architectures import FAMILIES, describe, inferred
 from isomerge.checkpoint import open_checkpoint
 from isomerge.evaluation import proof

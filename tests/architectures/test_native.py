@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from architectures.helpers import build, cases, difference, load_folder, moved, moving, outputs, write
+from architectures.row_models import build, cases, difference, load_folder, moved, moving, outputs, write
 from isomerge.symmetry.groups import Trivial
 from isomerge.symmetry.transform import random_transform
 

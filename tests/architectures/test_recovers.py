@@ -3,7 +3,7 @@
 import pytest
 
 import isomerge
-from architectures.helpers import build, cases, difference, load_folder, moved, moving, outputs, saved, write
+from architectures.row_models import build, cases, difference, load_folder, moved, moving, outputs, saved, write
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.transform import random_transform
 

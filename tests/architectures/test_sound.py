@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from architectures.helpers import (
+from architectures.row_models import (
     build,
     cases,
     difference,

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from architectures.helpers import bound, build
-from architectures.models import DEBERTA_V3, LABELS, T5, T5_1_1, TEXT
+from architectures.row_models import bound, build
+from architectures.rows import DEBERTA_V3, LABELS, T5, T5_1_1, TEXT
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.architecture import KeyBias

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from browser.chromium import chromium, picture, show_on
-from demo.made import short_demo
-from report.made import made, record_of, said
-from report.test_kept import NEAR, NEAR_PLANE
-from report.test_page import CURVE, PLANE
+from demonstration.short_demo import short_demo
+from reporting.outputs import made, record_of, said
+from reporting.test_curves import NEAR, NEAR_PLANE
+from reporting.test_page import CURVE, PLANE
 
 pytestmark = pytest.mark.browser
 

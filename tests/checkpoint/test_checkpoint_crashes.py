@@ -122,6 +122,7 @@ def test_kill_9_leaves_no_folder_that_looks_finished_and_a_second_run_gives_the_
     assert again.sha256 == fresh.sha256 and files_in(out) == files_in(tmp_path / "fresh")
 
 
+@pytest.mark.slow
 def test_kill_9_of_a_forced_write_leaves_the_older_model_or_none(tmp_path):
     out = tmp_path / "out"
     write(out, config={"v": "old"})

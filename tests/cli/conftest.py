@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import isomerge
-from align.tiny import model, noisy
+from models import model, noisy
 
 
 @dataclass

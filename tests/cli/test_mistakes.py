@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from cli.asked import MERGE, MODELS, told
-from cli.spoiled import (
+from cli.defects import (
     adapter,
     adapter_and_text,
     alone,
@@ -37,6 +36,7 @@ from cli.spoiled import (
     without_config,
     written,
 )
+from cli.invoke import MERGE, MODELS, told
 from isomerge.cli.app import app
 
 

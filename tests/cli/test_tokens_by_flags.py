@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import isomerge
+from commands import said, verb
 from isomerge.errors import RequestError
-from vocabulary.small_models import EMBEDDING, HEAD, save_model, word_tokenizer
-from whole.digits import said, verb
+from models import EMBEDDING, HEAD, save_model, word_tokenizer
 
 FIRST = ["<unk>", "<s>", "</s>", "sun", "moon", "star"]
 SECOND = ["<unk>", "<s>", "</s>", "star", "sea", "moon"]  # two tokens elsewhere, one that the first lacks

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from data.small import SENTENCES, bert, digits, vit
 from isomerge import align
 from isomerge.calibration import calibrate, cross_statistics
 from isomerge.checkpoint import open_checkpoint
@@ -24,6 +23,8 @@ from isomerge.data import open_data
 from isomerge.errors import IsomergeError, RequestError
 from isomerge.evaluation.tasks import evaluate
 from isomerge.merging.reconstruct import reconstruct
+from models import bert, vit
+from samples import SENTENCES, write_digits
 
 DIGITS = ["zero", "one", "two"]
 Verb = Callable[[Path, Path, Any], Any]
@@ -117,7 +118,7 @@ def broken(folder: Path, value: float) -> None:
 def test_weights_that_are_no_numbers_are_told_with_the_model(
     verb: str, value: float, models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    digits(tmp_path / "digits", 12)
+    write_digits(tmp_path / "digits", 12)
     broken(models[1], value)
     with pytest.raises(IsomergeError) as told:
         VERBS[verb](*models, tmp_path / "digits")
@@ -129,7 +130,7 @@ def test_weights_that_are_no_numbers_are_told_with_the_model(
 def test_activations_that_overflow_are_told_with_model_layer_and_batch(
     verb: str, models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    digits(tmp_path / "digits", 12)
+    write_digits(tmp_path / "digits", 12)
     weights = load_file(models[1] / "model.safetensors")
     name = next(n for n in sorted(weights) if "intermediate" in n and n.endswith(".weight"))
     weights[name].fill_(3e38)

@@ -9,11 +9,12 @@ import pytest
 
 datasets = pytest.importorskip("datasets", reason="the extra 'eval' is not installed")
 
-from data.small import SENTENCES, bert, bert_tokenizer  # noqa: E402
 from isomerge.calibration import calibrate  # noqa: E402
 from isomerge.data import open_data  # noqa: E402
 from isomerge.errors import RequestError  # noqa: E402
 from isomerge.evaluation.tasks import evaluate  # noqa: E402
+from models import bert, bert_tokenizer  # noqa: E402
+from samples import SENTENCES  # noqa: E402
 
 LABELS = [number % 2 for number in range(len(SENTENCES))]
 

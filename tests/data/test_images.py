@@ -12,9 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from data.small import DIGITS, digits, vit
 from isomerge.data import Data, open_data
 from isomerge.errors import CheckpointError, RequestError
+from models import vit
+from samples import DIGITS, write_digits
 
 
 def everything(data: Data, checkpoint: object, **options: object) -> dict[str, torch.Tensor]:
@@ -29,7 +30,7 @@ def as_set(images: torch.Tensor, labels: torch.Tensor) -> list[tuple[int, bytes]
 
 @pytest.fixture
 def sample(tmp_path: Path) -> Path:
-    digits(tmp_path / "digits")
+    write_digits(tmp_path / "digits")
     return tmp_path / "digits"
 
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from data.small import SENTENCES, bert, bert_tokenizer, gpt2, gpt2_classifier, llama, t5
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.data import Data, open_data
 from isomerge.errors import RequestError
+from models import bert, bert_tokenizer, gpt2, gpt2_classifier, llama, t5
+from samples import SENTENCES
 
 
 def rows(data: Data, checkpoint: Checkpoint, **options: object) -> dict[str, object]:

@@ -21,7 +21,7 @@ import torch
 import yaml
 
 import isomerge
-from docs import shell, stage
+from docs import scratch_folder, shell
 from docs.blocks import Block, blocks_of, documents, name_of, prose_of, spans_of
 from isomerge.alignment.solvers import SOLVERS
 from isomerge.architectures import FAMILIES
@@ -31,6 +31,9 @@ from isomerge.merging.whole import EVERY
 COMMANDS = ("console", "bash", "sh", "")
 PAGES = [page for page in documents() if blocks_of(page)]
 
+SLOW = {f"docs/{name}.md" for name in ("tutorial", "sweep", "transport", "reconstruct", "cookbook", "guides/strangers")}
+"""Pages whose blocks take more than a few seconds together."""
+
 NOT_RUN = {
     ("README.md", "src/isomerge/"): "the tree of the source, which tests/test_repository.py compares with the disk",
     ("README.md", "@software{isomerge,"): "how to cite, for BibTeX",
@@ -38,7 +41,7 @@ NOT_RUN = {
 """Blocks that no test here runs, by page and first line, and why."""
 
 ONLY_LOOKED_AT = {
-    "isomerge demo": "it trains models and merges them in every way, for half a minute; tests/demo/ runs it",
+    "isomerge demo": "it trains models and merges them in every way, for half a minute; tests/demonstration/ runs it",
     "make": "a target runs tests, benchmarks or a demo as a whole; the Makefile must have it",
     "pip": "it installs from a network; pyproject.toml must have the extras",
     "python": "benchmarks take minutes or a GPU; the script and its flags must exist (those in examples/ are run)",
@@ -130,13 +133,17 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if name_of(page) in SLOW else []) for page in PAGES],
+    ids=name_of,
+)
 def test_every_block_of_a_page_runs(page: Path, hub: Path, registries: None, scratch: Path) -> None:
     kind = KINDS.get(name_of(page), "image")
     found = blocks_of(page)
     if name_of(page) not in FROM_NOTHING:
-        stage.set_stage(scratch, kind, page.read_text())
-    stage.fill_hub(hub, page.read_text())
+        scratch_folder.set_stage(scratch, kind, page.read_text())
+    scratch_folder.fill_hub(hub, page.read_text())
     recipe = recipe_of(found, kind)
     names = {} if name_of(page) in FROM_NOTHING else given(kind)
     story = name_of(page).startswith(ONE_STORY)
@@ -144,11 +151,11 @@ def test_every_block_of_a_page_runs(page: Path, hub: Path, registries: None, scr
         if (block.page, block.first) in NOT_RUN:
             continue
         if not story and block.page not in FORMS:
-            stage.set_stage(scratch, kind_of(block.code, kind), block.code + recipe)
+            scratch_folder.set_stage(scratch, kind_of(block.code, kind), block.code + recipe)
         if name_of(page) not in FROM_NOTHING:
             Path("recipe.yml").write_text(recipe)
         if block.page in READS_MERGED:
-            shutil.copytree(stage.image_model(0), scratch / "merged")
+            shutil.copytree(scratch_folder.image_model(0), scratch / "merged")
         with told_where(block):
             assert run_block(block, names, kind, anew=not story) > 0, "there is nothing in it to run or to look at"
 
@@ -210,9 +217,9 @@ def run_command(words: list[str], into: str | None, *, form: bool, anew: bool) -
 def run_recipe(block: Block, kind: str) -> None:
     """Merge as it says; a piece of a recipe is completed first."""
     recipe = block.code if "merge_method" in block.code else completed(block.code)
-    stage.put_models(Path.cwd(), kind_of(block.code, "text"), recipe)
+    scratch_folder.put_models(Path.cwd(), kind_of(block.code, "text"), recipe)
     isomerge.merge_recipe(recipe).save(f"from-line-{block.line}")
-    stage.put_models(Path.cwd(), kind, recipe)
+    scratch_folder.put_models(Path.cwd(), kind, recipe)
 
 
 def completed(piece: str) -> str:
@@ -235,7 +242,7 @@ def require_forms(text: str) -> None:
 def test_the_example_of_every_verb_runs(verb: str, scratch: Path) -> None:
     example = shell.examples()[verb]
     kind = kind_of(example, "text" if re.search(r"finetuned|model\.layers", example) else "image")
-    stage.set_stage(scratch, kind, example + " images")
+    scratch_folder.set_stage(scratch, kind, example + " images")
     Path("recipe.yml").write_text(yaml.safe_dump(FRAGMENT))
     if " merged" in example and "-o merged" not in example:
         shell.run(["isomerge", "merge", "model-a", "model-b", "-o", "merged"])
@@ -250,7 +257,7 @@ def test_the_example_of_every_verb_runs(verb: str, scratch: Path) -> None:
 def test_the_tables_of_exceptions_hold_only_what_exists() -> None:
     known = {(block.page, block.first) for page in PAGES for block in blocks_of(page)}
     assert set(NOT_RUN) <= known
-    assert {*KINDS, *FORMS, *READS_MERGED, *FROM_NOTHING} <= {name_of(page) for page in documents()}
+    assert {*SLOW, *KINDS, *FORMS, *READS_MERGED, *FROM_NOTHING} <= {name_of(page) for page in documents()}
 
 
 @pytest.mark.parametrize("page", documents(), ids=name_of)
@@ -294,7 +301,7 @@ def test_no_command_hides_outside_a_block(page: Path) -> None:
     ],
 )
 def test_a_block_that_is_wrong_is_found(language: str, code: str, complaint: str, scratch: Path) -> None:
-    stage.set_stage(scratch, "text", code)
+    scratch_folder.set_stage(scratch, "text", code)
     block = Block("a page", 1, language, code)
     with pytest.raises(pytest.fail.Exception, match=complaint), told_where(block):
         run_block(block, {"isomerge": isomerge}, "text", anew=False)

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "paper"
 import language
 import parsers
 
-from paper.tiny import OLD, SHAPE, TINY, WORDS, onward_tokenizer
+from paper.small_jobs import OLD, SHAPE, TINY, WORDS, onward_tokenizer
 
 
 @pytest.fixture(scope="session")

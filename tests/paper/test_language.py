@@ -19,7 +19,7 @@ import language
 import parsers
 from encoding import Inputs, batch_of, encode, load_tokenizer
 
-from paper.tiny import OLD, TINY, job
+from paper.small_jobs import OLD, TINY, job
 
 
 # --- data sets --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import runner
 import table1
 import table1_report
 
-from paper.tiny import OLD, job
+from paper.small_jobs import OLD, job
 
 
 # --- merging ----------------------------------------------------------------------------------------------------------
@@ -212,6 +212,7 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
     assert run.known("e") and not run.known("d")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::isomerge.merging.statistics.StatisticsWarning")
 @pytest.mark.parametrize("script", [table1, figure4])
 def test_with_finished_a_table_has_gaps_where_nothing_was_computed(
@@ -248,6 +249,7 @@ def test_workers_are_no_more_than_memory_holds(tmp_path: Path, monkeypatch: pyte
     assert counts == [1, 1, 5, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see whether a process runs")
 def test_workers_end_with_a_script_that_was_killed(tmp_path: Path) -> None:
     """Else they would go on beside what is timed next."""
@@ -284,6 +286,7 @@ def kept_by(job: int) -> dict[str, Any]:
     return {"process": seen_by(job)[0]}
 
 
+@pytest.mark.slow
 def test_processes_stay_for_the_next_jobs_and_go_when_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ import runner
 import table1
 from language import Job
 
-from paper.tiny import job
+from paper.small_jobs import job
 
 
 def reordered(job: Job) -> None:
@@ -74,6 +74,7 @@ def test_a_model_that_is_trained_anew_is_measured_anew(models: Path, data: Path,
     assert parent.seen is not None and parent.seen.fisher.keys() == parent.state.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::isomerge.merging.statistics.StatisticsWarning")
 def test_what_was_measured_goes_when_all_of_a_base_is_judged(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -199,6 +199,7 @@ def scripts() -> list[str]:
     return sorted(path.stem for path in PAPER.glob("*.py") if '":\n    main("' in path.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", scripts())
 def test_asking_a_script_for_help_needs_no_heavy_package(script: str) -> None:
     """The machine with the GPU lacks most of them."""

@@ -71,6 +71,7 @@ def new_run(work: Path, **changes: Any) -> Run:
     return Run("table2", work=work, out=work / "results", **given)
 
 
+@pytest.mark.slow
 def test_table2_has_every_row_and_its_plain_average_is_the_plain_average(work: Path) -> None:
     record = start("table2", work)
     rows = [row[0] for row in record["tables"][0]["rows"]]
@@ -131,6 +132,7 @@ def test_cells_of_a_pair_in_a_process_of_its_own_are_those_of_the_script(
     assert len(run.cells) == len(table2.rows_of(vision.Vision(new_run(work))))
 
 
+@pytest.mark.slow
 def test_figure3_finds_the_cells_of_pairs_in_processes_of_their_own(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +189,7 @@ def test_with_finished_nothing_is_trained_and_a_page_with_gaps_is_written(name: 
     assert (tmp_path / "results" / f"{name}.md").exists() and any("Not finished" in note for note in record["notes"])
 
 
+@pytest.mark.slow
 def test_table3_gives_shares_of_its_own_seconds(work: Path) -> None:
     record = start("table3", work)
     match, fisher = (values(record, 0, name)[0][0] for name in (table3.PAPERS, "Fisher"))
@@ -195,6 +198,7 @@ def test_table3_gives_shares_of_its_own_seconds(work: Path) -> None:
     assert values(record, 0, "training, per model")[0] == pytest.approx(training)
 
 
+@pytest.mark.slow
 def test_the_marked_merges_of_the_plane_lie_between_and_have_the_loss_of_the_average(work: Path) -> None:
     record = start("plane", work)
     marks = record["cells"]["plane, full"]["values"]["marks"]

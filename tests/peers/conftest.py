@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from models import write_family
 from peers.side_by_side import Mergekit, isomerge, write_recipe
-from peers.tiny import write_family
 
 
 @pytest.fixture(autouse=True, scope="session")

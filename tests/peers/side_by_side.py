@@ -14,7 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from isomerge.cli.app import app
-from peers.tiny import tensors
+from models import tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 AGREE = 1e-6

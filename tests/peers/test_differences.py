@@ -12,9 +12,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from models import tensors, vocabulary_of, words, write_family, write_tokenizer
 from peers.recipes import recipe, weighted
 from peers.side_by_side import PeerError, isomerge, refused, write_recipe
-from peers.tiny import tensors, vocabulary_of, words, write_family, write_tokenizer
 
 pytestmark = pytest.mark.peers
 

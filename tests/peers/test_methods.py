@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from isomerge.merging.methods import METHODS as OURS
+from models import FAMILIES
 from peers.recipes import METHODS
 from peers.side_by_side import assert_same_config, assert_same_tensors, write_recipe
-from peers.tiny import FAMILIES
 
 pytestmark = pytest.mark.peers
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from models import tensors
 from peers.recipes import recipe
 from peers.side_by_side import AGREE, isomerge, write_recipe
-from peers.tiny import tensors
 
 pytestmark = pytest.mark.peers
 DARE = ("dare_linear", "dare_ties")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from models import tensors
 from peers.examples import DTYPES, EXAMPLES, MANY, MODULES, PARAMETERS, SLICES
 from peers.side_by_side import assert_same_config, assert_same_tensors, isomerge, write_recipe
-from peers.tiny import tensors
 
 pytestmark = pytest.mark.peers
 

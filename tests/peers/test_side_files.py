@@ -11,9 +11,9 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from models import FAMILIES, tensors
 from peers.recipes import recipe, weighted
 from peers.side_by_side import assert_same_tensors, isomerge, write_recipe
-from peers.tiny import FAMILIES, tensors
 
 pytestmark = pytest.mark.peers
 OWN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from models import FAMILY_VOCABULARY as VOCABULARY
+from models import tensors, vocabulary_of, words, write_family, write_tokenizer
 from peers.recipes import recipe, weighted
 from peers.side_by_side import AGREE, assert_same_config, isomerge, write_recipe
-from peers.tiny import VOCABULARY, tensors, vocabulary_of, words, write_family, write_tokenizer
 
 pytestmark = pytest.mark.peers
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align import tiny
+import models as tiny
 from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from align import tiny
+import models as tiny
 from isomerge.errors import RequestError
 from isomerge.merging.reconstruct import reconstruct
+from models import mostly_slow
 from precision import float64_throughout
 from reconstruct.calibration import again, data, distance, features, load, moved
 from reconstruct.test_reconstruct_data import padded
@@ -36,7 +37,7 @@ def joint(folders, batches, unseen, **options) -> torch.Tensor:
     return features(load(folders[0], merged.tensors, **merged.config_changes), unseen)
 
 
-@pytest.mark.parametrize("name", tiny.MODELS)
+@pytest.mark.parametrize("name", mostly_slow(tiny.MODELS, "vit", "llama"))
 def test_every_family_has_the_joint_features_it_can_have(name: str) -> None:
     first, second = tiny.model(name, 0), tiny.model(name, 1)
     merged = reconstruct([first, second], again(data(first, 2)), features="joint")
@@ -52,7 +53,7 @@ def test_every_family_has_the_joint_features_it_can_have(name: str) -> None:
         assert layer["residual_after"] <= layer["residual_before"] * (1 + 1e-9), layer
 
 
-@pytest.mark.parametrize("name", tiny.MODELS)
+@pytest.mark.parametrize("name", mostly_slow(tiny.MODELS, "vit", "llama"))
 def test_copies_of_a_model_give_its_function(name: str) -> None:
     model = tiny.model(name, 0)
     batches, unseen = data(model, 1), data(model, 1, seed=9)
@@ -61,7 +62,7 @@ def test_copies_of_a_model_give_its_function(name: str) -> None:
         assert distance(expected, joint([model] * 3, batches, unseen, weights=[0.5, 0.2, 0.3])) < 1e-9
 
 
-@pytest.mark.parametrize("name", [*FREE, "qwen3", "mixtral"])
+@pytest.mark.parametrize("name", mostly_slow([*FREE, "qwen3", "mixtral"], "vit", "llama"))
 def test_a_model_and_its_scrambled_copy_give_its_function(name: str) -> None:
     """To 1e-6: directions without evidence are drawn to the mean of both by a millionth."""
     model = tiny.model(name, 0)
@@ -71,7 +72,7 @@ def test_a_model_and_its_scrambled_copy_give_its_function(name: str) -> None:
         assert distance(expected, joint([model, moved(model, 3)], batches, unseen, weights=[0.7, 0.3])) < 1e-6
 
 
-@pytest.mark.parametrize("name", FREE)
+@pytest.mark.parametrize("name", mostly_slow(FREE, "vit"))
 def test_the_basis_of_a_parent_makes_no_difference(name: str) -> None:
     """To 1e-4 without a ridge; the ridge is per coordinate, so with it to 5 %."""
     first, second = tiny.model(name, 0), tiny.model(name, 1)
@@ -96,7 +97,7 @@ def test_in_float32_copies_agree_to_its_precision_and_one_model_is_itself(name: 
         assert distance(expected, got) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "mixtral"])
+@pytest.mark.parametrize("name", mostly_slow(["bert", "gpt2", "mixtral"], "gpt2"))
 def test_padding_has_no_influence_on_the_choice(name: str) -> None:
     folders = [tiny.model(name, seed) for seed in range(2)]
     batches = data(folders[0], 2)

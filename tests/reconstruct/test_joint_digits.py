@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from commands import said
 from isomerge.demonstration.digits import Digits, accuracy, load_digits, new_model, train
 from isomerge.merging.reconstruct import reconstruct
+from models import image_pair as pair
 from reconstruct.calibration import distance
-from whole.digits import digits as folder_of_digits
-from whole.digits import pair, said
+from samples import digits as folder_of_digits
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,7 @@ def measured(parents: tuple[Digits, list], **options) -> tuple[float, float, flo
     return accuracy(own, data), distance(mean, own), least
 
 
+@pytest.mark.slow
 def test_joint_features_are_nearer_to_the_parents_than_the_aligned_mean_and_refined_nearer_still(parents) -> None:
     """Measured here: distance 0.175 for mean features without alignment, 0.164 aligned, 0.136 joint, 0.119 refined.
 
@@ -72,7 +74,7 @@ def _keys(tree: object) -> set[str]:
 
 
 def test_the_stages_of_the_work_are_told() -> None:
-    from align import tiny
+    import models as tiny
     from reconstruct.calibration import again, data
 
     folders = [tiny.model("vit", seed) for seed in range(2)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from align import tiny
+import models as tiny
 from isomerge.merging.reconstruct import polish, reconstruct
 from isomerge.merging.reconstruct.blocks import BlockCache, Stacks
 from isomerge.merging.reconstruct.running import Examples, Runner

@@ -7,9 +7,10 @@ import copy
 import pytest
 import torch
 
-from align import tiny
+import models as tiny
 from isomerge.errors import IsomergeError, RequestError
 from isomerge.merging.reconstruct import reconstruct
+from models import mostly_slow
 from reconstruct.calibration import again, data, load
 
 
@@ -27,7 +28,7 @@ def padded(batch: dict[str, torch.Tensor], value: int = 0) -> dict[str, torch.Te
     return found
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "mixtral", "deberta", "t5"])
+@pytest.mark.parametrize("name", mostly_slow(["bert", "gpt2", "mixtral", "deberta", "t5"], "gpt2"))
 def test_padding_has_no_influence(name: str) -> None:
     folders = pair(name)
     batches = data(folders[0], 2)
@@ -41,7 +42,7 @@ def test_padding_has_no_influence(name: str) -> None:
         torch.testing.assert_close(got[tensor], expected[tensor], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["vit", "t5", "deberta", "mixtral"])
+@pytest.mark.parametrize("name", mostly_slow(["vit", "t5", "deberta", "mixtral"], "vit"))
 def test_the_cache_changes_nothing(name: str) -> None:
     folders = pair(name)
     batches = data(folders[0], 3)

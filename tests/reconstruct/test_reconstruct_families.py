@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from align import tiny
+import models as tiny
 from isomerge.merging.reconstruct import reconstruct
+from models import mostly_slow
 from reconstruct.calibration import again, data, distance, features, load
 
 
-@pytest.mark.parametrize("name", tiny.MODELS)
+@pytest.mark.parametrize("name", mostly_slow(tiny.MODELS, "vit", "llama"))
 def test_the_result_is_nearer_to_the_mean_of_the_parents_than_the_average(name: str) -> None:
     first, second = tiny.model(name, 0), tiny.model(name, 1)
     calibration, unseen = again(data(first)), data(first, 2, seed=9)
@@ -29,7 +30,7 @@ def test_the_result_is_nearer_to_the_mean_of_the_parents_than_the_average(name: 
         assert layer["residual_after"] <= layer["residual_before"] * (1 + 1e-9), layer
 
 
-@pytest.mark.parametrize("name", tiny.MODELS)
+@pytest.mark.parametrize("name", mostly_slow(tiny.MODELS, "vit", "llama"))
 def test_a_model_merged_with_itself_is_itself(name: str) -> None:
     model = tiny.model(name, 0)
     merged = reconstruct([model, model], again(data(model, 1))).state_dict()
@@ -37,7 +38,7 @@ def test_a_model_merged_with_itself_is_itself(name: str) -> None:
         torch.testing.assert_close(merged[tensor], expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["vit", "gpt2", "bert", "mixtral"])
+@pytest.mark.parametrize("name", mostly_slow(["vit", "gpt2", "bert", "mixtral"], "gpt2"))
 def test_a_huge_ridge_is_the_weighted_average(name: str) -> None:
     models = [tiny.model(name, seed) for seed in range(3)]
     weights = [0.5, 0.2, 0.3]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from align import tiny
+import models as tiny
 from isomerge.merging.reconstruct import reconstruct
+from models import mostly_slow
 from reconstruct.calibration import again, data, distance, features, load, moved
 
 
@@ -14,7 +15,7 @@ def merged_features(folders, batches, unseen, **options):
     return features(load(folders[0], merged.tensors, **merged.config_changes), unseen)
 
 
-@pytest.mark.parametrize("name", ["vit", "bert", "mixtral"])
+@pytest.mark.parametrize("name", mostly_slow(["vit", "bert", "mixtral"], "vit"))
 def test_moving_both_parents_alike_does_not_change_the_merged_function(name: str) -> None:
     """Exact without a ridge; the ridge is per coordinate, and so follows permutations but not rotations."""
     first = tiny.model(name, 0)
@@ -26,7 +27,7 @@ def test_moving_both_parents_alike_does_not_change_the_merged_function(name: str
     assert distance(expected, got) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["vit", "gpt2", "qwen3", "bert", "neox"])
+@pytest.mark.parametrize("name", mostly_slow(["vit", "gpt2", "qwen3", "bert", "neox"], "vit"))
 def test_a_scrambled_parent_is_aligned_and_gives_the_same_merged_function(name: str) -> None:
     """To 0.5 %: a sibling that was not moved is left where it is, the other is rotated back as far as noise allows."""
     first = tiny.model(name, 0)
@@ -37,6 +38,7 @@ def test_a_scrambled_parent_is_aligned_and_gives_the_same_merged_function(name: 
     assert distance(expected, merged_features([first, moved(second, 5)], batches, unseen, align=False)) > 0.05
 
 
+@pytest.mark.slow
 def test_a_tied_output_table_is_solved_whether_the_alignment_had_to_separate_it_or_not() -> None:
     """To 2 %: a sibling that was not moved stays tied on disk, one that was cannot; both are merged with two tables."""
     first = tiny.model("t5", 0)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import isomerge
-from align.tiny import model, tensors
-from calibrate.seen import batches, data
+from calibration.hooks import batches, data
 from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import RequestError
 from isomerge.merging.aligned import align_models
 from isomerge.merging.statistics import merge_fisher
+from models import model, tensors
 
 
 def weighted(models: list[Path], informations: list[dict], weight: list[float], floor: float) -> dict:

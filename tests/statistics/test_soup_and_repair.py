@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from align.tiny import mean, model, read_config, tensors
-from calibrate.seen import batches, data, stock
+from calibration.hooks import batches, data, stock
 from isomerge.calibration import calibrate
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
 from isomerge.merging.statistics import greedy_soup, repair
+from models import mean, model, read_config, tensors
 
 
 def test_a_greedy_soup_is_what_trying_one_after_the_other_gives() -> None:

@@ -14,9 +14,9 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 import isomerge
-from align import tiny
+import models as tiny
 from isomerge.merging.transport import transported
-from transport.models import batches, largest_difference, model, permuted, seen
+from transport.pairs import batches, largest_difference, model, permuted, seen
 
 Arrays = dict[str, np.ndarray]
 AT = "vit.encoder.layer.{}."

@@ -11,9 +11,9 @@ import torch
 import transformers
 
 import isomerge
-from align import tiny
+import models as tiny
 from isomerge.merging.transport import fuse, transported
-from transport.models import FAMILIES, batches, largest_difference, model
+from transport.pairs import FAMILIES, batches, largest_difference, model
 
 
 @pytest.mark.parametrize("cost", ["weights", "activations"])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from align import tiny
+import models as tiny
 from isomerge.merging.transport import fuse, transported
-from transport.models import FAMILIES, batches, largest_difference, model, permuted
+from transport.pairs import FAMILIES, batches, largest_difference, model, permuted
 
 POLICIES = ("joint", "averaging", "weighted", "weighted_units", "first")
 MORE = ["t5", "mixtral", "deberta", "neox", "qwen3", "olmo2", "gemma2", "opt", "distilbert"]

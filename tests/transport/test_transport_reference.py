@@ -8,9 +8,9 @@ import numpy as np
 import ot
 import pytest
 
-from align import tiny
+import models as tiny
 from isomerge.merging.transport import transported
-from transport.models import batches, model, seen, squared_distances
+from transport.pairs import batches, model, seen, squared_distances
 
 SOLVE: dict[str, Any] = {
     "emd": lambda a, b, cost: ot.emd(a, b, cost),

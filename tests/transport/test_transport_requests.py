@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from align import tiny
+import models as tiny
 from isomerge.errors import RequestError
 from isomerge.merging.transport import fuse, transported
-from transport.models import batches, model
+from transport.pairs import batches, model
 
 
 @pytest.mark.parametrize(("options", "words"), [

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from whole.digits import digits, pair, said, verb
+from commands import said, verb
+from models import image_pair as pair
+from samples import digits
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import isomerge
-from align.tiny import tensors
 from isomerge.calibration import calibrate
 from isomerge.checkpoint import open_checkpoint
 from isomerge.data import open_data
@@ -19,7 +18,9 @@ from isomerge.evaluation.tasks.run import evaluate
 from isomerge.merging.aligned import align_models
 from isomerge.merging.reconstruct import reconstruct
 from isomerge.merging.statistics import greedy_soup, merge_fisher, merge_regmean, repair
-from whole.digits import digits, pair
+from models import image_pair as pair
+from models import tensors
+from samples import digits
 
 LIMIT = 60
 

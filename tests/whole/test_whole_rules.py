@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 import isomerge
-from align.tiny import model, tensors
-from data.small import SENTENCES
 from isomerge.data.open import KINDS
 from isomerge.errors import RequestError
 from isomerge.merging.api import planned
 from isomerge.merging.recipe import DataSettings, RecipeError, load_recipe
 from isomerge.merging.whole import EVERY, WHOLE, Solved, Work
 from isomerge.merging.whole.method import whole_method
-from whole.digits import digits, pair
+from models import image_pair as pair
+from models import model, tensors
+from samples import SENTENCES, digits
 
 TWO = "models:\n- model: a\n- model: b\n"
 OWN = "models:\n- {model: a, data: x}\n- {model: b, data: y}\n"

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import isomerge
-from align.tiny import tensors
-from data.small import SENTENCES, bert
+from commands import said, verb
 from isomerge.checkpoint import open_checkpoint
 from isomerge.data import open_data
 from isomerge.merging.reconstruct import reconstruct
 from isomerge.merging.whole import EVERY, WHOLE
-from whole.digits import digits, pair, said, verb
+from models import bert, tensors
+from models import image_pair as pair
+from samples import SENTENCES, digits
 
 
 def test_flags_and_recipe_write_the_same_model(tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ def align(
     rounds, on `device`, by `threads` workers, with half of `max_memory` kept between sweeps. `progress` is called with
     what is done, how much there is, and a word for it. Nothing is random: `seed` changes nothing.
 
-    >>> alignment = isomerge.align("model-b", anchor="model-a")          # doctest: +SKIP
-    >>> alignment.save("model-b-next-to-a")                              # doctest: +SKIP
+    >>> alignment = isomerge.align("model-b", anchor="model-a")
+    >>> written = alignment.save("model-b-next-to-a")
     """
     scope = Scope(level, scale, layers, only)
     if many not in MANY:

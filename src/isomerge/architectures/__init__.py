@@ -1,7 +1,7 @@
 """The families isomerge knows: one small data file each. Only this folder knows a model's name.
 
 To add a family, write a function of `Facts` that returns an `Architecture`, decorate it, and add a row to the table in
-`tests/architectures/models.py`; the row buys the whole test suite.
+`tests/architectures/rows.py`; the row buys the whole test suite.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def calibrate(
     `fisher` (diagonal Fisher information, `true` or `empirical`). `only` is a pattern that names of weights must
     contain, for all of these but `activations`. `limit` is the most examples to read.
 
-    >>> statistics = calibrate("model", batches, what={"gram"})                                        # doctest: +SKIP
-    >>> statistics.save("statistics.safetensors")                                                      # doctest: +SKIP
+    >>> statistics = calibrate("model-a", batches, what={"gram"})
+    >>> written = statistics.save("statistics.safetensors")
     """
     wanted = set(what)
     for unknown in sorted(wanted - set(WHAT)):

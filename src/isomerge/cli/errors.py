@@ -22,11 +22,8 @@ _EXTRAS = {
     "PIL": "hf",
     "sklearn": "demo",
     "ot": "ot",
-    "peft": "lora",
     "matplotlib": "report",
     "jinja2": "report",
-    "ray": "ray",
-    "flwr": "flower",
 }
 
 # What a run goes on from: staging.STAGING of a merge and kept.POINTS of a sweep. Importing them would import torch.

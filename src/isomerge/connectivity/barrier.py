@@ -51,8 +51,9 @@ def barrier(
     metric, counted as a loss of quality), `parents`, `ensemble` (the mean of the parents' probabilities), and with
     `align` the same under `aligned`, for B moved next to A without a change of its function.
 
-    >>> isomerge.barrier(model_a, model_b, loss=my_loss, align=True)["aligned"]["barrier"]      # doctest: +SKIP
-    0.02
+    >>> record = isomerge.barrier("model-a", "model-b", data="cifar10.tar.xz", align=True)
+    >>> record["barrier"] >= 0 and record["aligned"]["barrier"] >= 0
+    True
     """
     start = time.perf_counter()
     if points < 3:

@@ -63,7 +63,8 @@ def merge(
     `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options.
     `dtype` is what is written (by itself: as the inputs), `seed` names the random numbers of methods that draw some.
 
-    >>> isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5).save("merged")  # doctest: +SKIP
+    >>> merged = isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5)
+    >>> written = merged.save("merged")
     """
     _check_arguments(
         models, weights, method=(method, str), align=(align, bool, Mapping), level=(level, str),
@@ -117,7 +118,7 @@ def merge_recipe(
     A recipe without `tokenizer` merges vocabulary tables row by row, with a note where models give tokens other ids;
     with `same_ids` that is an error.
 
-    >>> isomerge.merge_recipe("recipe.yml").save("merged")                                              # doctest: +SKIP
+    >>> written = isomerge.merge_recipe("recipe.yml").save("merged-by-recipe")
     """
     require_types(
         models=(models, Mapping, None), seed=(seed, int, None), same_ids=(same_ids, bool),

@@ -52,11 +52,6 @@ def group_dimension(model: BoundModel) -> int:
     return sum(dimension(spaces, space) for space in sorted(touched))
 
 
-def kernel_dimension(model: BoundModel) -> int:
-    """The dimension of everything that changes the weights and not the function."""
-    return group_dimension(model) + gauge_dimension(model)
-
-
 def _attention(model: BoundModel) -> Iterator[tuple[str, int]]:
     for gauge in model.architecture.gauges:
         if isinstance(gauge, KeyBias) and _has_bias(model, gauge.bias):

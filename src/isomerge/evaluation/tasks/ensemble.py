@@ -50,8 +50,9 @@ def ensemble(
     as long as they answer the same questions. All are in memory at once. The record has `models[]` and `ensemble`,
     each with `loss`, `metric` and `metrics`, and what `isomerge.evaluate` says of task and data.
 
-    >>> isomerge.ensemble(["model-a", "model-b"], "cifar10.tar.xz")["ensemble"]["metric"]          # doctest: +SKIP
-    0.93
+    >>> record = isomerge.ensemble(["model-a", "model-b"], "cifar10.tar.xz")
+    >>> 0 <= record["ensemble"]["metric"] <= 1
+    True
     """
     start = time.perf_counter()
     _require(models, data, task)

@@ -74,8 +74,8 @@ def reconstruct(
     running finished layers again; 0 switches it off. `method="regmean++"` needs one `batches` per model, and
     `off_diagonal` is its α.
 
-    >>> merged = reconstruct(["model-a", "model-b"], batches)          # doctest: +SKIP
-    >>> merged.save("merged")                                          # doctest: +SKIP
+    >>> merged = reconstruct(["model-a", "model-b"], batches)
+    >>> written = merged.save("merged")
     """
     start = time.perf_counter()
     shares = _require_sound(models, weights, ridge, floor, method, off_diagonal, limit, features, refine, polish)

@@ -53,8 +53,8 @@ def fuse(
     With equal widths, "emd", uniform masses and a stream that is not averaged, every plan is a permutation and a
     carried model computes what it did; otherwise it is an approximation, and the report says so.
 
-    >>> fused = fuse(["model-a", "model-b"], batches)                  # doctest: +SKIP
-    >>> fused.save("fused")                                            # doctest: +SKIP
+    >>> fused = fuse(["model-a", "model-b"], batches)
+    >>> written = fused.save("fused")
 
     Reference: Imfeld et al., "Transformer Fusion with Optimal Transport" (2024).
     """
