@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint import Checkpoint, require_floating
+from isomerge.choices import ROWS
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.evaluation.device import require_device
 from isomerge.merging.combine import combine
@@ -21,7 +22,7 @@ from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, plan_te
 from isomerge.merging.roles import base_among_models
 from isomerge.merging.settings import RunSettings
 from isomerge.merging.strangers import name_strangers
-from isomerge.merging.tokens import ROWS, require_same_ids
+from isomerge.merging.tokens import require_same_ids
 from isomerge.merging.uneven import name_uneven
 from isomerge.merging.whole import EVERY
 

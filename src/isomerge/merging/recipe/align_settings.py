@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from isomerge.alignment.levels import Scope, parse_layers
+from isomerge.choices import EVIDENCE, Evidence, Level, Many, Measure, Part, Site
 from isomerge.errors import RequestError
 from isomerge.merging.recipe.data_settings import DataEntry
 from isomerge.merging.recipe.fields import Count, Definition, Reference, Switch, kind_of
-
-Evidence = Literal["weights", "activations", "mix"]
 
 
 def _read_layers(value: Any) -> Any:
@@ -28,7 +27,7 @@ def _read_layers(value: Any) -> Any:
 def _read_evidence(value: Any) -> Any:
     """One word for all spaces, or one for each; told here, so that there is one sentence for both forms."""
     words = list(value.values()) if isinstance(value, dict) else [value]
-    wrong = [word for word in words if word not in ("weights", "activations", "mix")]
+    wrong = [word for word in words if word not in EVIDENCE]
     if wrong or not words:
         raise ValueError(
             f"evidence is weights, activations or mix, or one of these by space as in {{residual: mix}}, and this is "
@@ -40,20 +39,18 @@ def _read_evidence(value: Any) -> Any:
 class AlignSettings(Definition):
     """Align the models before they are merged."""
 
-    level: Literal["permutation", "rotation", "full"] = Field("full", description="How much may move.")
+    level: Level = Field("full", description="How much may move.")
     anchor: Reference | None = Field(None, description="The model the others are moved to: base_model, or the first.")
-    many: Literal["anchor", "universe"] = Field("anchor", description="Move all to the anchor, or to a common mean.")
+    many: Many = Field("anchor", description="Move all to the anchor, or to a common mean.")
     layers: Annotated[str, BeforeValidator(_read_layers)] | None = Field(None, description='Layers, as in "0-4,7".')
     scale: Switch | None = Field(None, description="Rescale heads too; by default only level full does.")
     sweeps: Count = Field(15, description="At most this many rounds over all spaces.")
-    only: Literal["attention", "ffn", "residual"] | None = Field(None, description="Move only this part.")
+    only: Part | None = Field(None, description="Move only this part.")
     evidence: Annotated[Evidence | dict[str, Evidence], BeforeValidator(_read_evidence)] | None = Field(
         None, description="What decides: with data, activations for the residual stream and weights elsewhere."
     )
-    measure: Literal["covariance", "correlation", "l2"] = Field(
-        "covariance", description="How activations are compared."
-    )
-    site: Literal["pre", "post"] = Field("post", description="Feed-forward units before or after their activation.")
+    measure: Measure = Field("covariance", description="How activations are compared.")
+    site: Site = Field("post", description="Feed-forward units before or after their activation.")
     data: DataEntry | None = Field(None, description="The data to see activations on; the recipe's if not named.")
 
     @model_validator(mode="after")

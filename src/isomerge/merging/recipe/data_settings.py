@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema
 
+from isomerge.choices import FISHER_KINDS, DataKind, FisherKind
 from isomerge.merging.recipe.fields import Count, Definition, Text, kind_of
 
 
@@ -48,9 +49,7 @@ class DataSettings(Definition):
     )
     split: Text | None = Field(None, description="train, validation or test, where the data has parts.")
     limit: Count | None = Field(None, description="Use this many examples, drawn evenly over the data.")
-    kind: Literal["images", "texts", "lines", "documents", "table", "tokens", "corpus"] | None = Field(
-        None, description="What the data is, where it cannot be seen."
-    )
+    kind: DataKind | None = Field(None, description="What the data is, where it cannot be seen.")
     text: Column | None = Field(None, description="The column of the texts; two with a comma between.")
     label: Column | None = Field(None, description="The column of the labels.")
     length: Annotated[int, Strict(), Field(ge=2)] | None = Field(None, description="Cut texts to this many tokens.")
@@ -80,9 +79,9 @@ class CalibrateSettings(Definition):
     """How the models are measured on the data, for methods that weigh by what was measured."""
 
     fisher: Annotated[
-        Literal["true", "empirical"],
+        FisherKind,
         BeforeValidator(_read_fisher),
-        WithJsonSchema({"enum": ["true", "empirical", True]}),
+        WithJsonSchema({"enum": [*FISHER_KINDS, True]}),
     ] = Field("true", description="Labels as each model predicts them, or those of the data.")
     limit: Count | None = Field(None, description="Measure on this many examples; the data's own limit if not named.")
     samples: Count = Field(1, description="Draws of a label per example, where labels are too many to sum over.")
