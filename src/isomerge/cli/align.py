@@ -19,7 +19,6 @@ from isomerge.cli.flags import (
     Limit,
     Out,
     OutDtype,
-    Seed,
     ShardSize,
     Threads,
     choice,
@@ -86,7 +85,9 @@ def align(
     device: Device = "cpu",
     threads: Threads = None,
     max_memory: AlignMemory = None,
-    seed: Seed = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Accepted and recorded; alignment draws no random numbers.")
+    ] = 0,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
     force: Force = False,
     voice: Voice,
@@ -110,7 +111,7 @@ def align(
         alignment = isomerge.align(
             source, None if nearest else anchor, others=models[1:] if nearest else models[2:], level=level, scale=scale,
             layers=layers, only=only, sweeps=sweeps, many=many, transform=transform, data=data, evidence=evidence,
-            limit=limit, threads=threads, device=device, max_memory=max_memory, seed=seed, progress=progress,
+            limit=limit, threads=threads, device=device, max_memory=max_memory, progress=progress,
         )  # fmt: skip
         written = alignment.save(out, shard_size=shard_size, out_dtype=out_dtype, force=force, anchor_out=anchor_out)
         if save_transform:
