@@ -22,6 +22,8 @@ from isomerge.cli.flags import (
     ShardSize,
     Threads,
     choice,
+    option,
+    switch,
 )
 from isomerge.cli.interruption import announce_output
 from isomerge.cli.merge import written_record
@@ -50,33 +52,21 @@ def align(
     out: Out,
     level: Level = "full",
     scale: Annotated[
-        bool | None, typer.Option("--scale/--no-scale", help="Rescale heads too; the level decides by default.")
+        bool | None, switch("--scale/--no-scale", "Rescale heads too; the level decides by default.")
     ] = None,
-    layers: Annotated[
-        str | None, typer.Option(metavar="SET", help="Only these layers: '0-4,7', 'first 3' or 'last 2'.")
-    ] = None,
+    layers: Annotated[str | None, option("SET", "Only these layers: '0-4,7', 'first 3' or 'last 2'.")] = None,
     only: Annotated[str | None, choice("--only", PARTS, "Only this part.")] = None,
-    sweeps: Annotated[int, typer.Option(metavar="N", min=1, help="At most this many rounds over all spaces.")] = 15,
+    sweeps: Annotated[int, option("N", "At most this many rounds over all spaces.", min=1)] = 15,
     many: Annotated[
         str, choice("--many", MANY, "Move all models to the anchor, or to a common mean, whatever their order.")
     ] = "anchor",
-    nearest: Annotated[
-        bool, typer.Option("--nearest", help="Use as anchor the model nearest to the mean of all models.")
-    ] = False,
-    save_transform: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also store the transform that was found.")
-    ] = None,
-    transform: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Apply a stored transform instead of solving.")
-    ] = None,
-    anchor_out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write the anchor in the form to average OUT with.")
-    ] = None,
+    nearest: Annotated[bool, switch("--nearest", "Use as anchor the model nearest to the mean of all models.")] = False,
+    save_transform: Annotated[Path | None, option("FILE", "Also store the transform that was found.")] = None,
+    transform: Annotated[Path | None, option("FILE", "Apply a stored transform instead of solving.")] = None,
+    anchor_out: Annotated[Path | None, option("DIR", "Also write the anchor in the form to average OUT with.")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            "--data", metavar="PATH", help="Unlabelled images or texts; their activations align the residual stream."
-        ),
+        option("PATH", "Unlabelled images or texts; their activations align the residual stream.", "--data"),
     ] = None,
     evidence: Evidence = None,
     limit: Limit = None,
@@ -85,10 +75,8 @@ def align(
     device: Device = "cpu",
     threads: Threads = None,
     max_memory: AlignMemory = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Accepted and recorded; alignment draws no random numbers.")
-    ] = 0,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
+    seed: Annotated[int, option("N", "Accepted and recorded; alignment draws no random numbers.")] = 0,
+    report: Annotated[bool, switch("--report/--no-report", "Write report.html.")] = True,
     force: Force = False,
     voice: Voice,
 ) -> None:

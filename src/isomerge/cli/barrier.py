@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isomerge.cli.flags import Data, Level, Reading, Running, Task
+from isomerge.cli.flags import Data, Level, Reading, Running, Task, option, switch
 from isomerge.cli.output import Record, Voice, as_record, below, ending, listing, number
 from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
@@ -29,15 +29,12 @@ def barrier(
     *,
     data: Data = None,
     task: Task = None,
-    align: Annotated[bool, typer.Option("--align", help="Measure again with B aligned to A.")] = False,
+    align: Annotated[bool, switch("--align", "Measure again with B aligned to A.")] = False,
     level: Level = "full",
     points: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=2, help="Number of points, ends included; 11 on a line, 13 × 13 on a plane."),
+        int | None, option("N", "Number of points, ends included; 11 on a line, 13 × 13 on a plane.", min=2)
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw the curves, or the map, into this file.")
-    ] = None,
+    plot: Annotated[Path | None, option("FILE.svg", "Draw the curves, or the map, into this file.")] = None,
     reading: Reading,
     running: Running,
     voice: Voice,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from isomerge.choices import FISHER_KINDS, STATISTICS
-from isomerge.cli.flags import Force, Model, Reading, Running, choice, one_of
+from isomerge.cli.flags import Force, Model, Reading, Running, choice, one_of, option
 from isomerge.cli.output import Record, Voice, below, listing
 from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def calibrate(
     model: Model,
     *,
-    data: Annotated[Path, typer.Option(metavar="PATH", help="Images in folders or an archive; texts, tables, CoNLL.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The safetensors file to write.")],
+    data: Annotated[Path, option("PATH", "Images in folders or an archive; texts, tables, CoNLL.")],
+    out: Annotated[Path, option("FILE", "The safetensors file to write.", "-o", "--out")],
     what: Annotated[
         str,
         typer.Option(
@@ -37,13 +37,10 @@ def calibrate(
         ),
     ] = "gram",
     fisher: Annotated[
-        str,
-        choice("--fisher", FISHER_KINDS, "Labels drawn from the model's predictions (true), or those of the data."),
+        str, choice("--fisher", FISHER_KINDS, "Labels drawn from the model's predictions (true), or those of the data.")
     ] = "true",
-    samples: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Draws per example if there are too many labels to sum over.")
-    ] = 1,
-    only: Annotated[str | None, typer.Option(metavar="PATTERN", help="Only weights whose name contains this.")] = None,
+    samples: Annotated[int, option("N", "Draws per example if there are too many labels to sum over.", min=1)] = 1,
+    only: Annotated[str | None, option("PATTERN", "Only weights whose name contains this.")] = None,
     reading: Reading,
     running: Running,
     force: Force = False,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isomerge.cli.flags import option, switch
 from isomerge.cli.heap import keep_freed_memory
 from isomerge.cli.output import Record, Voice, as_record, listing
 from isomerge.cli.verb import verb
@@ -27,19 +28,16 @@ def check(
     models: Annotated[list[str], typer.Argument(metavar="A B …", help="Two or more models.")],
     *,
     base: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Their common ancestor; then also compares what each model has learned."),
+        str | None, option("MODEL", "Their common ancestor; then also compares what each model has learned.")
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show every layer and space, and the recipe.")] = False,
+    explain: Annotated[bool, switch("--explain", "Show every layer and space, and the recipe.")] = False,
     recipe: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the suggested recipe to this file; isomerge merge FILE runs it."),
+        Path | None, option("FILE", "Write the suggested recipe to this file; isomerge merge FILE runs it.")
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="For strangers: images or texts like their training data, for the recipe."),
+        Path | None, option("PATH", "For strangers: images or texts like their training data, for the recipe.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE.")] = False,
+    force: Annotated[bool, switch("--force", "Replace FILE.")] = False,
     voice: Voice,
 ) -> None:
     """Report whether models fit together, and how to merge them. Takes seconds.

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from isomerge.cli.flags import option, switch
 from isomerge.cli.interruption import announce_output
 from isomerge.cli.output import Progress, Voice, as_record
 from isomerge.cli.report import add_report
@@ -18,11 +17,9 @@ from isomerge.cli.verb import verb
 @verb("Train tiny models, merge them in every way, show the results.", "isomerge demo -o demo-out --seeds 5")
 def demo(
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write models and report.")] = Path(
-        "demo-out"
-    ),
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="How many pairs of models to train.")] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Write into DIR although it holds other files.")] = False,
+    out: Annotated[Path, option("DIR", "Where to write models and report.", "-o", "--out")] = Path("demo-out"),
+    seeds: Annotated[int, option("N", "How many pairs of models to train.", min=1)] = 1,
+    force: Annotated[bool, switch("--force", "Write into DIR although it holds other files.")] = False,
     voice: Voice,
 ) -> None:
     """Train three tiny models on real digits, merge them in every way, and show the results.

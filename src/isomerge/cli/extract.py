@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from isomerge.cli.flags import Force, Out
+from isomerge.cli.flags import Force, Out, option
 from isomerge.cli.output import Voice
 from isomerge.cli.request import reserve_output
 from isomerge.cli.verb import verb
@@ -23,17 +23,12 @@ def extract(
     *,
     out: Out,
     rank: Annotated[
-        int | None,
-        typer.Option(metavar="R", min=1, help=f"Largest rank of a layer; {DEFAULT_RANK} unless --energy is given."),
+        int | None, option("R", f"Largest rank of a layer; {DEFAULT_RANK} unless --energy is given.", min=1)
     ] = None,
     energy: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Give each layer the rank that keeps this share of its squared change."),
+        float | None, option("SHARE", "Give each layer the rank that keeps this share of its squared change.")
     ] = None,
-    targets: Annotated[
-        str | None,
-        typer.Option(metavar="PATTERN", help="Only layers whose name ends so, as in 'q_proj|v_proj'."),
-    ] = None,
+    targets: Annotated[str | None, option("PATTERN", "Only layers whose name ends so, as in 'q_proj|v_proj'.")] = None,
     force: Force = False,
     voice: Voice,
 ) -> None:

@@ -77,15 +77,25 @@ def _known_tokenizer(given: str | None) -> str | None:
     raise RequestError(f"--tokenizer cannot be '{given}': there is no such model. {did_you_mean(given, known)}")
 
 
+def option(metavar: str, help: str, *names: str, min: float | None = None) -> Any:
+    """An option with a value."""
+    return typer.Option(*names, metavar=metavar, help=help, min=min)
+
+
+def switch(name: str, help: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, help=help)
+
+
 # --- flags ------------------------------------------------------------------------------------------------------------
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a file or a hub id.")]
-Out = Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="The folder to write.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace existing output.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="Random seed.")]
-Device = Annotated[str, typer.Option(metavar="NAME", help="Where to compute: cpu, cuda, cuda:1, …")]
+Out = Annotated[Path, option("OUT", "The folder to write.", "-o", "--out")]
+Force = Annotated[bool, switch("--force", "Replace existing output.")]
+Seed = Annotated[int, option("N", "Random seed.")]
+Device = Annotated[str, option("NAME", "Where to compute: cpu, cuda, cuda:1, …")]
 Threads = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Units or tensors processed at once; all cores by default."),
+    option("N", "Units or tensors processed at once; all cores by default.", min=1),
 ]
 AlignMemory = Annotated[
     str | None,
@@ -136,9 +146,8 @@ Evidence = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
-        metavar="PATH",
-        help="A folder or archive of images in class folders; .txt, .jsonl, .csv, .tsv or CoNLL; a folder of those.",
+    option(
+        "PATH", "A folder or archive of images in class folders; .txt, .jsonl, .csv, .tsv or CoNLL; a folder of those."
     ),
 ]
 Task = Annotated[
@@ -150,9 +159,7 @@ Task = Annotated[
         "By default it follows from the model's class.",
     ),
 ]
-Limit = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Use this many examples, drawn evenly over the data.")
-]
+Limit = Annotated[int | None, option("N", "Use this many examples, drawn evenly over the data.", min=1)]
 Models = Annotated[
     list[str],
     typer.Argument(metavar="RECIPE.yml | A B …", help="A recipe, or models; a method's options are flags."),
@@ -172,11 +179,10 @@ class Reading:
             help="Which part to use, if the data has parts: train, validation or test.",
         ),
     ] = None
-    text: Annotated[
-        str | None,
-        typer.Option(metavar="COL", help="Column of the texts, by name or by position from 0; two as 'a,b'."),
-    ] = None
-    label: Annotated[str | None, typer.Option(metavar="COL", help="Column of the labels; several as 'a,b,c'.")] = None
+    text: Annotated[str | None, option("COL", "Column of the texts, by name or by position from 0; two as 'a,b'.")] = (
+        None
+    )
+    label: Annotated[str | None, option("COL", "Column of the labels; several as 'a,b,c'.")] = None
     kind: Annotated[
         str | None,
         typer.Option(
@@ -192,11 +198,8 @@ class Reading:
 class Running:
     """How models are run on data."""
 
-    length: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=2, help="Longest text, in tokens; the model's limit by default."),
-    ] = None
-    batch_size: Annotated[int | None, typer.Option(metavar="N", min=1, help="Examples per batch.")] = None
+    length: Annotated[int | None, option("N", "Longest text, in tokens; the model's limit by default.", min=2)] = None
+    batch_size: Annotated[int | None, option("N", "Examples per batch.", min=1)] = None
     device: Device = "cpu"
     seed: Seed = 0
 
@@ -214,15 +217,10 @@ class MergeFlags:
         ),
     ] = None
     weights: Annotated[
-        str | None,
-        typer.Option(
-            "--weights", "--weight", metavar="LIST", help="One number per model, as in 0.5,0.5; equal by default."
-        ),
+        str | None, option("LIST", "One number per model, as in 0.5,0.5; equal by default.", "--weights", "--weight")
     ] = None
-    base: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="The common ancestor; its config and side files are kept.")
-    ] = None
-    align: Annotated[bool, typer.Option("--align", help="Align the models before merging.")] = False
+    base: Annotated[str | None, option("MODEL", "The common ancestor; its config and side files are kept.")] = None
+    align: Annotated[bool, switch("--align", "Align the models before merging.")] = False
     level: Annotated[str | None, choice("--level", choices.LEVELS, "What may move when aligning; full by default.")] = (
         None
     )
@@ -249,10 +247,10 @@ class DataUse:
 
     data: Annotated[
         list[Path] | None,
-        typer.Option(
+        option(
+            "PATH",
+            "Images or texts to run the models on; give it once for all models, or once per model, in order.",
             "--data",
-            metavar="PATH",
-            help="Images or texts to run the models on; give it once for all models, or once per model, in order.",
         ),
     ] = None
     evidence: Evidence = None
@@ -265,5 +263,5 @@ class DataUse:
         ),
     ] = None
     repair: Annotated[
-        bool, typer.Option("--repair", help="After merging, rescale units to the parents' activation statistics.")
+        bool, switch("--repair", "After merging, rescale units to the parents' activation statistics.")
     ] = False

@@ -19,6 +19,8 @@ from isomerge.cli.flags import (
     Reading,
     ShardSize,
     Threads,
+    option,
+    switch,
 )
 from isomerge.cli.heap import keep_freed_memory
 from isomerge.cli.output import Voice, as_record
@@ -46,12 +48,12 @@ def merge(
     device: Device = "cpu",
     threads: Threads = None,
     max_memory: MergeMemory = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed; the recipe's, or 0, by default.")] = None,
-    lock: Annotated[bool, typer.Option("--lock/--no-lock", help="Hash every tensor and write a lock file.")] = True,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write a model card and report.html.")] = True,
-    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check the written model.")] = True,
-    rank: Annotated[int | None, typer.Option(metavar="R", min=1, help="Rank of a merged adapter.")] = None,
-    push: Annotated[str | None, typer.Option(metavar="ORG/NAME", help="Upload the result to the hub.")] = None,
+    seed: Annotated[int | None, option("N", "Random seed; the recipe's, or 0, by default.")] = None,
+    lock: Annotated[bool, switch("--lock/--no-lock", "Hash every tensor and write a lock file.")] = True,
+    report: Annotated[bool, switch("--report/--no-report", "Write a model card and report.html.")] = True,
+    verify: Annotated[bool, switch("--verify/--no-verify", "Check the written model.")] = True,
+    rank: Annotated[int | None, option("R", "Rank of a merged adapter.", min=1)] = None,
+    push: Annotated[str | None, option("ORG/NAME", "Upload the result to the hub.")] = None,
     force: Force = False,
     voice: Voice,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from isomerge.cli.flags import DataUse, MergeFlags, MergeMemory, Models, Reading, Threads
+from isomerge.cli.flags import DataUse, MergeFlags, MergeMemory, Models, Reading, Threads, option
 from isomerge.cli.output import Voice
 from isomerge.cli.request import read_request
 from isomerge.cli.verb import verb
@@ -25,7 +25,7 @@ def plan(
     data_use: DataUse,
     reading: Reading,
     explain: Annotated[
-        str | None, typer.Option(metavar="TENSOR", help="Show the inputs and options of one tensor and their origin.")
+        str | None, option("TENSOR", "Show the inputs and options of one tensor and their origin.")
     ] = None,
     threads: Threads = None,
     max_memory: MergeMemory = None,

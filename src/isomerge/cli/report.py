@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from isomerge.cli.flags import option, switch
 from isomerge.cli.output import Record, Voice, as_record
 from isomerge.cli.verb import verb
 
@@ -15,18 +16,13 @@ from isomerge.cli.verb import verb
 def report(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that isomerge merge or align has written.")],
     *,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="The page to write; OUT/report.html by default."),
-    ] = None,
+    out: Annotated[Path | None, option("FILE", "The page to write; OUT/report.html by default.", "-o", "--out")] = None,
     barrier: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--barrier", metavar="FILE.json", help="Add this curve or plane, printed by isomerge barrier --json."
-        ),
+        option("FILE.json", "Add this curve or plane, printed by isomerge barrier --json.", "--barrier"),
     ] = None,
-    no_curves: Annotated[bool, typer.Option("--no-curves", help="Remove the curves that the page has.")] = False,
-    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    no_curves: Annotated[bool, switch("--no-curves", "Remove the curves that the page has.")] = False,
+    open_: Annotated[bool, switch("--open", "Open the page in the browser.")] = False,
     voice: Voice,
 ) -> None:
     """Write one HTML page that shows what was done to OUT: distances, what moved, conflicts, recipe, lineage, lock.

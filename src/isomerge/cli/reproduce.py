@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isomerge.cli.flags import Force, Threads
+from isomerge.cli.flags import Force, Threads, option
 from isomerge.cli.output import Record, Voice, as_record
 from isomerge.cli.request import reserve_output
 from isomerge.cli.verb import verb
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def reproduce(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="A folder with an isomerge.lock.json.")],
     *,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="NEW", help="Keep the new copy in this folder.")
-    ] = None,
+    out: Annotated[Path | None, option("NEW", "Keep the new copy in this folder.", "-o", "--out")] = None,
     threads: Threads = None,
     force: Force = False,
     voice: Voice,

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isomerge.choices import POINTS, RANKINGS, SWEEP_MODES
-from isomerge.cli.flags import Data, MergeFlags, MergeMemory, Models, Reading, Running, Task, Threads, choice
+from isomerge.cli.flags import (
+    Data,
+    MergeFlags,
+    MergeMemory,
+    Models,
+    Reading,
+    Running,
+    Task,
+    Threads,
+    choice,
+    option,
+    switch,
+)
 from isomerge.cli.interruption import announce_output
 from isomerge.cli.output import Progress, Record, Voice, listing, number
 from isomerge.cli.request import MergeRequest, read_request
@@ -50,29 +62,24 @@ def sweep(
     mode: Annotated[
         str, choice("--mode", SWEEP_MODES, "With several parameters: every combination, or step by step together.")
     ] = "grid",
-    search: Annotated[
-        int | None, typer.Option(metavar="N", help="Search for the best values between bounds, in N evaluations.")
-    ] = None,
+    search: Annotated[int | None, option("N", "Search for the best values between bounds, in N evaluations.")] = None,
     by: Annotated[str | None, choice("--by", RANKINGS, "Rank points by loss or metric; loss by default.")] = None,
     test: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Other data, to measure the unchanged recipe and the best point on."),
+        Path | None, option("PATH", "Other data, to measure the unchanged recipe and the best point on.")
     ] = None,
-    test_split: Annotated[str | None, typer.Option(metavar="PART", help="Which part of --test to use.")] = None,
+    test_split: Annotated[str | None, option("PART", "Which part of --test to use.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "-o", "--out", metavar="DIR", help="Keep points, record, picture and best.yml here, and resume from them."
-        ),
+        option("DIR", "Keep points, record, picture and best.yml here, and resume from them.", "-o", "--out"),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the sweep into this .svg or .png.")] = None,
+    plot: Annotated[Path | None, option("FILE", "Draw the sweep into this .svg or .png.")] = None,
     merging: MergeFlags,
     reading: Reading,
     running: Running,
     threads: Threads = None,
     max_memory: MergeMemory = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Allow more than 1000 points, and a folder that holds other files.")
+        bool, switch("--force", "Allow more than 1000 points, and a folder that holds other files.")
     ] = False,
     voice: Voice,
 ) -> None:

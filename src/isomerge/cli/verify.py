@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isomerge.cli.flags import Threads
+from isomerge.cli.flags import Threads, switch
 from isomerge.cli.output import Record, Voice, as_record, listing
 from isomerge.cli.verb import verb
 
@@ -21,7 +21,7 @@ ANSWERS = {True: "yes", False: "NO", None: "-"}
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a model.")],
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Check headers and side files only.")] = False,
+    quick: Annotated[bool, switch("--quick", "Check headers and side files only.")] = False,
     threads: Threads = None,
     voice: Voice,
 ) -> None:
