@@ -119,17 +119,3 @@ def test_the_readme_counts_the_methods_that_there_are() -> None:
     for document in ("README.md", "CHANGELOG.md"):
         counts = re.findall(r"(\d+) (?:\[methods\]|methods,)", (ROOT / document).read_text())
         assert counts == [str(len(EVERY))], document
-
-
-def test_every_flag_of_every_verb_is_documented() -> None:
-    import typer
-
-    from isomerge.cli.app import app
-
-    text = (ROOT / "docs" / "cli.md").read_text()
-    shared = {"--json", "--quiet", "--debug", "--help", "--out"}
-    for name, verb in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        section = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
-        assert section, f"docs/cli.md has no section on {name}"
-        flags = {flag for parameter in verb.params for flag in parameter.opts if flag.startswith("--")}
-        assert not {flag for flag in flags - shared if f"{flag}" not in section[1]}, name

@@ -16,9 +16,13 @@ class IsomergeError(Exception):
 
 
 class RequestError(IsomergeError):
-    """The request itself was wrong: an unknown option value, models that do not fit together."""
+    """The request itself was wrong: an unknown option value, models that do not fit together.
+
+    `missing` has the keys of a recipe that would have to be there, such as "data" or "base_model".
+    """
 
     exit_code = 2
+    missing: frozenset[str] = frozenset()
 
 
 class CheckpointError(IsomergeError):
@@ -37,20 +41,26 @@ class AlignmentError(IsomergeError):
     """The alignment could not be solved or applied."""
 
 
+def nearest(given: object, known: Iterable[str]) -> str | None:
+    """The known value that is spelled most like the given one, whatever its case, if any is near."""
+    given, known = str(given), list(known)
+    folded = {name.casefold(): name for name in known}
+    near = difflib.get_close_matches(given, known, n=1)
+    near = near or [folded[name] for name in difflib.get_close_matches(given.casefold(), folded, n=1)]
+    return near[0] if near else None
+
+
+def near_miss(given: object, known: Iterable[str]) -> str:
+    """`did_you_mean` without the full list, which for tensor names would be hundreds long: nothing if none is near."""
+    near = nearest(given, known)
+    return f"Did you mean '{near}'?" if near else ""
+
+
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """A closing sentence that names the nearest known value, whatever its case, or all of them.
+    """A closing sentence that names the nearest known value, or all of them.
 
     >>> did_you_mean("ROTATOIN", ["permutation", "rotation", "full"])
     "Did you mean 'rotation'?"
     """
     known = list(known)
     return near_miss(given, known) or "Known values: " + ", ".join(known) + "."
-
-
-def near_miss(given: object, known: Iterable[str]) -> str:
-    """`did_you_mean` without the full list, which for tensor names would be hundreds long: nothing if none is near."""
-    given, known = str(given), list(known)
-    folded = {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(given, known, n=1)
-    near = near or [folded[name] for name in difflib.get_close_matches(given.casefold(), folded, n=1)]
-    return f"Did you mean '{near[0]}'?" if near else ""

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from calibration.hooks import batches, data
-from isomerge.calibration import WHAT, calibrate, cross_statistics
+from isomerge.calibration import calibrate, cross_statistics
+from isomerge.choices import STATISTICS
 from isomerge.merging.statistics import merge_fisher, merge_regmean, repair
 from models import MODELS, model
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.cuda
 def test_the_device_does_not_change_what_is_measured(name: str) -> None:
     folders = [model(name, seed) for seed in (0, 1)]
     given = batches(data(folders[0]))
-    expected, found = (calibrate(folders[0], given, what=WHAT, device=device) for device in ("cpu", "cuda"))
+    expected, found = (calibrate(folders[0], given, what=STATISTICS, device=device) for device in ("cpu", "cuda"))
     for tensor in expected.stored.tensors:
         torch.testing.assert_close(found.stored.read(tensor), expected.stored.read(tensor), rtol=1e-4, atol=1e-5)
     pairs = [cross_statistics(*folders, given, device=device).moments for device in ("cpu", "cuda")]

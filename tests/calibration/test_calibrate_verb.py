@@ -66,5 +66,5 @@ def test_wrong_requests_are_refused_before_any_work(folders: tuple[Path, Path], 
     assert isinstance(wrong.exception, RequestError) and "Did you mean 'gram'" in str(wrong.exception)
     (tmp_path / "there").write_text("mine")
     occupied = call(model, "--data", images, "-o", tmp_path / "there")
-    assert isinstance(occupied.exception, RequestError) and "already there" in str(occupied.exception)
+    assert isinstance(occupied.exception, RequestError) and "already exists" in str(occupied.exception)
     assert (tmp_path / "there").read_text() == "mine"

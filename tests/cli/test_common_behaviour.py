@@ -129,17 +129,12 @@ def test_a_shell_completes_words_that_are_known() -> None:
 
 
 def test_words_for_a_shell_are_those_the_library_knows() -> None:
+    from isomerge import choices
     from isomerge.checkpoint.dtypes import FLOATS
-    from isomerge.cli import eval as evaluation
-    from isomerge.cli.common import DTYPES
-    from isomerge.cli.completion import method_names
-    from isomerge.data.heads import TASKS
-    from isomerge.data.open import KINDS
     from isomerge.merging.whole import EVERY
 
-    assert evaluation.TASKS == TASKS and evaluation.KINDS == KINDS
-    assert {f"torch.{name}" for name in DTYPES} == set(map(str, FLOATS.values()))
-    assert method_names() == {name: method.summary for name, method in sorted(EVERY.items())}
+    assert {f"torch.{name}" for name in choices.DTYPES} == set(map(str, FLOATS.values()))
+    assert choices.methods() == {name: method.summary for name, method in sorted(EVERY.items())}
 
 
 def test_a_line_is_completed_without_anything_heavy() -> None:
@@ -160,8 +155,8 @@ def test_a_line_is_completed_without_anything_heavy() -> None:
 
 def test_methods_are_completed_without_anything_heavy() -> None:
     code = (
-        "import sys\nfrom isomerge.cli.completion import complete_method\n"
-        "print(*(name for name, summary in complete_method('dare') if summary))\n"
+        "import sys\nfrom isomerge.choices import methods\nfrom isomerge.cli.flags import offer\n"
+        "print(*(name for name, summary in offer(methods)('dare') if summary))\n"
         "print(*sorted({'torch', 'numpy', 'scipy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -177,7 +172,7 @@ def test_the_script_for_a_shell_is_printed() -> None:
 # --- terminals and pipes ----------------------------------------------------------------------------------------------
 LIST = "import sys; sys.argv = ['isomerge', 'list', 'architectures']\nfrom isomerge.cli import main\nmain()"
 BAR = (
-    "import time\nfrom isomerge.cli.progress import bar\n"
+    "import time\nfrom isomerge.cli.output import progress_bar as bar\n"
     "with bar('bytes') as progress:\n"
     "    for done in range(6):\n"
     "        progress(done * 10**9, 6 * 10**9, 'merging')\n"
@@ -203,7 +198,7 @@ def test_the_bar_shows_what_is_done_bytes_and_the_time_left() -> None:
 
 def test_no_bar_is_shown_before_there_is_something_to_tell() -> None:
     shown = on_a_terminal(
-        "import time\nfrom isomerge.cli.progress import bar\n"
+        "import time\nfrom isomerge.cli.output import progress_bar as bar\n"
         "with bar('steps') as progress:\n"
         "    time.sleep(0.3)\n    progress(1, 3, 'measuring')\n    time.sleep(0.3)\n"
     )
@@ -213,7 +208,7 @@ def test_no_bar_is_shown_before_there_is_something_to_tell() -> None:
 @pytest.mark.slow
 def test_what_a_sweep_says_while_the_bar_is_shown_has_a_line_of_its_own() -> None:
     shown = on_a_terminal(
-        "import time\nfrom isomerge.cli.progress import bar\nfrom isomerge.cli.sweep import _announced\n"
+        "import time\nfrom isomerge.cli.output import progress_bar as bar\nfrom isomerge.cli.sweep import _announced\n"
         "with bar('both') as progress:\n"
         "    report = _announced('3 points of t', progress)\n"
         "    time.sleep(0.3)\n"
@@ -229,7 +224,7 @@ ADVICE: dict[str, Any] = {
     "suggestion": f"isomerge merge '{'a long path/' * 10}a' b --method linear --align -o merged",
     "recipe": f"# with data ({'images or texts like those they saw, ' * 5}) more\nmerge_method: linear\n",
 }  # fmt: skip
-SHOW = "from isomerge.cli.common import Voice\nfrom {} import {} as table\nVoice(False, False).show({!r}, table)"
+SHOW = "from isomerge.cli.output import Voice\nfrom {} import {} as table\nVoice(False, False).show({!r}, table)"
 
 
 @pytest.mark.parametrize("columns", ["60", None])

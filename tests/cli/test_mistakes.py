@@ -66,13 +66,13 @@ MISTAKES = {
     "another name of the output": Mistake("merge a b --output x", ("No such option: --output", "with -o/--out.")),
     "a method in capitals": Mistake(f"{MERGE} --method TIES", ("--method cannot be 'TIES'", "Did you mean 'ties'?")),
     "weights without commas": Mistake(
-        "merge a b --weights 0.2 0.8 -o out", ("'0.8' was read as a model", "joined by commas", "--weights 0.2,0.8.")
+        "merge a b --weights 0.2 0.8 -o out", ("'0.8' was read as a model", "by commas", "--weights 0.2,0.8.")
     ),
     "weights with a space": Mistake(
         "merge a b --weights 0.2, 0.8 -o out", ("'0.8' was read as a model", "without spaces", "--weights 0.2,0.8.")
     ),
     "densities without commas": Mistake(
-        "merge a b --method ties --base a --density 0.2 0.8 -o out", ("'0.8' was read as a model", "joined by commas")
+        "merge a b --method ties --base a --density 0.2 0.8 -o out", ("'0.8' was read as a model", "by commas")
     ),
     "more models than a pair": Mistake(
         "merge a b c --method slerp --base d -o out", ("slerp merges exactly 1 model", "karcher and multislerp")
@@ -127,7 +127,7 @@ MISTAKES = {
         "barrier a b --data x.txt --points 1000000", ("1,000,000 points", "at most 10,000", "fewer")
     ),
     "statistics below a file": Mistake(
-        "calibrate a --data x.txt -o a/config.json/stats.safetensors", ("may be written into", "Name another folder")
+        "calibrate a --data x.txt -o a/config.json/stats.safetensors", ("not a writable folder", "Name another folder")
     ),
     "a setting that is no number": Mistake(MERGE, ("config.json", "a setting is NaN", "correct"), config_with_nan, 1),
     "one model to merge": Mistake("merge a -o out", ("at least two models", "isomerge merge model-a model-b -o OUT")),
@@ -148,7 +148,7 @@ MISTAKES = {
     ),
     "a missing base": Mistake(f"{MERGE} --method ties", ("ties needs 'base_model'", "--base")),
     "weights that do not match the models": Mistake(
-        f"{MERGE} --weights 0.2,0.3,0.5", ("--weights has 3 numbers for 2 models", "one for each")
+        f"{MERGE} --weights 0.2,0.3,0.5", ("--weights has 3 numbers for 2 models", "one per model")
     ),
     "a density out of range": Mistake(
         "merge b --base a --method ties --density 50 -o out", ("'density'", "a share between 0 and 1", "50")
@@ -277,7 +277,7 @@ MISTAKES = {
         written("x.txt", b"some words"),
     ),
     "two models to evaluate": Mistake(
-        "eval a b --data x.txt", ("eval takes one MODEL", "'b'", "each for itself", "isomerge ensemble a b --data PATH")
+        "eval a b --data x.txt", ("eval takes one MODEL", "'b'", "each separately", "isomerge ensemble a b --data PATH")
     ),
     "two folders to verify": Mistake("verify a b", ("verify takes one OUT", "'b'", "Run it once for each")),
     "a recipe that is no text": Mistake(
@@ -329,10 +329,10 @@ MISTAKES = {
         another_family,
     ),
     "a level of no alignment": Mistake(
-        "barrier a b --data x.txt --level rotation", ("--level rotation", "not given", "Add --align"),
+        "barrier a b --data x.txt --level rotation", ("--level rotation", "no effect without --align", "Add --align"),
     ),
     "statistics under another ending": Mistake(
-        "calibrate a --data x.txt -o s.npz", ("s.npz", ".safetensors file", "Name it so"),
+        "calibrate a --data x.txt -o s.npz", ("s.npz", ".safetensors file", "Name it like"),
     ),
     "images for a model of texts, to calibrate": Mistake(
         "calibrate a --data images -o s.safetensors", ("a on images", "reads texts", "Name data of texts"), pictures,

@@ -60,7 +60,7 @@ def test_there_is_no_progress_bar_without_a_terminal(run: Any, api: Any) -> None
 
 
 def test_the_progress_bar_accepts_stages(capfd: pytest.CaptureFixture[str]) -> None:
-    from isomerge.cli.progress import bar
+    from isomerge.cli.output import progress_bar as bar
 
     for unit in ("bytes", "steps"):
         with bar(unit) as progress:
@@ -171,7 +171,7 @@ def test_an_interruption_ends_with_130_and_says_what_is_left(run: Any, api: Any,
 
 def test_the_console_entry_reports_a_mistake_by_exit_code() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "isomerge.cli", "list", "solver", "--json"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "isomerge", "list", "solver", "--json"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert "Did you mean 'solvers'?" in done.stderr

@@ -56,7 +56,6 @@ def test_align_passes_every_flag_to_the_api(run: Any, api: Any) -> None:
         "device": "cuda",
         "threads": 2,
         "max_memory": "8GB",
-        "seed": 7,
     }
     assert {key: options[key] for key in expected} == expected
     saved = {"shard_size": "500MB", "out_dtype": "bf16", "force": True, "anchor_out": Path("anchor")}

@@ -302,7 +302,7 @@ def test_a_folder_of_others_is_refused_before_anything_is_trained(tmp_path: Path
 
 
 def test_an_earlier_demo_is_replaced_and_nothing_else(tmp_path: Path) -> None:
-    from isomerge.demonstration.folder import MARK, claim
+    from isomerge.demonstration.folder import DEMO_MARK, claim
 
     out = tmp_path / "out"
     claim(out, ["models", "pair-0", "report.html"])
@@ -310,12 +310,12 @@ def test_an_earlier_demo_is_replaced_and_nothing_else(tmp_path: Path) -> None:
         (out / name).mkdir(parents=True)
     (out / "report.html").write_text("old")
     (tmp_path / "outside").mkdir()
-    with (out / MARK).open("a") as mark:
+    with (out / DEMO_MARK).open("a") as mark:
         mark.write("../outside\n..\n.\n/\n")
     claim(out, ["models"])
-    assert sorted(path.name for path in out.iterdir()) == [MARK, "notes"]
+    assert sorted(path.name for path in out.iterdir()) == [DEMO_MARK, "notes"]
     assert (tmp_path / "outside").is_dir()
-    assert (out / MARK).read_text() == "models\n"
+    assert (out / DEMO_MARK).read_text() == "models\n"
 
 
 def test_force_leaves_what_is_there_now_and_later(tmp_path: Path) -> None:

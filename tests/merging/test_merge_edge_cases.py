@@ -144,9 +144,9 @@ def test_options_without_effect_or_out_of_range_are_refused() -> None:
         isomerge.merge_recipe({"merge_method": "linear", "models": [{"model": str(models[0])}]}, models={"typo": {}})
     assert isomerge.merge(models, align={"sweeps": 3}, level="permutation").recipe.align.level == "permutation"  # type: ignore[union-attr]
     told = verb("merge", *models, "-o", "unused", "--level", "full")
-    assert told.exit_code == 2 and "--level says how to align" in told.stderr
+    assert told.exit_code == 2 and "--level has no effect without --align" in told.stderr
     told = verb("merge", *models, "-o", "unused", "--rank", "4")
-    assert told.exit_code == 2 and "--rank is of merged adapters" in told.stderr
+    assert told.exit_code == 2 and "--rank applies to adapters" in told.stderr
 
 
 def test_the_number_of_models_is_checked_for_state_dicts_too() -> None:

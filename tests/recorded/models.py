@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
-
 from architectures.models import ROWS, VOCABULARY
+from torch import Tensor
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

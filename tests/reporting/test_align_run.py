@@ -91,7 +91,7 @@ def test_what_is_wrong_with_the_output_is_told(tmp_path: Path, monkeypatch: pyte
     """An output whose function changed: the alignment says so itself."""
     monkeypatch.setattr("isomerge.alignment.alignment.largest_difference", lambda *_, **__: (0.5, ""))
     told = said("align", "second", "first", "-o", tmp_path / "out")
-    assert any(note.startswith("NOT as it should be") and "same function" in note for note in told["notes"])
+    assert any(note.startswith("Verification failed") and "same function" in note for note in told["notes"])
     assert "NO" in page_of(tmp_path / "out").words
 
 

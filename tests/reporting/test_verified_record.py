@@ -80,7 +80,7 @@ def test_a_broken_record_changes_no_verdict(out: Path) -> None:
     (out / "isomerge.json").write_text("{")
     told = said("verify", out)
     assert told["verdict"] == "good" and "cut off or not JSON" in told["notes"][0]
-    assert "not brought up to date" in verb("verify", out).stdout
+    assert "not updated" in verb("verify", out).stdout
 
 
 def test_without_jinja2_the_record_is_brought_up_to_date(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_an_answer_is_never_lost(trouble: str, out: Path, monkeypatch: pytest.Mo
     else:
         (out / "isomerge.json").write_text('{"format": 1, "kind": "merge", "run": 5}')
     told = said("verify", out, "--quick")
-    assert told["verdict"] == "good" and "the report was not brought up to date" in told["notes"][0]
+    assert told["verdict"] == "good" and "the report was not updated" in told["notes"][0]
 
 
 def test_writers_at_once_do_not_meet(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_the_table_marks_the_best_and_says_how_many_points(run: Any) -> None:
 def test_a_search_says_that_other_data_is_needed(run: Any) -> None:
     done = run("sweep a b --over t=0:1 --search 5 --data rows.jsonl")
     assert done.exit_code == 0, done.stderr
-    assert "measure on other data" in " ".join(done.stdout.split()) and "the recipe as it is" in done.stdout
+    assert "measure on other data" in " ".join(done.stdout.split()) and "unchanged recipe" in done.stdout
     assert "5 evaluations at most of t" in done.stderr
 
 
@@ -127,18 +127,18 @@ def test_many_points_are_shown_as_the_best(run: Any) -> None:
         ("sweep a b --over t=0,1 --densty 1 --data rows.jsonl", "Did you mean '--density'"),
         (
             "sweep a b --method regmean --over weight=1 --data rows.jsonl",
-            "name the data that merging looks at in a recipe",
+            "name the data for merging in a recipe",
         ),
         (
             "sweep a b --align --over align.evidence=mix --data rows.jsonl",
-            "name the data that merging looks at in a rec",
+            "name the data for merging in a rec",
         ),
         (
             "sweep a b --over t=0,1 --data rows.jsonl --text data",
             "It has 'label', 'text'. Known values: label, text.\n",
         ),
-        ("sweep recipe.yml t=0:1:0.5 --data rows.jsonl", "write --over t=0:1:0.5; --over is given once for each name"),
-        ("sweep a b --over t=0:1:0.5 seed=1,2 --data rows.jsonl", "'seed=1,2' is no model. To vary it write --over"),
+        ("sweep recipe.yml t=0:1:0.5 --data rows.jsonl", "write --over t=0:1:0.5, once for each name"),
+        ("sweep a b --over t=0:1:0.5 seed=1,2 --data rows.jsonl", "'seed=1,2' is not a model. To vary it write --over"),
         ("sweep a b --over t=0..1 --data rows.jsonl", "a range is written with colons. Write --over t=0:1:STEP"),
         ("sweep a b --over t=half --data rows.jsonl", "share of the second model, a number. Write t=0:1:0.1 or"),
         (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import isomerge
-from isomerge.data.open import KINDS
+from isomerge.choices import DATA_KINDS
 from isomerge.errors import RequestError
 from isomerge.merging.api import planned
 from isomerge.merging.recipe import DataSettings, RecipeError, load_recipe
@@ -111,7 +111,7 @@ def test_recipes_with_data_are_written_and_read_back() -> None:
 
 
 def test_the_kinds_of_data_are_those_that_can_be_opened() -> None:
-    assert tuple(DataSettings.model_json_schema()["properties"]["kind"]["anyOf"][0]["enum"]) == KINDS
+    assert tuple(DataSettings.model_json_schema()["properties"]["kind"]["anyOf"][0]["enum"]) == DATA_KINDS
 
 
 def test_what_the_data_itself_says_is_known_before_anything_runs(tmp_path: Path) -> None:

@@ -85,14 +85,14 @@ def test_the_list_of_methods_says_which_need_data() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--method", "reconstruct"], "On the command line data is --data PATH"),
+        (["--method", "reconstruct"], "On the command line, data is --data PATH"),
         (["--method", "reconstruct", "--data", "DATA", "--density", "0.5"], "reconstruct has no option --density"),
         (["--method", "reconstruct", "--data", "DATA", "--base", "A"], "has no base"),
         (["--data", "DATA"], "nothing uses it"),
-        (["--limit", "5"], "there is none. Name it with --data"),
+        (["--limit", "5"], "no effect without data. Add --data"),
         (["--method", "regmean++", "--data", "DATA"], "each model's own data"),
         (["--method", "regmean++", "--data", "DATA", "--data", "DATA", "--data", "DATA"], "3 data sets for 2 models"),
-        (["--evidence", "mix", "--data", "DATA"], "--evidence says how to align"),
+        (["--evidence", "mix", "--data", "DATA"], "--evidence has no effect without --align"),
         (["--repair"], "'repair' measures the units"),
         (["--method", "recnstruct"], "Did you mean 'reconstruct'?"),
     ],

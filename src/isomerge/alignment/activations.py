@@ -23,6 +23,7 @@ from isomerge.alignment.nested import Unit
 from isomerge.calibration.cross import CrossMoments, cross_statistics
 from isomerge.calibration.sites import Site
 from isomerge.checkpoint import Checkpoint
+from isomerge.choices import EVIDENCE, MEASURES, SITES
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, Norm, layer_of, part_of
 from isomerge.symmetry.binding import BoundModel
@@ -30,9 +31,6 @@ from isomerge.symmetry.groups import Permutation, SignedPermutation, Trivial
 from isomerge.symmetry.patterns import Atom, Layout, Segment
 from isomerge.symmetry.transform import Transform
 
-EVIDENCE = ("weights", "activations", "mix")
-MEASURES = ("covariance", "correlation", "l2")
-SITES = ("pre", "post")
 TIE = 1e-6  # the share of the weights beside activations: enough to settle what those leave open, and nothing else
 
 

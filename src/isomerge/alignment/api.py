@@ -20,11 +20,11 @@ from isomerge.alignment.parallel import parallel
 from isomerge.alignment.storage import load_solution
 from isomerge.alignment.sweep import Tick
 from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require_floating
+from isomerge.choices import MANY
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.evaluation.device import require_device
 
 KEPT_BETWEEN_SWEEPS = 8 << 30  # bytes, where --max-memory says nothing
-MANY = ("anchor", "universe")
 
 
 def align(

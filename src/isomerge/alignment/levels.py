@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from isomerge.choices import LEVELS, PARTS
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.symmetry.architecture import Architecture, layer_of, part_of
 from isomerge.symmetry.groups import (
@@ -22,9 +23,6 @@ from isomerge.symmetry.groups import (
     Rotation,
     SignedPermutation,
 )
-
-LEVELS = ("permutation", "rotation", "full")
-PARTS = ("attention", "ffn", "residual")
 
 
 @dataclass(frozen=True)

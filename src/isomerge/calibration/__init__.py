@@ -1,12 +1,12 @@
 """Passes over data: activations, Gram matrices, Fisher information."""
 
-from isomerge.calibration.api import WHAT, calibrate
+from isomerge.calibration.api import calibrate
 from isomerge.calibration.batches import Batch, Batches
 from isomerge.calibration.cross import CrossMoments, CrossStatistics, cross_statistics
 from isomerge.calibration.sites import Site
 from isomerge.calibration.statistics import Gram, Statistics, open_statistics
 
 __all__ = [
-    "WHAT", "Batch", "Batches", "CrossMoments", "CrossStatistics", "Gram", "Site", "Statistics", "calibrate",
+    "Batch", "Batches", "CrossMoments", "CrossStatistics", "Gram", "Site", "Statistics", "calibrate",
     "cross_statistics", "open_statistics",
 ]  # fmt: skip

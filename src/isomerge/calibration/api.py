@@ -20,12 +20,11 @@ from isomerge.calibration.watch import Watch
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
+from isomerge.choices import STATISTICS
 from isomerge.data import open_data
 from isomerge.data.base import Data
 from isomerge.data.heads import task_of
 from isomerge.errors import RequestError, did_you_mean
-
-WHAT = ("gram", "activations", "units", "fisher")
 
 
 def calibrate(
@@ -53,10 +52,10 @@ def calibrate(
     >>> written = statistics.save("statistics.safetensors")
     """
     wanted = set(what)
-    for unknown in sorted(wanted - set(WHAT)):
-        raise RequestError(f"Measuring a model: '{unknown}' cannot be measured. {did_you_mean(unknown, WHAT)}")
+    for unknown in sorted(wanted - set(STATISTICS)):
+        raise RequestError(f"Measuring a model: '{unknown}' cannot be measured. {did_you_mean(unknown, STATISTICS)}")
     if not wanted:
-        raise RequestError(f"Measuring a model: nothing is asked for. Known values: {', '.join(WHAT)}.")
+        raise RequestError(f"Measuring a model: nothing is asked for. Known values: {', '.join(STATISTICS)}.")
     if not callable(batches) and not isinstance(batches, Data):
         batches = open_data(batches)
     checkpoint = open_checkpoint(model)

@@ -27,9 +27,9 @@ from isomerge.calibration.batches import Batch, Batches, Progress, Reading, exam
 from isomerge.calibration.maps import Stock
 from isomerge.calibration.squares import Squares
 from isomerge.checkpoint.memory import saved_state
+from isomerge.choices import FISHER_KINDS
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
 
-KINDS = ("true", "empirical")
 EXACT_CLASSES = 16
 EXACT_SCORES = 512
 """Backward passes for one example."""
@@ -51,8 +51,10 @@ def diagonal_fisher(
 
     `names` are those of the tensors to measure, if not all.
     """
-    if kind not in KINDS:
-        raise RequestError(f"Measuring Fisher information: '{kind}' is not a kind of it. {did_you_mean(kind, KINDS)}")
+    if kind not in FISHER_KINDS:
+        raise RequestError(
+            f"Measuring Fisher information: '{kind}' is not a kind of it. {did_you_mean(kind, FISHER_KINDS)}"
+        )
     if samples < 1:
         raise RequestError(f"Measuring Fisher information with {samples} draws per example: at least one is needed.")
     model = stock.model

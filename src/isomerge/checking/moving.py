@@ -16,13 +16,14 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from isomerge.alignment.evidence import LARGE, Block, Pair, of_one_root, unit_blocks
-from isomerge.alignment.levels import LEVELS, Scope
+from isomerge.alignment.levels import Scope
 from isomerge.alignment.nested import Unit
 from isomerge.architectures import FAMILIES, describe
 from isomerge.checking.chance import shuffled_rest
 from isomerge.checking.stream import judge_stream
 from isomerge.checking.sums import product, squared
 from isomerge.checkpoint import Checkpoint
+from isomerge.choices import LEVELS
 from isomerge.errors import IsomergeError
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, layer_of
 from isomerge.symmetry.binding import BoundModel

@@ -13,7 +13,7 @@ from typing import Any
 from isomerge.checkpoint.base import first_line
 from isomerge.checkpoint.hub import looks_like_hub_id
 from isomerge.checkpoint.local import open_folder
-from isomerge.checkpoint.staging import STAGING
+from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
 
 # Weights of an earlier push, sharded in another way, would be loaded in place of the new ones or beside them.

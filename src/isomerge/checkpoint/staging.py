@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import IO, Any
 
 from isomerge.checkpoint.base import Checkpoint
+from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
 
-STAGING = ".isomerge-partial"
 JOURNAL = "journal.jsonl"
 STALE = re.compile(
     r"(model|pytorch_model|adapter_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?|adapter_config\.json|"

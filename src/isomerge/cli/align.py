@@ -9,116 +9,81 @@ from typing import Annotated, Any
 
 import typer
 
-from isomerge.cli.common import (
-    Debug,
+from isomerge.choices import MANY, PARTS
+from isomerge.cli.flags import (
+    AlignMemory,
     Device,
+    Evidence,
     Force,
-    Json,
     Level,
-    MaxMemory,
+    Limit,
     Out,
     OutDtype,
-    Quiet,
-    Seed,
     ShardSize,
     Threads,
-    Voice,
     choice,
-    reserve_output,
-    written_record,
+    option,
+    switch,
 )
-from isomerge.cli.errors import announce_output
+from isomerge.cli.interruption import announce_output
+from isomerge.cli.merge import written_record
+from isomerge.cli.output import Voice, as_record
 from isomerge.cli.report import add_report
+from isomerge.cli.request import reserve_output
+from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
 
-PARTS = ("attention", "ffn", "residual")
-MANY = ("anchor", "universe")
-EVIDENCE = ("weights", "activations", "mix")
-# Flags that change how the run speaks, or allow it to replace something, and nothing of what it makes.
-MANNERS = ("json", "quiet", "debug", "force", "report")
-# What a stored transform brings with it, so that these say nothing beside one.
-SOLVING = ("level", "sweeps", "many", "nearest")
+# Flags that change what the run prints or may replace, and not what it computes.
+NOT_RECORDED = ("json", "quiet", "debug", "force", "report")
+# Settings of the solver, which a stored transform does not use.
+SOLVER_SETTINGS = ("level", "sweeps", "many", "nearest")
 
 
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The model to move: a folder, a file or a hub id.")]
-Anchor = Annotated[str | None, typer.Argument(metavar="ANCHOR", help="The model to move it next to.")]
-More = Annotated[list[str] | None, typer.Argument(metavar="MORE", help="Further models to move.")]
-Scale = Annotated[
-    bool | None, typer.Option("--scale/--no-scale", help="Rescale heads too; the level decides if not named.")
-]
-Layers = Annotated[str | None, typer.Option(help="Only these layers: '0-4,7', 'first 3' or 'last 2'.")]
-Only = Annotated[
-    str | None, typer.Option(metavar="|".join(PARTS), callback=choice("--only", PARTS), help="Only this part.")
-]
-Sweeps = Annotated[int, typer.Option(min=1, help="At most this many rounds over all spaces.")]
-Many = Annotated[
-    str,
-    typer.Option(
-        metavar="|".join(MANY),
-        callback=choice("--many", MANY),
-        help="Move all models to the anchor, or to a common mean that depends on no order.",
-    ),
-]
-Nearest = Annotated[
-    bool, typer.Option("--nearest", help="Take as anchor the model nearest to the mean of all that are named.")
-]
-SaveTransform = Annotated[Path | None, typer.Option(metavar="FILE", help="Also store the group elements found.")]
-Transform = Annotated[Path | None, typer.Option(metavar="FILE", help="Apply stored group elements; solve nothing.")]
-DataPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", metavar="PATH", help="Unlabelled images or texts; their activations align the residual stream."
-    ),
-]
-Evidence = Annotated[
-    str | None,
-    typer.Option(
-        metavar="|".join(EVIDENCE),
-        callback=choice("--evidence", EVIDENCE),
-        help="What decides for every space; with --data, activations for the residual stream and weights elsewhere.",
-    ),
-]
-Limit = Annotated[int | None, typer.Option(min=1, metavar="N", help="Use N examples of --data, drawn evenly.")]
-AnchorOut = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Also write the anchor, in the form OUT is to be averaged with.")
-]
-
-
+@verb(
+    "Write SOURCE moved as close to ANCHOR as its symmetries allow.",
+    "isomerge align model-b model-a -o model-b-aligned --level full",
+)
 def align(
     context: typer.Context,
-    source: Source,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The model to move: a folder, a file or a hub id.")],
+    anchor: Annotated[str | None, typer.Argument(metavar="ANCHOR", help="The model to move it next to.")] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="MORE", help="Further models to move.")] = None,
+    *,
     out: Out,
-    anchor: Anchor = None,
-    more: More = None,
     level: Level = "full",
-    scale: Scale = None,
-    layers: Layers = None,
-    only: Only = None,
-    sweeps: Sweeps = 15,
-    many: Many = "anchor",
-    nearest: Nearest = False,
-    save_transform: SaveTransform = None,
-    transform: Transform = None,
-    anchor_out: AnchorOut = None,
-    data: DataPath = None,
+    scale: Annotated[
+        bool | None, switch("--scale/--no-scale", "Rescale heads too; the level decides by default.")
+    ] = None,
+    layers: Annotated[str | None, option("SET", "Only these layers: '0-4,7', 'first 3' or 'last 2'.")] = None,
+    only: Annotated[str | None, choice("--only", PARTS, "Only this part.")] = None,
+    sweeps: Annotated[int, option("N", "At most this many rounds over all spaces.", min=1)] = 15,
+    many: Annotated[
+        str, choice("--many", MANY, "Move all models to the anchor, or to a common mean, whatever their order.")
+    ] = "anchor",
+    nearest: Annotated[bool, switch("--nearest", "Use as anchor the model nearest to the mean of all models.")] = False,
+    save_transform: Annotated[Path | None, option("FILE", "Also store the transform that was found.")] = None,
+    transform: Annotated[Path | None, option("FILE", "Apply a stored transform instead of solving.")] = None,
+    anchor_out: Annotated[Path | None, option("DIR", "Also write the anchor in the form to average OUT with.")] = None,
+    data: Annotated[
+        Path | None,
+        option("PATH", "Unlabelled images or texts; their activations align the residual stream.", "--data"),
+    ] = None,
     evidence: Evidence = None,
     limit: Limit = None,
     shard_size: ShardSize = "5GB",
     out_dtype: OutDtype = None,
     device: Device = "cpu",
     threads: Threads = None,
-    max_memory: MaxMemory = None,
-    seed: Seed = 0,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
+    max_memory: AlignMemory = None,
+    seed: Annotated[int, option("N", "Accepted and recorded; alignment draws no random numbers.")] = 0,
+    report: Annotated[bool, switch("--report/--no-report", "Write report.html.")] = True,
     force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    voice: Voice,
 ) -> None:
     """Write SOURCE moved as close to ANCHOR as its symmetries allow. Its function does not change.
 
-    OUT is in ANCHOR's gauge: any tool can average the two. With more than two models, or --many universe, OUT
-    gets one folder per model.
+    OUT is in ANCHOR's gauge, so any tool can average the two. With more than two models, or --many universe, OUT gets
+    one folder per model.
     """
     models = [source, *([anchor] if anchor else []), *(more or [])]
     _check_request(models, transform, many, nearest)
@@ -129,52 +94,37 @@ def align(
     import isomerge
     from isomerge.reporting.terminal import align_table
 
-    voice = Voice(json, quiet)
     start = time.perf_counter()
     with voice.work() as progress:
         alignment = isomerge.align(
-            source,
-            None if nearest else anchor,
-            others=models[1:] if nearest else models[2:],
-            level=level,
-            scale=scale,
-            layers=layers,
-            only=only,
-            sweeps=sweeps,
-            many=many,
-            transform=transform,
-            data=data,
-            evidence=evidence,
-            limit=limit,
-            threads=threads,
-            device=device,
-            max_memory=max_memory,
-            seed=seed,
-            progress=progress,
-        )
+            source, None if nearest else anchor, others=models[1:] if nearest else models[2:], level=level, scale=scale,
+            layers=layers, only=only, sweeps=sweeps, many=many, transform=transform, data=data, evidence=evidence,
+            limit=limit, threads=threads, device=device, max_memory=max_memory, progress=progress,
+        )  # fmt: skip
         written = alignment.save(out, shard_size=shard_size, out_dtype=out_dtype, force=force, anchor_out=anchor_out)
         if save_transform:
             alignment.save_transform(save_transform)
-        record = {**alignment.report(), **written_record(written)}
+        record = as_record(alignment.report()) | written_record(written)
         if report:
             from isomerge.reporting.aligned import AlignRun, write_align_reports
 
-            done = AlignRun(alignment, _request(context), _took(start, threads, device))
-            add_report(record, *write_align_reports(done, written))
-            if done.problems:
-                record["notes"] = [*record.get("notes", ()), *(f"NOT as it should be: {p}" for p in done.problems)]
+            run = AlignRun(alignment, _request(context), _took(start, threads, device))
+            add_report(record, *write_align_reports(run, written))
+            if run.problems:
+                failed = (f"Verification failed: {problem}" for problem in run.problems)
+                record["notes"] = [*record.get("notes", ()), *failed]
     voice.show(record, align_table)
 
 
 def _request(context: typer.Context) -> dict[str, Any]:
-    """The call without its manners: as a command, and every option in force with its value."""
+    """The call as a command, and every option in force with its value."""
     words, flags, options = ["isomerge", "align"], [], {}
     for parameter in context.command.params:
         name = str(parameter.name)
         value = context.params.get(name)
-        if name in MANNERS or value in (None, (), []):
+        if name in NOT_RECORDED or value in (None, (), []):
             continue
-        shown = Path(value).name if name == "data" else value  # where data lies is nobody's concern
+        shown = Path(value).name if name == "data" else value  # where data is stored stays private
         if not any(flag.startswith("-") for flag in parameter.opts):
             words += map(str, shown) if isinstance(shown, (list, tuple)) else [str(shown)]
             continue
@@ -182,7 +132,7 @@ def _request(context: typer.Context) -> dict[str, Any]:
         if given is not None and given.name == "COMMANDLINE":
             flag = parameter.opts[0] if value is not False else parameter.secondary_opts[0]
             flags += [flag] if isinstance(value, bool) else [flag, str(shown)]
-        if name != "out" and not (name in SOLVING and context.params["transform"]):
+        if name != "out" and not (name in SOLVER_SETTINGS and context.params["transform"]):
             options[name] = shown
     return {"command": shlex.join([*words, *flags]), "options": options}
 
@@ -214,9 +164,9 @@ def _check_data(data: Path | None, evidence: str | None, limit: int | None) -> N
     if data and not data.exists():
         raise RequestError(f"--data {data}: there is no such file or folder.")
     if not data and evidence in ("activations", "mix"):
-        raise RequestError(f"--evidence {evidence} needs data to see activations on. Add --data PATH.")
+        raise RequestError(f"--evidence {evidence} needs data to run the models on. Add --data PATH.")
     if not data and limit is not None:
-        raise RequestError("--limit counts examples of --data, and none is named. Add --data PATH.")
+        raise RequestError("--limit has no effect without data. Add --data PATH.")
 
 
 def _check_outputs(
@@ -228,13 +178,9 @@ def _check_outputs(
     many: str,
 ) -> None:
     if save_transform and (len(models) > 2 or many == "universe"):
-        raise RequestError(
-            "--save-transform stores one transform, and several models have one each. Align two at a time."
-        )
+        raise RequestError("--save-transform stores one transform, but each model has its own. Align two at a time.")
     if anchor_out and transform and not anchor:
-        raise RequestError(
-            "--anchor-out writes ANCHOR, and none was named beside --transform. Name it, or leave it out."
-        )
+        raise RequestError("--anchor-out needs an ANCHOR beside --transform. Name one, or leave --anchor-out out.")
 
 
 def _reserve(models: list[str], out: Path, anchor_out: Path | None, transform: Path | None, *, force: bool) -> None:
@@ -245,7 +191,7 @@ def _reserve(models: list[str], out: Path, anchor_out: Path | None, transform: P
             raise RequestError(f"--anchor-out {anchor_out} is the folder of -o. Name two folders.")
     if transform:
         if not transform.parent.is_dir():
-            raise RequestError(f"--save-transform {transform}: there is no folder {transform.parent}. Make it first.")
+            raise RequestError(f"--save-transform {transform}: there is no folder {transform.parent}. Create it first.")
         if transform.exists() and not force:
             raise RequestError(f"--save-transform {transform} already exists. Name another file, or add --force.")
         announce_output(transform)

@@ -1,29 +1,33 @@
-"""`isomerge calibrate MODEL --data PATH -o FILE`: what data show of a model, for merges that use it."""
+"""`isomerge calibrate MODEL --data PATH -o FILE`: statistics of a model on data, for merges that use them."""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isomerge.cli.common import Debug, Device, Force, Json, Quiet, Seed, Voice, choice, one_of
-from isomerge.cli.eval import BatchSize, Kind, Label, Length, Limit, Split, Text
+from isomerge.choices import FISHER_KINDS, STATISTICS
+from isomerge.cli.flags import Force, Model, Reading, Running, choice, one_of, option
+from isomerge.cli.output import Record, Voice, below, listing
+from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-WHAT = ("gram", "activations", "units", "fisher")
-FISHER = ("true", "empirical")
 
-
+@verb(
+    "Write statistics on data that merging and alignment use.",
+    "isomerge calibrate model-a --data images.tar.xz --limit 2000 -o statistics.safetensors",
+)
 def calibrate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a file or a hub id.")],
-    data: Annotated[Path, typer.Option(metavar="PATH", help="Images in folders or an archive; texts, tables, CoNLL.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The safetensors file to write.")],
+    model: Model,
+    *,
+    data: Annotated[Path, option("PATH", "Images in folders or an archive; texts, tables, CoNLL.")],
+    out: Annotated[Path, option("FILE", "The safetensors file to write.", "-o", "--out")],
     what: Annotated[
         str,
         typer.Option(
@@ -33,86 +37,66 @@ def calibrate(
         ),
     ] = "gram",
     fisher: Annotated[
-        str,
-        typer.Option(
-            metavar="|".join(FISHER),
-            callback=choice("--fisher", FISHER),
-            help="Labels as the model predicts them, or the labels of the data.",
-        ),
+        str, choice("--fisher", FISHER_KINDS, "Labels drawn from the model's predictions (true), or those of the data.")
     ] = "true",
-    samples: Annotated[int, typer.Option(min=1, help="Draws per example where labels are too many to sum over.")] = 1,
-    only: Annotated[str | None, typer.Option(metavar="PATTERN", help="Only weights whose name contains this.")] = None,
-    split: Split = None,
-    text: Text = None,
-    label: Label = None,
-    kind: Kind = None,
-    length: Length = None,
-    limit: Limit = None,
-    batch_size: BatchSize = None,
-    device: Device = "cpu",
-    seed: Seed = 0,
+    samples: Annotated[int, option("N", "Draws per example if there are too many labels to sum over.", min=1)] = 1,
+    only: Annotated[str | None, option("PATTERN", "Only weights whose name contains this.")] = None,
+    reading: Reading,
+    running: Running,
     force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    voice: Voice,
 ) -> None:
-    """Measure MODEL on data, and write the sums that regmean, fisher, repair and alignment can use."""
-    wanted = [one_of("--what", part.strip(), WHAT) for part in what.split(",")]
-    if out.is_dir() or (out.exists() and not force):
-        raise RequestError(f"Writing the statistics: {out} is already there. Name another file, or add --force.")
-    if out.suffix != ".safetensors":
-        raise RequestError(
-            f"Writing the statistics {out}: they are a .safetensors file. Name it so, as in stats.safetensors."
-        )
-    place = next(folder for folder in out.absolute().parents if folder.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise RequestError(f"Writing the statistics {out}: nothing may be written into {place}. Name another folder.")
+    """Run data through MODEL and write the statistics that regmean, fisher, repair and alignment can use."""
+    wanted = [one_of("--what", part.strip(), STATISTICS) for part in what.split(",")]
+    _require_writable(out, force=force)
 
     from isomerge.calibration import calibrate as measure
     from isomerge.calibration.batches import BATCH_SIZE
     from isomerge.data import open_data
 
     start = time.perf_counter()
-    voice = Voice(json, quiet)
     with voice.work("steps") as progress:
-        opened = open_data(data, kind=kind, split=split, text=text, label=label, length=length)
-        found = measure(
-            model,
-            opened,
-            what=wanted,
-            fisher=fisher,
-            samples=samples,
-            only=only,
-            device=device,
-            limit=limit,
-            batch_size=batch_size or BATCH_SIZE,
-            seed=seed,
-            progress=progress,
+        opened = open_data(
+            data, kind=reading.kind, split=reading.split, text=reading.text, label=reading.label, length=running.length
         )
-        found.save(out)
+        statistics = measure(
+            model, opened, what=wanted, fisher=fisher, samples=samples, only=only, device=running.device,
+            limit=reading.limit, batch_size=running.batch_size or BATCH_SIZE, seed=running.seed, progress=progress,
+        )  # fmt: skip
+        statistics.save(out)
+    info = statistics.info
     record = {
         "out": str(out),
         "bytes": out.stat().st_size,
-        **{key: found.info[key] for key in ("model", "model_sha256", "data", "source_sha256", "examples", "what")},
-        "linear_maps": len(found.info.get("maps", {})),
-        "sites": len(found.info.get("sites", {})),
-        "fisher": found.info.get("fisher"),
+        **{key: info[key] for key in ("model", "model_sha256", "data", "source_sha256", "examples", "what")},
+        "linear_maps": len(info.get("maps", {})),
+        "sites": len(info.get("sites", {})),
+        "fisher": info.get("fisher"),
         "notes": list(opened.notes),
         "seconds": time.perf_counter() - start,
     }
     voice.show(record, calibrate_table)
 
 
-def calibrate_table(record: dict[str, Any]) -> RenderableType:
-    """What was measured on what, and where it is."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text as Words
+def _require_writable(out: Path, *, force: bool) -> None:
+    if out.is_dir() or (out.exists() and not force):
+        raise RequestError(f"Writing the statistics: {out} already exists. Name another file, or add --force.")
+    if out.suffix != ".safetensors":
+        raise RequestError(
+            f"Writing the statistics {out}: they are a .safetensors file. Name it like stats.safetensors."
+        )
+    place = next(folder for folder in out.absolute().parents if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise RequestError(f"Writing the statistics {out}: {place} is not a writable folder. Name another folder.")
 
-    table = Table(box=None, pad_edge=False, show_header=False)
+
+def calibrate_table(record: Record) -> RenderableType:
+    """What was measured on what, and where it is."""
+    from rich.text import Text
+
+    table = listing(header=False)
     for key in ("model", "data", "examples", "what", "linear_maps", "sites", "out"):
-        value = record[key]
-        if value:
+        if value := record[key]:
             shown = ", ".join(value) if isinstance(value, list) else str(value)
-            table.add_row(Words(key.replace("_", " "), style="dim"), Words(shown))
-    return Group(table, *(Words(f"note: {note}") for note in record["notes"]))
+            table.add_row(Text(key.replace("_", " "), style="dim"), Text(shown))
+    return below(table, *(f"note: {note}" for note in record["notes"]))

@@ -7,55 +7,61 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isomerge.cli.common import Debug, Json, Quiet, Voice
+from isomerge.cli.flags import option, switch
 from isomerge.cli.heap import keep_freed_memory
+from isomerge.cli.output import Record, Voice, as_record, listing
+from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+LAYER_COLUMNS = {
+    "distance": "distance", "cosine": "cosine", "sign_conflict": "signs differ", "norm_ratio": "norm ratio",
+    "change_cosine": "cosine of changes", "change_conflict": "changes opposed",
+}  # fmt: skip
+SPACE_COLUMNS = {"distance": "distance", "moved": "would move", "gain": "gain", "by_chance": "gain by chance"}
 
+
+@verb("Report whether models fit together, and how to merge them.", "isomerge check model-a model-b")
 def check(
     models: Annotated[list[str], typer.Argument(metavar="A B …", help="Two or more models.")],
-    base: Annotated[str | None, typer.Option(help="Their common ancestor: then also what each has learned.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show every layer and space, and the recipe.")] = False,
+    *,
+    base: Annotated[
+        str | None, option("MODEL", "Their common ancestor; then also compares what each model has learned.")
+    ] = None,
+    explain: Annotated[bool, switch("--explain", "Show every layer and space, and the recipe.")] = False,
     recipe: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the suggested recipe there; isomerge merge FILE runs it.")
+        Path | None, option("FILE", "Write the suggested recipe to this file; isomerge merge FILE runs it.")
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="For strangers: images or texts like those they saw; the recipe uses them."),
+        Path | None, option("PATH", "For strangers: images or texts like their training data, for the recipe.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE.")] = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    force: Annotated[bool, switch("--force", "Replace FILE.")] = False,
+    voice: Voice,
 ) -> None:
-    """Say whether models fit together, and how to merge them. Takes seconds.
+    """Report whether models fit together, and how to merge them. Takes seconds.
 
-    One architecture and tokenizer? Siblings or strangers? How far apart is each layer, would alignment help, and which
-    recipe is worth a try? Reads headers and a sample of the weights.
+    Do they share architecture and tokenizer? Are they siblings or strangers? How far apart is each layer, would
+    alignment help, and which recipe is worth a try? Reads headers and a sample of the weights.
     """
     if len(models) < 2:
         raise RequestError("check compares models: name at least two, as in isomerge check model-a model-b.")
     if recipe is not None and recipe.exists() and not force:
-        raise RequestError(
-            f"--recipe {recipe} exists, and nothing is overwritten unasked. Name a new file, or --force."
-        )
+        raise RequestError(f"--recipe {recipe} already exists. Name a new file, or add --force.")
 
     import isomerge
 
     keep_freed_memory()
-    voice = Voice(json, quiet)
     with voice.work():
-        record = isomerge.check(*models, base=base, data=data)
+        record = as_record(isomerge.check(*models, base=base, data=data))
         if recipe is not None:
             record["recipe_file"] = _write(record, recipe)
     voice.show(record, full_table if explain else short_table)
 
 
-def _write(record: dict[str, Any], path: Path) -> str | None:
-    """None where there is no recipe to write: the suggestion says why."""
+def _write(record: Record, path: Path) -> str | None:
+    """None if there is no recipe to write: the suggestion says why."""
     if record["recipe"] is None:
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,16 +69,16 @@ def _write(record: dict[str, Any], path: Path) -> str | None:
     return str(path)
 
 
-def short_table(record: dict[str, Any]) -> RenderableType:
-    """The verdict in one sentence, why, and what to try."""
+def short_table(record: Record) -> RenderableType:
+    """The verdict in one sentence, the reasons, and what to try."""
     from rich.console import Group
     from rich.text import Text
 
     from isomerge.reporting.terminal import verbatim
 
     lines = [Text(record["summary"], style="bold"), *(Text(f"• {reason}") for reason in record["reasons"])]
-    say = verbatim if record.get("recipe") else Text  # a command is copied; why there is none is read
-    lines.append(say(f"try: {record['suggestion']}"))
+    show = verbatim if record.get("recipe") else Text  # a command is copied; the reason why there is none is read
+    lines.append(show(f"try: {record['suggestion']}"))
     if record.get("why"):
         lines.append(Text(f"     {record['why']}", style="dim"))
     if "recipe_file" in record:
@@ -80,50 +86,33 @@ def short_table(record: dict[str, Any]) -> RenderableType:
     return Group(*lines)
 
 
-def full_table(record: dict[str, Any]) -> RenderableType:
+def full_table(record: Record) -> RenderableType:
     """All of the above, every layer and space, and the recipe."""
     from rich.console import Group
     from rich.text import Text
 
     from isomerge.reporting.terminal import verbatim
 
-    parts = [short_table(record), _layers(record), _spaces(record)]
+    parts = [short_table(record)]
+    if rows := record["layers"]:
+        known = [key for key in LAYER_COLUMNS if any(row.get(key) is not None for row in rows)]
+        parts.append(_table("layer", {key: LAYER_COLUMNS[key] for key in known}, rows))
+    if record["spaces"]:
+        parts.append(_table("space", SPACE_COLUMNS, record["spaces"]))
     if record["recipe"]:
         parts.append(verbatim(f"\n{record['recipe'].rstrip()}"))
-    if record["weights"]:
-        weights = record["weights"]
-        seen = f"{weights['sampled']:,} of {weights['parameters']:,} values in {weights['tensors']} tensors were read"
-        parts.append(Text(f"\n{seen} ({record['seconds']:.1f} s)", style="dim"))
-    return Group(*(part for part in parts if part is not None))
+    if weights := record["weights"]:
+        read = f"{weights['sampled']:,} of {weights['parameters']:,} values in {weights['tensors']} tensors were read"
+        parts.append(Text(f"\n{read} ({record['seconds']:.1f} s)", style="dim"))
+    return Group(*parts)
 
 
-LAYER_COLUMNS = {
-    "distance": "distance", "cosine": "cosine", "sign_conflict": "signs differ", "norm_ratio": "norm ratio",
-    "change_cosine": "cosine of changes", "change_conflict": "changes opposed",
-}  # fmt: skip
-
-
-def _layers(record: dict[str, Any]) -> RenderableType | None:
-    rows = record["layers"]
-    known = [key for key in LAYER_COLUMNS if any(row.get(key) is not None for row in rows)]
-    return _table("layer", {key: LAYER_COLUMNS[key] for key in known}, rows) if rows else None
-
-
-def _spaces(record: dict[str, Any]) -> RenderableType | None:
-    columns = {"distance": "distance", "moved": "would move", "gain": "gain", "by_chance": "gain by chance"}
-    return _table("space", columns, record["spaces"]) if record["spaces"] else None
-
-
-def _table(first: str, columns: dict[str, str], rows: list[dict[str, Any]]) -> RenderableType:
-    from rich.table import Table
+def _table(first: str, columns: dict[str, str], rows: list[dict[str, Any]]) -> Any:
     from rich.text import Text
 
     from isomerge.reporting.terminal import number
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column(first)
-    for title in columns.values():
-        table.add_column(title, justify="right")
+    table = listing(first, *columns.values(), numbers=True)
     for row in rows:
         table.add_row(Text(row["name"]), *(number(row.get(key)) for key in columns))
     return table

@@ -3,53 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import typer
-
-from isomerge.cli.common import Debug, Json, Quiet, Voice
-from isomerge.cli.errors import announce_output
+from isomerge.cli.flags import option, switch
+from isomerge.cli.interruption import announce_output
+from isomerge.cli.output import Progress, Voice, as_record
 from isomerge.cli.report import add_report
-
-if TYPE_CHECKING:
-    from isomerge.cli.progress import Progress
-
-Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where to write models and report.")]
-Force = Annotated[bool, typer.Option("--force", help="Write into DIR though other things are in it.")]
+from isomerge.cli.verb import verb
 
 
+@verb("Train tiny models, merge them in every way, show the results.", "isomerge demo -o demo-out --seeds 5")
 def demo(
-    out: Out = Path("demo-out"),
-    seeds: Annotated[int, typer.Option(min=1, help="How many pairs of models to train.")] = 1,
-    force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    *,
+    out: Annotated[Path, option("DIR", "Where to write models and report.", "-o", "--out")] = Path("demo-out"),
+    seeds: Annotated[int, option("N", "How many pairs of models to train.", min=1)] = 1,
+    force: Annotated[bool, switch("--force", "Write into DIR although it holds other files.")] = False,
+    voice: Voice,
 ) -> None:
-    """Train three tiny models on real digits, merge them in every way, and show what came of it.
+    """Train three tiny models on real digits, merge them in every way, and show the results.
 
-    Half a minute on two cores, no network. Ends with a table and the path of an HTML report.
+    Takes half a minute on two cores, without network. Prints a table and the path of an HTML report.
     """
     announce_output(out)
 
     import isomerge
     from isomerge.reporting.terminal import demo_table
 
-    voice = Voice(json, quiet)
-    watched = not (json or quiet) and sys.stderr.isatty()
-    with contextlib.redirect_stdout(sys.stderr), _stages() if watched else contextlib.nullcontext() as progress:
-        record = isomerge.demo(out, seeds=seeds, force=force, progress=progress)
+    with voice.work(bar=_stages) as progress:
+        record = as_record(isomerge.demo(out, seeds=seeds, force=force, progress=progress))
     if record.get("report", "") is None:
         add_report(record, None)
     voice.show(record, demo_table)
 
 
 @contextlib.contextmanager
-def _stages() -> Iterator[Progress]:
-    """One bar for each stage on stderr. Finished ones stay to be seen: in a demo the way is part of the result."""
+def _stages(unit: str = "steps") -> Iterator[Progress]:
+    """One bar for each stage on stderr. Finished ones stay: in a demo the steps are part of the result."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as RichProgress

@@ -2,57 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isomerge.cli.common import Debug, Device, Json, Quiet, Seed, Voice
-from isomerge.cli.eval import BatchSize, Data, Kind, Label, Length, Limit, Split, Task, Text, said, used
+from isomerge.cli.eval import data_used
+from isomerge.cli.flags import Data, Reading, Running, Task
+from isomerge.cli.output import Record, Voice, below, ending, listing, number
+from isomerge.cli.verb import verb
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+@verb(
+    "Measure the mean of the models' probabilities on data.",
+    "isomerge ensemble model-a model-b --data images.tar.xz --split test",
+)
 def ensemble(
     models: Annotated[list[str], typer.Argument(metavar="A B …", help="Folders, files or hub ids; at least two.")],
+    *,
     data: Data = None,
     task: Task = None,
-    split: Split = None,
-    text: Text = None,
-    label: Label = None,
-    kind: Kind = None,
-    length: Length = None,
-    limit: Limit = None,
-    batch_size: BatchSize = None,
-    device: Device = "cpu",
-    seed: Seed = 0,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    reading: Reading,
+    running: Running,
+    voice: Voice,
 ) -> None:
     """Measure the mean of the models' probabilities on data, beside each model alone: what a merge can aim for."""
     import isomerge
 
-    voice = Voice(json, quiet)
     with voice.work("steps") as progress:
-        record = isomerge.ensemble(
-            models, data, task, split=split, text=text, label=label, kind=kind, length=length, limit=limit,
-            batch_size=batch_size, device=device, seed=seed, progress=progress,
-        )  # fmt: skip
+        record = isomerge.ensemble(models, data, task, **vars(reading), **vars(running), progress=progress)
     voice.show(record, ensemble_table)
 
 
-def ensemble_table(record: dict[str, Any]) -> RenderableType:
+def ensemble_table(record: Record) -> RenderableType:
     """Loss and every metric of each model, and of all together."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text as Words
+    from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
     metrics = list(record["ensemble"]["metrics"])
-    for column in ("model", "loss", *metrics):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    table = listing("model", "loss", *metrics, numbers=True)
     for row in [*record["models"], {"model": "ensemble", **record["ensemble"]}]:
-        table.add_row(Words(row["model"]), said(row["loss"]), *(said(row["metrics"][name]) for name in metrics))
-    notes = [f"note: {note}" for note in record["notes"]]
-    return Group(table, *(Words(line) for line in (used(record), *notes, f"{record['seconds']:.1f} s")))
+        table.add_row(Text(row["model"]), number(row["loss"]), *(number(row["metrics"][name]) for name in metrics))
+    return below(table, data_used(record), *ending(record))

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
-import shlex
 import sys
 import traceback
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from isomerge.cli.usage import wrong_usage
-from isomerge.errors import IsomergeError
+from isomerge.cli.interruption import what_is_left
+from isomerge.errors import IsomergeError, did_you_mean
 
 FAILED, WRONG_REQUEST, INTERRUPTED = 1, 2, 130
 
-# Which extra of isomerge brings a package that is only imported where it is used.
+# The extra of isomerge that brings a package which is only imported where it is used.
 _EXTRAS = {
     "transformers": "hf",
     "PIL": "hf",
@@ -26,116 +23,35 @@ _EXTRAS = {
     "jinja2": "report",
 }
 
-# What a run goes on from: staging.STAGING of a merge and kept.POINTS of a sweep. Importing them would import torch.
-RESUMED = (".isomerge-partial", "points.jsonl")
-# What is renamed to its place last, so that it stands for a whole folder.
-LAST = ("config.json", "adapter_config.json")
-# demo.folder.MARK: a folder of an earlier demo is never in the way of another.
-REPLACED = ".isomerge-demo"
 
-
-@dataclass(frozen=True)
-class Output:
-    """Where a run writes, and what was there before."""
-
-    path: Path
-    names: frozenset[str]
-    stamps: tuple[tuple[int, int] | None, ...]
-
-    @classmethod
-    def now(cls, path: Path) -> Output:
-        names = frozenset(inside.name for inside in path.iterdir()) if path.is_dir() else frozenset()
-        places = (path,) if path.is_file() else tuple(path / name for name in LAST)
-        return cls(path, names, tuple(_stamp(place) for place in places))
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether this run has written all of it: the file that comes last is there, and is not the one that was."""
-        stamps = Output.now(self.path).stamps
-        return any(stamps) and stamps != self.stamps
-
-    @property
-    def is_in_the_way(self) -> bool:
-        """Whether the same command would now refuse it. With what was there at first it has begun, and would again."""
-        if self.path.is_file():
-            return True
-        return bool(Output.now(self.path).names - self.names) and not (self.path / REPLACED).exists()
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    if not path.is_file():
-        return None
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
-
-
-_outputs: list[Output] = []
-
-
-def announce_output(path: Path) -> None:
-    """Remember where this run writes, so that an interruption can say what it left there."""
-    _outputs.append(Output.now(path))
-
-
-def forget_outputs() -> None:
-    """Start a run with no announced output."""
-    _outputs.clear()
-
-
-def tell(error: Exception, *, as_json: bool, debug: bool, verb: Any = None) -> int:
-    """Say what went wrong on stderr (and on stdout as JSON), and return the exit code. `verb` is the command."""
+def report_error(error: Exception, *, as_json: bool, debug: bool, verb: Any = None) -> int:
+    """Print an error to stderr (with `--json` also to stdout), and return the exit code. `verb` is the command."""
     message, code = _describe(error, verb)
     if debug:
         traceback.print_exception(error, file=sys.stderr)
-    print(f"isomerge: {message}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"error": message, "kind": type(error).__name__, "exit_code": code}))
+    _print(message, type(error).__name__, code, as_json)
     return code
 
 
-def tell_interruption(command: str, *, as_json: bool) -> None:
+def report_interruption(command: str, *, as_json: bool) -> None:
     """Say that the work was interrupted, what is left of it on disk, and which command goes on."""
-    message = f"Interrupted; the inputs were not changed. {_what_is_left(command)}"
+    message = f"Interrupted; the inputs were not changed. {what_is_left(command)}"
+    _print(message, "KeyboardInterrupt", INTERRUPTED, as_json)
+
+
+def _print(message: str, kind: str, code: int, as_json: bool) -> None:
     print(f"isomerge: {message}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"error": message, "kind": "KeyboardInterrupt", "exit_code": INTERRUPTED}))
-
-
-def _what_is_left(command: str) -> str:
-    left = [output for output in _outputs if output.path.exists()]
-    waiting = [str(output.path / name) for output in left for name in RESUMED if (output.path / name).exists()]
-    if waiting:
-        return f"What is finished waits in {', '.join(waiting)}; the same command goes on from there: {command}"
-    if not left:
-        return f"Nothing was left behind; the same command starts again: {command}"
-    if all(output.is_complete for output in _outputs):
-        return _what_is_missing(left[0].path, command)
-    there = ", ".join(str(output.path) for output in left)
-    forced = "--force" in shlex.split(command) or not any(output.is_in_the_way for output in left)
-    again = "The same command starts again" + ("" if forced else ", with --force where that is in its way")
-    return f"What was there or already written stays: {there}. {again}: {command}"
-
-
-def _what_is_missing(out: Path, command: str) -> str:
-    """A model is whole before it is verified, its page drawn from isomerge.json, and pushed."""
-    words = shlex.split(command)
-    again = f"with --force the same command does all of it again: {command}"
-    if words[1] not in ("merge", "align") or not (out / "isomerge.json").exists():
-        return f"{out} is complete; what follows the writing was not done: {again}"
-    if not (out / "report.html").exists():
-        told = f"{out} is complete; only its report is missing: {shlex.join(['isomerge', 'report', str(out)])}"
-    else:
-        told = f"{out} is complete, with its report."
-    return f"{told} (It may not have been pushed; {again})" if "--push" in words else told
+        print(json.dumps({"error": message, "kind": kind, "exit_code": code}))
 
 
 def _describe(error: Exception, verb: Any) -> tuple[str, int]:
     if isinstance(error, IsomergeError):
         return " ".join(str(error).split()), error.exit_code
-    # Typer carries its own copy of click in new versions and imports click in old ones, so a wrong option is
-    # recognised by what such an error can do and not by its class.
+    # New versions of typer carry their own copy of click and old ones import it, so a usage error is recognised by
+    # what it can do and not by its class.
     if hasattr(error, "format_message"):
-        return wrong_usage(error, verb), int(getattr(error, "exit_code", WRONG_REQUEST))
+        return _wrong_usage(error, verb), int(getattr(error, "exit_code", WRONG_REQUEST))
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         place = f" while writing {error.filename}" if error.filename else ""
         return (
@@ -159,3 +75,65 @@ def _describe(error: Exception, verb: Any) -> tuple[str, int]:
         "run again with --debug and report the traceback.",
         FAILED,
     )
+
+
+# --- command lines that cannot be parsed ------------------------------------------------------------------------------
+def _wrong_usage(error: Any, verb: Any) -> str:
+    """The parser's message, a next step where it has none, and where to read on.
+
+    `verb` is the command that was named: some of the parser's errors do not know it.
+    """
+    context = getattr(error, "ctx", None)
+    verb = verb or (context.command if context else None)
+    option = getattr(error, "option_name", "")
+    message = " ".join(error.format_message().split())
+    if getattr(error, "possibilities", None):
+        message = f"No such option: {option}. {did_you_mean(option, error.possibilities)}"
+    elif message and message[-1] not in ".?!)":
+        message += "."
+    if verb is not None and option:
+        message += _how_to_write(verb, option)
+    elif verb is not None and type(error).__name__ == "MissingParameter":
+        if getattr(error.param, "name", None) == "out" and (word := _meant_out(context)):
+            message = f"No such option: {word}. The folder to write is named with -o/--out."
+        elif verb.epilog:
+            message += f" {verb.epilog}."
+    return f"{message} {see_help(verb, context)}"
+
+
+def see_help(verb: Any, context: Any = None) -> str:
+    path = (
+        context.command_path if context else f"isomerge {verb.name}" if verb is not None and verb.name else "isomerge"
+    )
+    return f"See: {path} --help."
+
+
+def _meant_out(context: Any) -> str | None:
+    """What was written for -o, where a verb takes the options of methods and so any word that begins with dashes."""
+    words = (context.params.get("models") or []) if context else []
+    return next((word for word in words if word.partition("=")[0] in ("--output", "--out-dir", "--output-dir")), None)
+
+
+def _how_to_write(verb: Any, option: str) -> str:
+    """How to write an option that was given wrongly: a switch takes no value, and any other option needs one."""
+    parameter = next((one for one in verb.params if option in (*one.opts, *one.secondary_opts)), None)
+    if parameter is None:
+        return ""
+    if not getattr(parameter, "is_flag", False):
+        return f" Write {option} {parameter.metavar or parameter.name.upper()}."
+    on, off = parameter.opts[0], next(iter(parameter.secondary_opts), None)
+    return f" It is a switch: write {on}, or {off} to turn it off." if off else f" It is a switch: write {on} alone."
+
+
+def too_many_words(verb: Any, context: Any) -> str:
+    """More arguments than the verb takes."""
+    extra = " ".join(context.args)
+    taken = [one for one in verb.params if not one.opts[0].startswith("-")]
+    wanted = " ".join(one.metavar or one.name.upper() for one in taken) or "no arguments"
+    message = f"{verb.name} takes {'one ' if len(taken) == 1 else ''}{wanted}, and '{extra}' is more than that."
+    if verb.name == "eval":
+        models = f"{context.params.get('model') or 'A'} {extra}"
+        message += f" Measure each separately, or together: isomerge ensemble {models} --data PATH."
+    elif len(taken) == 1:
+        message += " Run it once for each."
+    return f"{message} {see_help(verb, context)}"

@@ -6,36 +6,40 @@ from typing import Annotated
 
 import typer
 
-from isomerge.cli.common import Debug, Force, Json, Out, Quiet, Voice, reserve_output
+from isomerge.cli.flags import Force, Out, option
+from isomerge.cli.output import Voice
+from isomerge.cli.request import reserve_output
+from isomerge.cli.verb import verb
 
 DEFAULT_RANK = 16
 
 
+@verb(
+    "Write what FINETUNED adds to BASE as a low-rank adapter.", "isomerge extract base finetuned --rank 16 -o adapter"
+)
 def extract(
     base: Annotated[str, typer.Argument(metavar="BASE", help="The model that was fine-tuned.")],
-    finetuned: Annotated[str, typer.Argument(metavar="FINETUNED", help="What became of it.")],
+    finetuned: Annotated[str, typer.Argument(metavar="FINETUNED", help="The fine-tuned model.")],
+    *,
     out: Out,
     rank: Annotated[
-        int | None, typer.Option(min=1, help=f"The most a layer may have; {DEFAULT_RANK} unless --energy is named.")
+        int | None, option("R", f"Largest rank of a layer; {DEFAULT_RANK} unless --energy is given.", min=1)
     ] = None,
     energy: Annotated[
-        float | None, typer.Option(help="Give each layer the rank that keeps this share of its squared change: 0.99.")
+        float | None, option("SHARE", "Give each layer the rank that keeps this share of its squared change.")
     ] = None,
-    targets: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Only layers whose name ends so, as in 'q_proj|v_proj'.")
-    ] = None,
+    targets: Annotated[str | None, option("PATTERN", "Only layers whose name ends so, as in 'q_proj|v_proj'.")] = None,
     force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    voice: Voice,
 ) -> None:
-    """Write the best low-rank adapter for what FINETUNED adds to BASE, and say how much of it is missed."""
+    """Write the best low-rank adapter for what FINETUNED adds to BASE, and report how much of it is missed."""
     reserve_output(out, [base, finetuned], force=force)
 
     from isomerge.adapters.extract import extract as extract_adapter
     from isomerge.reporting.terminal import adapter_table
 
-    voice = Voice(json, quiet)
+    if rank is None and energy is None:
+        rank = DEFAULT_RANK
     with voice.work() as progress:
         record = extract_adapter(
             base, finetuned, out, rank=rank, energy=energy, targets=targets, force=force, progress=progress

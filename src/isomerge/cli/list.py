@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from isomerge.cli.common import Debug, Json, Quiet, Voice, choice
-from isomerge.cli.completion import offer
-
-KINDS = ("methods", "architectures", "solvers")
+from isomerge.choices import CATALOGUES
+from isomerge.cli.flags import choice
+from isomerge.cli.output import Voice
+from isomerge.cli.verb import verb
 
 
-def list_(
-    kind: Annotated[
-        str, typer.Argument(metavar="|".join(KINDS), autocompletion=offer(KINDS), callback=choice("list", KINDS))
-    ],
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
+@verb("List methods, architectures or solvers, one line each.", "isomerge list architectures")
+def list_(kind: Annotated[str, choice("list", CATALOGUES, argument=True)], *, voice: Voice) -> None:
     """List methods, architectures or solvers, one line each."""
     import isomerge
     from isomerge.reporting.terminal import catalogue_table
 
-    voice = Voice(json, quiet)
     with voice.work():
         record = {kind: isomerge.catalogue(kind)}
     voice.show(record, catalogue_table)

@@ -1,4 +1,4 @@
-"""`isomerge reproduce OUT`: make a model again from its lock file and compare hashes."""
+"""`isomerge reproduce OUT`: rebuild a model from its lock file and compare hashes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isomerge.cli.common import Debug, Force, Json, Quiet, Threads, Voice, reserve_output
+from isomerge.cli.flags import Force, Threads, option
+from isomerge.cli.output import Record, Voice, as_record
+from isomerge.cli.request import reserve_output
+from isomerge.cli.verb import verb
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,30 +18,27 @@ if TYPE_CHECKING:
     from isomerge.checkpoint.lock import Lock
 
 
+@verb("Rebuild OUT from its lock file and compare hashes.", "isomerge reproduce merged")
 def reproduce(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="A folder with an isomerge.lock.json.")],
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="NEW", help="Keep the new copy in this folder.")
-    ] = None,
+    *,
+    out: Annotated[Path | None, option("NEW", "Keep the new copy in this folder.", "-o", "--out")] = None,
     threads: Threads = None,
     force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    voice: Voice,
 ) -> None:
-    """Make OUT again from the recipe and inputs its lock file names, and compare every hash.
+    """Rebuild OUT from the recipe and inputs in its lock file, and compare every hash.
 
-    Ends with 0 if the two are identical. OUT itself is not touched; the new copy is removed unless -o names a folder.
+    Exits with 0 if the two are identical. OUT is not changed; the new copy is removed unless -o names a folder.
     """
     from isomerge.checkpoint.lock import read_lock
     from isomerge.evaluation.reproduce import pinned_inputs
-    from isomerge.evaluation.reproduce import reproduce as make_again
+    from isomerge.evaluation.reproduce import reproduce as rebuild
 
     inputs = [entry.source for entry in read_lock(folder).inputs]
     if out is not None:
         reserve_output(out, [str(folder), *inputs], force=force)
 
-    voice = Voice(json, quiet)
     with voice.work("both") as progress:
 
         def rerun(lock: Lock, place: Path) -> Any:
@@ -53,22 +53,22 @@ def reproduce(
                 force=force, lock=out is not None, report=out is not None,
             )  # fmt: skip
 
-        record = make_again(folder, rerun, out=out, threads=threads, progress=progress)
+        record = as_record(rebuild(folder, rerun, out=out, threads=threads, progress=progress))
     voice.show(record, reproduce_table)
     if record["verdict"] != "identical":
         raise typer.Exit(1)
 
 
-def reproduce_table(record: dict[str, Any]) -> RenderableType:
+def reproduce_table(record: Record) -> RenderableType:
     """The verdict, what differs, and the notes."""
     from rich.console import Group
     from rich.text import Text
 
-    lines = [f"{record['folder']}: {record['verdict']} ({record['seconds']:.1f} s)"]
-    lines += [f"input {entry['reference']}: {'; '.join(entry['changed'])}" for entry in record["inputs"]]
+    lines = [f"input {entry['reference']}: {'; '.join(entry['changed'])}" for entry in record["inputs"]]
     lines += [*record["differences"], *record["notes"]]
     if record["sha256"]:
         lines.append(f"sha256 {record['sha256']}, expected {record['expected_sha256']}")
     if record["out"]:
         lines.append(f"written {record['out']}")
-    return Group(Text(lines[0], style="bold"), *(Text(f"• {line}") for line in lines[1:]))
+    verdict = f"{record['folder']}: {record['verdict']} ({record['seconds']:.1f} s)"
+    return Group(Text(verdict, style="bold"), *(Text(f"• {line}") for line in lines))

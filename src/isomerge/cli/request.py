@@ -1,4 +1,4 @@
-"""What merge and plan are asked: a recipe, or models with a method and its options."""
+"""What merge, plan and sweep are asked for: a recipe, or models with a method and its options."""
 
 from __future__ import annotations
 
@@ -7,66 +7,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isomerge.errors import RequestError, did_you_mean
+import typer
+
+from isomerge.cli.flags import DataUse, MergeFlags, Reading
+from isomerge.cli.interruption import announce_output
+from isomerge.errors import RequestError, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from isomerge.merging.recipe import Recipe
 
-# Options of a method are flags that are not known before the method is, so the verbs take them as they come.
-ANY_OPTION = {"allow_extra_args": True, "ignore_unknown_options": True}
+WEIGHT_FILES = {".safetensors", ".bin", ".pt", ".pth"}
 
 
 @dataclass(frozen=True)
-class DataFlags:
-    """What the command line says about data and the steps that use it."""
-
-    paths: Sequence[Path] = ()
-    """One for all models, or one for each in their order."""
-    split: str | None = None
-    limit: int | None = None
-    text: str | None = None
-    label: str | None = None
-    kind: str | None = None
-    evidence: str | None = None
-    fisher: str | None = None
-    repair: bool = False
-
-    def data(self) -> dict[str, Any] | list[dict[str, Any]] | None:
-        """As a recipe writes it."""
-        reading = {key: getattr(self, key) for key in READING if getattr(self, key) is not None}
-        if reading and not self.paths:
-            flags = ", ".join(f"--{key}" for key in reading)
-            raise RequestError(f"{flags} says how to read data, and there is none. Name it with --data PATH.")
-        found = [{"path": str(path), **reading} for path in self.paths]
-        return found[0] if len(found) == 1 else found or None
-
-    def flags(self) -> dict[str, Any]:
-        """What is set, by flag."""
-        named = {f"--{key}": getattr(self, key) for key in (*READING, "evidence", "fisher", "repair")}
-        return {"--data": list(self.paths), **named}
-
-
-READING = ("split", "limit", "text", "label", "kind")
-
-
-@dataclass(frozen=True)
-class Request:
-    """A recipe's path, or models and the method's options as they were written."""
+class MergeRequest:
+    """The path of a recipe, or models and the method's options as they were written."""
 
     models: list[str]
     options: dict[str, str] = field(default_factory=dict)
 
     @property
     def recipe(self) -> Path | None:
-        """The only argument, when it is a file that holds no weights."""
-        path = Path(self.models[0]).expanduser() if len(self.models) == 1 else None
-        weights = {".safetensors", ".bin", ".pt", ".pth"}
-        named = path is not None and path.suffix in {".yml", ".yaml"}
-        return path if path is not None and (named or (path.is_file() and path.suffix not in weights)) else None
+        """The only argument, if it is a file that holds no weights."""
+        if len(self.models) != 1:
+            return None
+        path = Path(self.models[0]).expanduser()
+        is_recipe = path.suffix in {".yml", ".yaml"} or (path.is_file() and path.suffix not in WEIGHT_FILES)
+        return path if is_recipe else None
 
     @property
     def are_adapters(self) -> bool:
-        """Every model is the folder of an adapter: they are merged into an adapter again."""
+        """Every model is the folder of an adapter: they are merged into one adapter."""
         folders = [Path(model).expanduser() for model in self.models]
         if not folders or not all((folder / "adapter_config.json").is_file() for folder in folders):
             return False
@@ -76,7 +47,7 @@ class Request:
 
     @property
     def is_adapted(self) -> bool:
-        """The only model is base+adapter, which gives a model of its own."""
+        """The only model is base+adapter, which is a merge by itself."""
         from isomerge.merging.recipe import ModelReference
 
         try:
@@ -84,66 +55,93 @@ class Request:
         except ValueError:
             return False
 
+    def method_options(self, merging: MergeFlags) -> dict[str, Any]:
+        """The method's options with their types, and the weights among them."""
+        options = typed_options(merging.method or "linear", self.options)
+        if merging.weights is not None:
+            options["weight"] = numbers(merging.weights, len(self.models))
+        return options
+
     def documents(
         self,
+        merging: MergeFlags,
+        reading: Reading | None = None,
+        data: DataUse | None = None,
         *,
-        method: str | None,
-        base: str | None,
-        weights: str | None,
-        align: bool,
-        level: str | None,
         seed: int | None,
-        data: DataFlags,
-        tokenizer: str | None = None,
         example: str = "isomerge merge {} -o OUT",
     ) -> list[Recipe]:
-        """The recipes to run: read from the file, or made from the flags. `example` is how the verb is used."""
-        from isomerge.merging.recipe import load_recipe, recipe_of
-        from isomerge.merging.vocabulary.from_recipe import ROWS
-
+        """The recipes to run: read from the file, or made from the flags. `example` shows how the verb is used."""
+        reading, data = reading or Reading(), data or DataUse()
         if self.recipe is not None:
-            flags = {"--method": method, "--base": base, "--weights": weights, "--align": align, "--level": level}
-            flags |= {**data.flags(), "--tokenizer": tokenizer}
-            given = [f"--{key}" for key in self.options] + [flag for flag, value in flags.items() if value]
-            if given:
-                raise RequestError(
-                    f"{', '.join(given)} belongs in the recipe {self.recipe}. Write it there, or name the models on "
-                    "the command line instead."
-                )
-            return load_recipe(self.recipe)
-        _require_commas(self.models, weights)
-        if len(self.models) < 2 and not (base or method or self.is_adapted):  # a second one was probably forgotten
+            return self._recipe_file(self.recipe, merging, reading, data)
+        _require_commas(self.models, merging.weights)
+        # A second model was probably forgotten.
+        if len(self.models) < 2 and not (merging.base or merging.method or self.is_adapted):
             raise RequestError(
-                f"Merging needs a recipe, or at least two models: {example.format('recipe.yml')}, or "
-                f"{example.format('model-a model-b')}. One alone is taken where --method names a method for it, such "
-                "as passthrough."
+                f"Merging needs a recipe or at least two models: {example.format('recipe.yml')}, or "
+                f"{example.format('model-a model-b')}. For a single model name a method such as --method passthrough."
             )
-        name = method or "linear"
-        options = typed_options(name, self.options)
-        if weights is not None:
-            options["weight"] = numbers(weights, len(self.models))
-        for flag, value in {"--level": level, "--evidence": data.evidence}.items():
-            if value is not None and not align:
-                raise RequestError(f"{flag} says how to align, and nothing is aligned. Add --align, or leave it out.")
-        settings: bool | dict[str, Any] = {"level": level or "full"} if align else False
-        if isinstance(settings, dict) and data.evidence is not None:
-            settings["evidence"] = data.evidence
+        options = self.method_options(merging)
+        for flag, value in {"--level": merging.level, "--evidence": data.evidence}.items():
+            if value is not None and not merging.align:
+                raise RequestError(f"{flag} has no effect without --align. Add --align, or leave {flag} out.")
+        align: bool | dict[str, Any] = False
+        if merging.align:
+            align = {"level": merging.level or "full"} | ({"evidence": data.evidence} if data.evidence else {})
+
+        from isomerge.merging.recipe import recipe_of
+
         try:
             recipe = recipe_of(
-                self.models, name, base=base, options=options, align=settings, data=data.data(),
-                calibrate={"fisher": data.fisher} if data.fisher is not None else None, repair=data.repair,
-                tokenizer=None if tokenizer == ROWS else tokenizer, seed=seed or 0,
+                self.models, merging.method or "linear", base=merging.base, options=options, align=align,
+                data=_data_of(data.data or (), reading), repair=data.repair, seed=seed or 0,
+                calibrate={"fisher": data.fisher} if data.fisher is not None else None,
+                tokenizer=merging.tokenizer if merging.same_ids else None,
             )  # fmt: skip
         except RequestError as error:
-            raise RequestError(f"{error}{_as_flags(str(error), base)}") from error
+            hinted = RequestError(f"{error}{_as_flags(error, merging)}")
+            hinted.missing = error.missing
+            raise hinted from error
         return [recipe]
 
+    def _recipe_file(self, path: Path, merging: MergeFlags, reading: Reading, data: DataUse) -> list[Recipe]:
+        given = [f"--{key}" for key in self.options] + flags_given(merging, reading, data)
+        if given:
+            raise RequestError(
+                f"{', '.join(given)} belongs in the recipe {path}. Write it there, or name the models on the command "
+                "line instead."
+            )
+        from isomerge.merging.recipe import load_recipe
 
-def read_request(arguments: Sequence[str], known: Sequence[str]) -> Request:
-    """Tell the models from the options among the arguments no flag has taken; `known` are the verb's own flags.
+        return load_recipe(path)
 
-    >>> read_request(["a", "b", "--density", "0.5", "--no-normalize"], [])
-    Request(models=['a', 'b'], options={'density': '0.5', 'normalize': 'false'})
+
+def flags_given(*groups: MergeFlags | Reading | DataUse) -> list[str]:
+    """The flags of these groups that were given."""
+    return [f"--{name}" for group in groups for name, value in vars(group).items() if value]
+
+
+def _data_of(paths: Sequence[Path], reading: Reading) -> dict[str, Any] | list[dict[str, Any]] | None:
+    """Data as a recipe writes it."""
+    settings = {key: value for key, value in vars(reading).items() if value is not None}
+    if settings and not paths:
+        raise RequestError(f"{', '.join(flags_given(reading))} has no effect without data. Add --data PATH.")
+    entries = [{"path": str(path), **settings} for path in paths]
+    return entries[0] if len(entries) == 1 else entries or None
+
+
+def read_request(models: Sequence[str], context: typer.Context) -> MergeRequest:
+    """The request of a verb: its models, and the method's options among the words that no flag has taken."""
+    known = [flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("-")]
+    return split_words([*models, *context.args], known)
+
+
+def split_words(arguments: Sequence[str], known: Sequence[str]) -> MergeRequest:
+    """Separate the models from the options of methods; `known` are the verb's own flags.
+
+    >>> split_words(["a", "b", "--density", "0.5", "--no-normalize"], [])
+    MergeRequest(models=['a', 'b'], options={'density': '0.5', 'normalize': 'false'})
     """
     models: list[str] = []
     options: dict[str, str] = {}
@@ -165,11 +163,11 @@ def read_request(arguments: Sequence[str], known: Sequence[str]) -> Request:
         options[key.replace("-", "_")] = value
     if options:
         _refuse_unknown(options, known)
-    return Request(models, options)
+    return MergeRequest(models, options)
 
 
 def _is_switch(key: str) -> bool:
-    """Whether an option of this name is true or false: then no value follows it."""
+    """Whether an option of this name is true or false, so that no value follows it."""
     return bool in _known_options().get(key.removeprefix("no-").replace("-", "_"), set())
 
 
@@ -188,26 +186,29 @@ def _refuse_unknown(options: Iterable[str], flags: Sequence[str]) -> None:
     known = _known_options()
     for key in options:
         if key not in known:
-            flag = "--" + key.replace("_", "-")
-            hint = did_you_mean(flag, [*flags, *("--" + name.replace("_", "-") for name in known)])
-            raise RequestError(
-                f"No such option: {flag}. {hint if hint.startswith('Did') else 'See isomerge merge --help.'}"
-            )
+            near = nearest(_flag(key), [*flags, *map(_flag, known)])
+            hint = f"Did you mean '{near}'?" if near else "See isomerge merge --help."
+            raise RequestError(f"No such option: {_flag(key)}. {hint}")
 
 
-def _as_flags(problem: str, base: str | None) -> str:
-    """The keys of a recipe that a problem speaks of, as flags."""
-    hint = " On the command line base_model is --base, as in isomerge merge B --base A." if not base else ""
-    hint = hint if "base" in problem else ""
-    if "is wanted, and there is no 'base_model'" in problem:
-        hint += " Or name the model whose tokenizer you want, or union."
-    if "'data'" in problem:
-        hint += " On the command line data is --data PATH; given once for each model, it is that model's own."
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
+
+
+def _as_flags(error: RequestError, merging: MergeFlags) -> str:
+    """The flags for the keys of a recipe that an error says are missing."""
+    hint = ""
+    if "base_model" in error.missing:
+        hint += " On the command line, base_model is --base, as in isomerge merge B --base A."
+        if merging.tokenizer == "base":
+            hint += " Or name the model whose tokenizer to use, or union."
+    if "data" in error.missing:
+        hint += " On the command line, data is --data PATH; give it once per model if each has its own."
     return hint
 
 
 def _require_commas(models: Sequence[str], weights: str | None) -> None:
-    """A number among the models is one of several values that were written apart."""
+    """A number among the models is one of several values that were not joined by commas."""
     absent = [word for word in models if not Path(word).exists()]
     if not absent:
         return
@@ -219,8 +220,7 @@ def _require_commas(models: Sequence[str], weights: str | None) -> None:
     together = ",".join(word.strip(",") for word in ([weights] if weights else []) + stray)
     example = f"--weights {together}" if weights else "--weights 0.5,0.5"
     raise RequestError(
-        f"'{stray[0]}' was read as a model. The values for several models are joined by commas, without spaces: write "
-        f"{example}."
+        f"'{stray[0]}' was read as a model. Join the values for several models by commas without spaces: {example}."
     )
 
 
@@ -231,41 +231,50 @@ def numbers(weights: str, count: int) -> list[float]:
     [0.25, 0.75]
     """
     try:
-        found = [float(part) for part in weights.split(",")]
+        values = [float(part) for part in weights.split(",")]
     except ValueError:
         raise RequestError(f"--weights cannot be '{weights}'. Write numbers with commas, as in 0.5,0.5.") from None
-    if len(found) != count:
-        said = "1 number" if len(found) == 1 else f"{len(found)} numbers"
-        raise RequestError(f"--weights has {said} for {count} models. Write one for each, in order.")
-    return found
+    if len(values) != count:
+        noun = "number" if len(values) == 1 else "numbers"
+        raise RequestError(f"--weights has {len(values)} {noun} for {count} models. Write one per model, in order.")
+    return values
 
 
 def typed_options(method: str, given: dict[str, str]) -> dict[str, Any]:
-    """The values as the method's options want them; a list where there are commas."""
+    """The values with the types of the method's options; a list where there are commas."""
     from isomerge.merging.whole import EVERY
 
     if method not in EVERY:
         raise RequestError(f"--method cannot be '{method}'. {did_you_mean(method, EVERY)}")
-    known = {option.name: option for option in EVERY[method].options}
-    found: dict[str, Any] = {}
+    known = {option.name: option.kind for option in EVERY[method].options}
+    options: dict[str, Any] = {}
     for key, text in given.items():
         if key not in known:
-            flags = [f"--{name.replace('_', '-')}" for name in known]
-            flag = "--" + key.replace("_", "-")
-            raise RequestError(f"The method {method} has no option {flag}. {did_you_mean(flag, flags)}")
-        values = [_value(key, part.strip(), known[key].kind) for part in text.split(",")]
-        found[key] = values if "," in text else values[0]
-    return found
+            hint = did_you_mean(_flag(key), map(_flag, known))
+            raise RequestError(f"The method {method} has no option {_flag(key)}. {hint}")
+        values = [_value(key, part.strip(), known[key]) for part in text.split(",")]
+        options[key] = values if "," in text else values[0]
+    return options
 
 
 def _value(key: str, text: str, kind: type) -> Any:
-    flag = f"--{key.replace('_', '-')}"
+    flag = _flag(key)
     if kind is bool:
         if text.lower() not in ("true", "false"):
-            raise RequestError(f"{flag} cannot be '{text}'. Write {flag} or --no-{key.replace('_', '-')}.")
+            raise RequestError(f"{flag} cannot be '{text}'. Write {flag} or --no-{flag[2:]}.")
         return text.lower() == "true"
     try:
         return kind(text)
     except ValueError:
         what = "a whole number" if kind is int else "a number"
-        raise RequestError(f"{flag} cannot be '{text}'. Write {what}, or one for each model with commas.") from None
+        raise RequestError(f"{flag} cannot be '{text}'. Write {what}, or one per model with commas.") from None
+
+
+def reserve_output(out: Path, inputs: Sequence[str], *, force: bool) -> None:
+    """Refuse, before any work, an output folder that is an input or that is occupied."""
+    from isomerge.checkpoint import refuse_overwrite
+    from isomerge.checkpoint.staging import Staging
+
+    refuse_overwrite(out, inputs)
+    Staging(out, force=force)  # refuses an occupied folder, and touches nothing until it is entered
+    announce_output(out)

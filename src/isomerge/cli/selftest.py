@@ -1,32 +1,25 @@
-"""`isomerge selftest MODEL`: scramble by random symmetries, show the function is unchanged, recover the weights."""
+"""`isomerge selftest MODEL`: scramble by random symmetries, compare the outputs, recover the weights."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from isomerge.cli.common import Debug, Json, Level, Quiet, Seed, Voice
+from isomerge.cli.flags import Level, Model, Seed
+from isomerge.cli.output import Voice, as_record
+from isomerge.cli.verb import verb
 
 
-def selftest(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a file or a hub id.")],
-    level: Level = "full",
-    seed: Seed = 0,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
+@verb("Show that the symmetries of MODEL are exact.", "isomerge selftest model-a --seed 1")
+def selftest(model: Model, *, level: Level = "full", seed: Seed = 0, voice: Voice) -> None:
     """Show that the symmetries of MODEL are exact. Scramble it at random, compare its outputs, align it back.
 
-    Ends with 1 if the function did change: then the architecture's specification is wrong for this model.
+    Exits with 1 if the function changed: then the architecture's specification is wrong for this model.
     """
     import isomerge
     from isomerge.reporting.terminal import selftest_table
 
-    voice = Voice(json, quiet)
     with voice.work():
-        record = isomerge.selftest(model, seed=seed, level=level)
+        record = as_record(isomerge.selftest(model, seed=seed, level=level))
     voice.show(record, selftest_table)
     if not record["unchanged"]:
         raise typer.Exit(1)

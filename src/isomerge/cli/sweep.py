@@ -11,151 +11,113 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isomerge.cli.common import Debug, Json, Quiet, Voice, choice
-from isomerge.cli.completion import offer
-from isomerge.cli.errors import announce_output
-from isomerge.cli.eval import BatchSize, Data, Kind, Label, Length, Limit, Split, Task, Text, said
-from isomerge.cli.merge import Align, Base, Level, MaxMemory, Method, Models, Threads, Tokenizer, Weights, flags_of
-from isomerge.cli.request import DataFlags, Request, read_request
+from isomerge.choices import POINTS, RANKINGS, SWEEP_MODES
+from isomerge.cli.flags import (
+    Data,
+    MergeFlags,
+    MergeMemory,
+    Models,
+    Reading,
+    Running,
+    Task,
+    Threads,
+    choice,
+    option,
+    switch,
+)
+from isomerge.cli.interruption import announce_output
+from isomerge.cli.output import Progress, Record, Voice, listing, number
+from isomerge.cli.request import MergeRequest, read_request
+from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from isomerge.cli.progress import Progress
-
-Over = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--over",
-        metavar="NAME=VALUES",
-        help="What to vary: t=0:1:0.1, merge_method=ties,dare_ties, models.1.weight=0:2:0.5, align.level=full. "
-        "As often as wanted; with --search bounds, as in density=0.1:1.",
-    ),
-]
-Mode = Annotated[
-    str,
-    typer.Option(
-        metavar="grid|together",
-        autocompletion=offer(("grid", "together")),
-        callback=choice("--mode", ("grid", "together")),
-        help="Of several parameters: every combination, or step by step together.",
-    ),
-]
-Search = Annotated[
-    int | None, typer.Option(metavar="N", help="Look for the best values between bounds, in N evaluations.")
-]
-By = Annotated[
-    str | None,
-    typer.Option(
-        metavar="loss|metric",
-        autocompletion=offer(("loss", "metric")),
-        callback=choice("--by", ("loss", "metric")),
-        help="What the best point is best in.",
-    ),
-]
-Test = Annotated[
-    Path | None, typer.Option(metavar="PATH", help="Other data, on which the start and the best point are measured.")
-]
-TestSplit = Annotated[str | None, typer.Option(metavar="PART", help="The part of --test to use.")]
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "-o", "--out", metavar="DIR", help="Keep points, record, picture and best.yml here; go on from there."
-    ),
-]
-Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the sweep into this .svg or .png.")]
 SHOWN = 50  # rows: a longer table is not read
 BEST = 20
-WANTED = ("needs 'data'", "'data' to measure", "the recipe 'data'")  # how a recipe complains that it lacks data
+UNCHANGED = "unchanged recipe"
 
 
+@verb(
+    "Measure a merge at many values, without writing a model.",
+    "isomerge sweep recipe.yml --over t=0:1:0.1 --data images.tar.xz --split validation -o swept",
+    method_options=True,
+)
 def sweep(
     context: typer.Context,
     models: Models,
-    over: Over = None,
+    *,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over",
+            metavar="NAME=VALUES",
+            help="What to vary: t=0:1:0.1, merge_method=ties,dare_ties, models.1.weight=0:2:0.5, align.level=full. "
+            "Repeat it for several parameters; with --search give bounds, as in density=0.1:1.",
+        ),
+    ] = None,
     data: Data = None,
     task: Task = None,
-    mode: Mode = "grid",
-    search: Search = None,
-    by: By = None,
-    test: Test = None,
-    test_split: TestSplit = None,
-    out: Folder = None,
-    plot: Plot = None,
-    method: Method = None,
-    weights: Weights = None,
-    align: Align = False,
-    level: Level = None,
-    base: Base = None,
-    tokenizer: Tokenizer = None,
-    split: Split = None,
-    text: Text = None,
-    label: Label = None,
-    kind: Kind = None,
-    length: Length = None,
-    limit: Limit = None,
-    batch_size: BatchSize = None,
-    device: Annotated[str, typer.Option(help="Where to merge and run: cpu, cuda, cuda:1, …")] = "cpu",
+    mode: Annotated[
+        str, choice("--mode", SWEEP_MODES, "With several parameters: every combination, or step by step together.")
+    ] = "grid",
+    search: Annotated[int | None, option("N", "Search for the best values between bounds, in N evaluations.")] = None,
+    by: Annotated[str | None, choice("--by", RANKINGS, "Rank points by loss or metric; loss by default.")] = None,
+    test: Annotated[
+        Path | None, option("PATH", "Other data, to measure the unchanged recipe and the best point on.")
+    ] = None,
+    test_split: Annotated[str | None, option("PART", "Which part of --test to use.")] = None,
+    out: Annotated[
+        Path | None,
+        option("DIR", "Keep points, record, picture and best.yml here, and resume from them.", "-o", "--out"),
+    ] = None,
+    plot: Annotated[Path | None, option("FILE", "Draw the sweep into this .svg or .png.")] = None,
+    merging: MergeFlags,
+    reading: Reading,
+    running: Running,
     threads: Threads = None,
-    max_memory: MaxMemory = None,
-    seed: Annotated[int, typer.Option(help="Names the examples, their order, and where a search looks.")] = 0,
+    max_memory: MergeMemory = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Measure any number of points; use a folder as it is.")
+        bool, switch("--force", "Allow more than 1000 points, and a folder that holds other files.")
     ] = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    voice: Voice,
 ) -> None:
     """Measure a recipe, or models merged by a method, at many values; no model is written.
 
     A method's other options are flags, as for merge: --density 0.5, --lambda 0.8.
     """
-    from isomerge.merging.vocabulary.from_recipe import ROWS
     from isomerge.sweeping.points import grid, one_recipe
     from isomerge.sweeping.ranges import read_axes
 
-    request = read_request([*models, *context.args], flags_of(context))
+    request = read_request(models, context)
     _require_over(request.models)
     axes = read_axes(over or [], search=search is not None, force=force)
-    with _data_of_its_own(request):
-        recipe = one_recipe(
-            request.documents(
-                method=method,
-                base=base,
-                weights=weights,
-                align=align,
-                level=level,
-                seed=seed,
-                data=DataFlags(),
-                tokenizer=tokenizer,
-                example="isomerge sweep {} --over t=0:1:0.1 --data PATH",
-            )
-        )
+    with _data_in_recipe(request):
+        example = "isomerge sweep {} --over t=0:1:0.1 --data PATH"
+        recipe = one_recipe(request.documents(merging, seed=running.seed, example=example))
     count = len(grid(axes, mode, force=force)) if search is None else search
     if data is None:
-        raise RequestError("Sweeping needs data to measure on: name it with --data PATH.")
+        raise RequestError("A sweep measures on data. Add --data PATH.")
     if out is not None:
         announce_output(out)
 
     import isomerge
 
-    voice = Voice(json, quiet)
     what = "evaluations at most" if search is not None else "point" if count == 1 else "points"
-    told = None if json or quiet else f"{count} {what} of {', '.join(axis.name for axis in axes)}"
-    with voice.work("both") as progress, _interruptible(out), _data_of_its_own(request):
-        found = isomerge.sweep(
+    line = f"{count} {what} of {', '.join(axis.name for axis in axes)}"
+    with voice.work("both") as progress, _interruptible(out), _data_in_recipe(request):
+        swept = isomerge.sweep(
             recipe, over or [], data=data, task=task, mode=mode, search=search, by=by, test=test, test_split=test_split,
-            split=split, text=text, label=label, kind=kind, length=length, batch_size=batch_size, limit=limit,
-            seed=seed, device=device, threads=threads, max_memory=max_memory, out=out, plot=plot, force=force,
-            same_ids=request.recipe is None and tokenizer != ROWS,
-            progress=_announced(told, progress) if told else progress,
+            **vars(reading), **vars(running), threads=threads, max_memory=max_memory, out=out, plot=plot, force=force,
+            same_ids=request.recipe is None and merging.same_ids,
+            progress=progress if voice.is_silent else _announced(line, progress),
         )  # fmt: skip
-    voice.show(found.record, sweep_table)
+    voice.show(swept.record, sweep_table)
 
 
 def _announced(line: str, progress: Progress | None) -> Progress:
-    """Say what will be measured when the first point is: by then every mistake that can be known has been told."""
+    """Print what will be measured when the first point begins: by then every foreseeable mistake has been reported."""
     from isomerge.sweeping.bench import MEASURING
 
     waiting = [line]
@@ -170,23 +132,23 @@ def _announced(line: str, progress: Progress | None) -> Progress:
 
 
 def _require_over(models: list[str]) -> None:
-    """Values that lost their --over would be taken for a model."""
+    """Values without --over would be taken for a model."""
     if word := next((one for one in models if "=" in one and not Path(one).expanduser().exists()), None):
-        raise RequestError(f"'{word}' is no model. To vary it write --over {word}; --over is given once for each name.")
+        raise RequestError(f"'{word}' is not a model. To vary it write --over {word}, once for each name.")
 
 
 @contextmanager
-def _data_of_its_own(request: Request) -> Iterator[None]:
-    """Where merging itself looks at data, say where to name it: here --data is what points are measured on."""
+def _data_in_recipe(request: MergeRequest) -> Iterator[None]:
+    """If merging itself needs data, say where to name it: here --data is what points are measured on."""
     try:
         yield
     except RequestError as error:
-        if request.recipe is not None or not any(words in str(error) for words in WANTED):
+        if request.recipe is not None or "data" not in error.missing:
             raise
-        problem = str(error).partition(" On the command line data is")[0]
+        cause = error.__cause__ if isinstance(error.__cause__, RequestError) else error  # without a hint at --data
         raise RequestError(
-            f"{problem} In a sweep --data is what the points are measured on; name the data that merging looks at in a "
-            "recipe, and sweep that: isomerge sweep recipe.yml --over NAME=VALUES --data PATH."
+            f"{cause} In a sweep, --data is what points are measured on; name the data for merging in a recipe, and "
+            "sweep that: isomerge sweep recipe.yml --over NAME=VALUES --data PATH."
         ) from error
 
 
@@ -196,63 +158,60 @@ def _interruptible(out: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from isomerge.sweeping.kept import POINTS
-
         path = None if out is None else out / POINTS
         done = len(path.read_text(encoding="utf-8").splitlines()) if path is not None and path.exists() else 0
         if done:
-            where = f"{done} measured points are kept in {path} and will not be measured again."
+            kept = f"{done} measured points are kept in {path} and will not be measured again."
         elif out is not None:
-            where = "No point was measured yet."
+            kept = "No point was measured yet."
         else:
-            where = "The measured points are lost: with -o DIR they are kept, and the same command goes on."
-        typer.echo(f"isomerge: {where}", err=True)
+            kept = "The measured points are lost: with -o DIR they are kept, and the same command goes on."
+        typer.echo(f"isomerge: {kept}", err=True)
         raise
 
 
-def sweep_table(record: dict[str, Any]) -> RenderableType:
-    """Every point with the best marked (of many, the best ones), and what other data say of it."""
+def sweep_table(record: Record) -> RenderableType:
+    """Every point with the best marked (of many, the best ones), and the result on the test data."""
     from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text as Words
+    from rich.text import Text
 
     from isomerge.reporting.terminal import verbatim
     from isomerge.sweeping.points import word
 
     names = [axis["name"] for axis in record["parameters"]]
     metric = record.get("metric_name") or "metric"
-    table = Table(box=None, pad_edge=False)
-    for column in (*names, "loss", metric, ""):
-        table.add_column(column, justify="right")
-    points = record["points"]
-    facts = []
+    table = listing(*names, "loss", metric, "", numbers=True)
+    table.columns[0].justify = "right"
+    points, facts = record["points"], []
     if len(points) > SHOWN:
         points = sorted(points, key=lambda point: _rank(point, record))[:BEST]
         facts.append(f"the {BEST} best of {len(record['points'])} points; --json and -o DIR have all of them")
     best = record["best"]
     for point in points:
         cells = [word(point["parameters"][name]) for name in names]
-        table.add_row(*cells, said(point["loss"]), said(point["metric"]), "best" if point == best else "")
-    for key, what in (("start", "the recipe as it is"), ("best", "best")):
-        if row := record.get(key):
-            where = ", ".join(f"{name}={word(value)}" for name, value in row["parameters"].items())
-            where = f" ({where or 'the recipe as it is'})" if key == "best" else ""
-            facts.append(f"{what}{where}: loss {said(row['loss'])}, {metric} {said(row['metric'])}")
+        table.add_row(*cells, number(point["loss"]), number(point["metric"]), "best" if point == best else "")
+
+    def measured(what: str, row: dict[str, Any]) -> str:
+        return f"{what}: loss {number(row['loss'])}, {metric} {number(row['metric'])}"
+
+    if record.get("start"):
+        facts.append(measured(UNCHANGED, record["start"]))
+    if best:
+        values = ", ".join(f"{name}={word(value)}" for name, value in best["parameters"].items())
+        facts.append(measured(f"best ({values or UNCHANGED})", best))
     if test := record.get("test"):
-        for key, what in (("start", "the recipe as it is"), ("best", "best")):
-            row = test[key]
-            told = f"loss {said(row['loss'])}, {metric} {said(row['metric'])}"
-            facts.append(f"on {test['data']['name']}, {what}: {told}")
-    lines = [Words(fact) for fact in facts]
+        where = f"on {test['data']['name']}"
+        facts += [measured(f"{where}, {what}", test[key]) for key, what in (("start", UNCHANGED), ("best", "best"))]
+    lines = [Text(fact) for fact in facts]
     if record.get("out"):
         lines.append(verbatim(f"merge the best: isomerge merge {record['best_recipe']} -o OUT"))
-    lines += [Words(f"note: {note}") for note in record["notes"]]
+    lines += [Text(f"note: {note}") for note in record["notes"]]
     kept = f", {record['kept']} points from an earlier run" if record["kept"] else ""
-    return Group(table, *lines, Words(f"{record['seconds']:.1f} s{kept}"))
+    return Group(table, *lines, Text(f"{record['seconds']:.1f} s{kept}"))
 
 
-def _rank(point: dict[str, Any], record: dict[str, Any]) -> float:
+def _rank(point: dict[str, Any], record: Record) -> float:
     value = point[record["by"]]
     if value is None or not isfinite(value):
         return float("inf")
-    return -value if record["by"] == "metric" and record.get("higher_is_better") is not False else value
+    return -value if record["by"] == "metric" and record.get("higher_is_better") is not False else float(value)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-TASKS = ("image", "sequence", "token", "regression", "causal-lm", "masked-lm", "seq2seq")
-
 _ENDINGS = {
     "ForImageClassification": "image",
     "ForSequenceClassification": "sequence",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint.side_files import is_weight
+from isomerge.choices import DATA_KINDS
 from isomerge.data import archives, conll
 from isomerge.data.base import Batch, Data
 from isomerge.data.corpus import Corpus
@@ -22,7 +23,6 @@ from isomerge.data.tables import SAMPLE, cut, find_delimiter, read_lines, read_r
 from isomerge.data.texts import TextData
 from isomerge.errors import RequestError, did_you_mean
 
-KINDS = ("images", "texts", "lines", "documents", "table", "tokens", "corpus")
 TEXT_FILES = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".tokens", ".text", ".raw", *conll.SUFFIXES)
 DESCRIPTIONS = ("readme", "license", "sources", "mapping")
 NOT_DATA = (
@@ -57,8 +57,8 @@ def open_data(
     """
     if isinstance(source, Data):
         return source
-    if kind is not None and kind not in KINDS:
-        raise RequestError(f"Opening data: there is no kind '{kind}'. {did_you_mean(kind, KINDS)}")
+    if kind is not None and kind not in DATA_KINDS:
+        raise RequestError(f"Opening data: there is no kind '{kind}'. {did_you_mean(kind, DATA_KINDS)}")
     if length is not None and length < 2:
         raise RequestError(f"Opening data: texts of {length} tokens are too short to learn from. Use 2 or more.")
     if is_saved_dataset(source):

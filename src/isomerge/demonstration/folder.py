@@ -6,10 +6,8 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from isomerge.choices import DEMO_MARK
 from isomerge.errors import RequestError
-
-# Names what the demo wrote, one per line, before it is written: an interrupted demo can be replaced too.
-MARK = ".isomerge-demo"
 
 
 def claim(out: Path, names: Iterable[str], *, force: bool = False) -> None:
@@ -19,7 +17,8 @@ def claim(out: Path, names: Iterable[str], *, force: bool = False) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     own = [name for name in names if not (out / name).exists()]  # what others made is never removed
-    (out / MARK).write_text("".join(f"{name}\n" for name in own), encoding="utf-8")
+    # One name per line, before anything is written: an interrupted demo can be replaced too.
+    (out / DEMO_MARK).write_text("".join(f"{name}\n" for name in own), encoding="utf-8")
 
 
 def require_free(out: Path, *, force: bool = False) -> None:
@@ -27,7 +26,7 @@ def require_free(out: Path, *, force: bool = False) -> None:
     act = f"Running the demo into {out}"
     if out.exists() and not out.is_dir():
         raise RequestError(f"{act}: this is a file. Name a folder with -o.")
-    if force or not out.is_dir() or (out / MARK).is_file():
+    if force or not out.is_dir() or (out / DEMO_MARK).is_file():
         return
     found = sorted(path.name for path in out.iterdir())
     if found:
@@ -40,7 +39,7 @@ def require_free(out: Path, *, force: bool = False) -> None:
 
 def _written(out: Path) -> list[Path]:
     """What the mark names and lies in the folder itself: a mark that was tampered with reaches nothing else."""
-    mark = out / MARK
+    mark = out / DEMO_MARK
     names = mark.read_text(encoding="utf-8").splitlines() if mark.is_file() else []
     paths = [out / name for name in names if name and name not in (".", "..") and Path(name).name == name]
     return [path for path in paths if path.exists() and not path.is_symlink()]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from isomerge.demonstration.digits import Digits, accuracy, loss, predict
 
-LEVELS = ("permutation", "rotation", "full")
 BATCH = 200  # images at a time where features are looked at
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from isomerge.choices import LEVELS
 from isomerge.errors import RequestError
 
 if TYPE_CHECKING:
@@ -132,7 +133,6 @@ class _Demo:
         from isomerge.alignment.api import align
         from isomerge.demonstration.digits import predict
         from isomerge.demonstration.lines import POINTS, barrier, between
-        from isomerge.demonstration.merging import LEVELS
         from isomerge.reporting.aligned import align_record
 
         first, second = 2 * k, 2 * k + 1

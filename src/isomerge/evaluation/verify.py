@@ -24,7 +24,8 @@ from isomerge.checkpoint.checks import FLOATING
 from isomerge.checkpoint.hashing import hash_file, hash_tensors, raw_bytes, scan_tensors
 from isomerge.checkpoint.local import SINGLE_OR_INDEX, find_shards, open_folder
 from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, locked_tensors, read_lock
-from isomerge.checkpoint.staging import STAGING, STALE
+from isomerge.checkpoint.staging import STALE
+from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.stock import Fit, fit_stock_class, same_structure
 from isomerge.evaluation.tokens import special_token_problems, tokenizer_problems, vocabulary_rows

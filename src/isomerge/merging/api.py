@@ -11,6 +11,7 @@ from typing import Any
 from isomerge.arguments import require_types
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import Progress
+from isomerge.choices import ROWS
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_sets import DataSets
 from isomerge.merging.outcome.estimate import MergePlan, estimate
@@ -19,7 +20,6 @@ from isomerge.merging.plan.models import open_model, open_models
 from isomerge.merging.plan.tensor_plan import TensorExplanation, explain
 from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, recipe_of
 from isomerge.merging.steps import RunSettings, merge_documents
-from isomerge.merging.vocabulary.from_recipe import ROWS
 from isomerge.merging.whole import EVERY
 
 RecipeSource = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Recipe]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isomerge.choices import RANKINGS
 from isomerge.data import Data, open_data
 from isomerge.errors import CheckpointError, RequestError, did_you_mean
 from isomerge.evaluation.device import require_device
@@ -30,7 +31,6 @@ from isomerge.sweeping.ranges import read_axes
 from isomerge.sweeping.result import Measured, Sweep, remarks, write
 
 Progress = Callable[[int, int, str], None]
-BY = ("loss", "metric")
 OPTIMISED = "these are the data that the values were chosen on, so the best number is too good: measure on other data"
 
 
@@ -146,8 +146,8 @@ def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any
         raise RequestError(
             "Sweeping: a sweep measures on data. Name it with --data PATH (in Python, or loss=function)."
         )
-    if by is not None and by not in BY:
-        raise RequestError(f"Sweeping: the best point is told by loss or metric, not by '{by}'. {did_you_mean(by, BY)}")
+    if by is not None and by not in RANKINGS:
+        raise RequestError(f"Sweeping: points are ranked by loss or metric, not '{by}'. {did_you_mean(by, RANKINGS)}")
     if by == "metric" and loss is not None:
         raise RequestError("Sweeping by the metric: loss=function gives no metric. Leave by out, or use data.")
     if search is not None and search < 3:

@@ -13,13 +13,13 @@ from typing import Any
 
 from isomerge import __version__
 from isomerge.checkpoint import Checkpoint
+from isomerge.choices import POINTS
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.tasks.custom import find_function, is_custom
 from isomerge.merging.recipe import Recipe
 from isomerge.reporting.record import plain
 from isomerge.sweeping.measuring import FACTS
 
-POINTS = "points.jsonl"
 OWN = (POINTS, "sweep.json", "best.yml", "sweep.svg")
 
 KEPT = ("loss", "metric", "seconds", "broken", *FACTS)

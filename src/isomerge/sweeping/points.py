@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from isomerge.choices import SWEEP_MODES
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.recipe import Recipe, load_recipe
 from isomerge.merging.recipe.write import as_data
@@ -17,7 +18,6 @@ from isomerge.sweeping.address import changed
 from isomerge.sweeping.ranges import MOST, Axis, Value
 from isomerge.sweeping.unused import only_used
 
-MODES = ("grid", "together")
 SHOWN = 5  # different problems that one message names
 
 Values = dict[str, Value]
@@ -46,8 +46,8 @@ def one_recipe(recipe: str | Path | Mapping[str, Any] | Recipe | Sequence[Recipe
 
 def grid(axes: Sequence[Axis], mode: str = "grid", *, force: bool = False) -> list[Values]:
     """Every combination, the last parameter fastest; or all parameters step by step together."""
-    if mode not in MODES:
-        raise RequestError(f"Sweeping: mode cannot be '{mode}'. {did_you_mean(mode, MODES)}")
+    if mode not in SWEEP_MODES:
+        raise RequestError(f"Sweeping: mode cannot be '{mode}'. {did_you_mean(mode, SWEEP_MODES)}")
     lengths = [len(axis.values) for axis in axes]
     if mode == "together" and len(set(lengths)) > 1:
         told = ", ".join(f"{axis.name} {length}" for axis, length in zip(axes, lengths, strict=True))
@@ -72,25 +72,27 @@ def points_of(recipe: Recipe, combinations: Sequence[Values]) -> list[Point]:
     """The recipe of every point; all that do not fit, at once."""
     data = as_data(recipe)
     problems: dict[str, str] = {}
+    missing: set[str] = set()
     written: list[dict[str, Any]] = []
     for values in combinations:
-        with _collected(problems, values):
+        with _collected(problems, missing, values):
             written.append(changed(data, values))
-    raise_all(problems)
+    raise_all(problems, missing)
     points: list[Point] = []
     for values, one in zip(combinations, only_used(written), strict=True):
-        with _collected(problems, values):
+        with _collected(problems, missing, values):
             points.append(Point(values, load_recipe(one)[0]))
-    raise_all(problems)
+    raise_all(problems, missing)
     return points
 
 
 @contextmanager
-def _collected(problems: dict[str, str], values: Values) -> Iterator[None]:
+def _collected(problems: dict[str, str], missing: set[str], values: Values) -> Iterator[None]:
     """Enter a refusal with the point where it was met; the same complaint about the next value is not news."""
     try:
         yield
     except RequestError as error:
+        missing |= error.missing
         text = str(error).removeprefix("While reading the recipe")
         problems.setdefault(text.lstrip(",: "), said(values))
 
@@ -107,15 +109,19 @@ def require_different(points: Sequence[Point]) -> None:
             )
 
 
-def raise_all(problems: Mapping[str, str]) -> None:
+def raise_all(problems: Mapping[str, str], missing: Iterable[str] = ()) -> None:
     """One error for all, if there are any: sentences, each with the point where it was found."""
+    if not problems:
+        return
     if len(problems) == 1:
         ((text, where),) = problems.items()
-        raise RequestError(text if text.startswith("Sweeping") else f"Sweeping to {where}: {text}")
-    if problems:
-        told = [f"({n}) {where}: {text}" for n, (text, where) in enumerate(problems.items(), start=1)]
-        more = f" … and {len(told) - SHOWN} more." if len(told) > SHOWN else ""
-        raise RequestError(f"Sweeping, {len(told)} problems: {' '.join(told[:SHOWN])}{more}")
+        error = RequestError(text if text.startswith("Sweeping") else f"Sweeping to {where}: {text}")
+    else:
+        listed = [f"({n}) {where}: {text}" for n, (text, where) in enumerate(problems.items(), start=1)]
+        more = f" … and {len(listed) - SHOWN} more." if len(listed) > SHOWN else ""
+        error = RequestError(f"Sweeping, {len(listed)} problems: {' '.join(listed[:SHOWN])}{more}")
+    error.missing = frozenset(missing)
+    raise error
 
 
 def said(values: Mapping[str, Value]) -> str:

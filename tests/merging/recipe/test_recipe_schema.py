@@ -20,7 +20,7 @@ KINDS = {
 
 
 def test_the_shipped_schema_is_up_to_date() -> None:
-    assert FILE.read_text(encoding="utf-8") == text(), "run: python -m isomerge.merging.recipe"
+    assert FILE.read_text(encoding="utf-8") == text(), "run: python docs/generate.py"
 
 
 def test_every_method_and_option_is_described() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from isomerge.choices import TASKS
 from isomerge.data.base import Data
-from isomerge.data.heads import TASKS, label_names, task_of
+from isomerge.data.heads import label_names, task_of
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.evaluation.tasks.base import Task
 from isomerge.evaluation.tasks.classes import Classification, SeveralClasses

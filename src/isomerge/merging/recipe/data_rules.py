@@ -67,8 +67,11 @@ class _Rules:
     def has(self, key: str) -> bool:
         return self.data.get(key) not in (None, False)
 
-    def add(self, path: Path, text: str) -> None:
-        self.problems.add(self.places, path, text)
+    def add(self, path: Path, text: str, missing: str | None = None) -> None:
+        self.problems.add(self.places, path, text, missing)
+
+    def lack_data(self, path: Path, text: str) -> None:
+        self.add(path, text, missing="data")
 
     # --- rules --------------------------------------------------------------------------------------------------------
     def whole_models(self, method: WholeMethod) -> None:
@@ -90,13 +93,13 @@ class _Rules:
         lacking = [path for path, entry in self.entries if entry.get("data") is None]
         if self.whole == "each":
             for path in lacking:
-                self.add(path, f"{name} looks at each model's own data: this model needs 'data'")
+                self.lack_data(path, f"{name} looks at each model's own data: this model needs 'data'")
         elif self.whole == "together" and lacking and not self.has("data"):
-            self.add(("merge_method",), f"{name} runs the models on data, without labels: it needs 'data'")
+            self.lack_data(("merge_method",), f"{name} runs the models on data, without labels: it needs 'data'")
         elif self.whole == "one" and not self.has("data"):
-            self.add(("merge_method",), f"{name} scores models on data with labels: it needs 'data'")
+            self.lack_data(("merge_method",), f"{name} scores models on data with labels: it needs 'data'")
         elif self.measured and not self.has("data") and (lacking or not self.entries):
-            self.add(("merge_method",), f"{name} {UNMEASURED[self.measured]}")
+            self.lack_data(("merge_method",), f"{name} {UNMEASURED[self.measured]}")
         if self.measured and self.has("tokenizer"):
             self.add(("tokenizer", "source"), f"{name} runs the models on data, and {ONE_TABLE}")
 
@@ -113,7 +116,7 @@ class _Rules:
         if not self.has("repair"):
             return
         if not self.has("data"):
-            self.add(("repair",), "'repair' measures the units of the models on data: it needs 'data'")
+            self.lack_data(("repair",), "'repair' measures the units of the models on data: it needs 'data'")
         for key in ("slices", "modules"):
             if self.has(key):
                 self.add(
@@ -130,7 +133,9 @@ class _Rules:
         evidence = align.get("evidence")
         words = list(evidence.values()) if isinstance(evidence, dict) else [evidence]
         if not some and any(word in ("activations", "mix") for word in words):
-            self.add(("align", "evidence"), "activations are seen on data: give the recipe 'data', or 'align' its own")
+            self.lack_data(
+                ("align", "evidence"), "activations are seen on data: give the recipe 'data', or 'align' its own"
+            )
 
     # --- what nothing uses --------------------------------------------------------------------------------------------
     def unused(self) -> Iterator[tuple[Path, str]]:

@@ -139,8 +139,9 @@ def _check_references(recipe: Recipe, problems: Problems) -> None:
             problems.add(recipe.places, path, text)
     if recipe.tokenizer and recipe.tokenizer.source == "base" and recipe.base_model is None:
         problems.add(
-            recipe.places, ("tokenizer", "source"), "the tokenizer of the base is wanted, and there is no 'base_model'"
-        )
+            recipe.places, ("tokenizer", "source"), "the tokenizer of the base is wanted, and there is no 'base_model'",
+            missing="base_model",
+        )  # fmt: skip
 
 
 def _models_named_elsewhere(recipe: Recipe) -> Iterator[tuple[Path, ModelReference]]:

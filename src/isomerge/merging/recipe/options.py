@@ -132,7 +132,8 @@ def _check_models(method: AnyMethod, data: dict[str, Any], places: Places, probl
     slice_bases = [entry.get("base_model") for entry in walk(data) if entry.kind == "slice"]
     own = bool(slice_bases) and None not in slice_bases
     if method.base == "required" and data.get("base_model") is None and not own:
-        problems.add(places, ("merge_method",), f"{method.name} needs 'base_model', the model the others came from")
+        text = f"{method.name} needs 'base_model', the model the others came from"
+        problems.add(places, ("merge_method",), text, missing="base_model")
     for path, models, local_base, listed in _groups(data, base):
         _check_twice(models, path, places, problems)
         own_base = local_base if method.base != "ignored" else None

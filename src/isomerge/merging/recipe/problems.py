@@ -65,8 +65,11 @@ class Problems:
     act: str
     """What was being done: 'reading recipe.yml'."""
     found: list[tuple[int | None, str]] = field(default_factory=list)
+    missing: set[str] = field(default_factory=set)
+    """Keys that the recipe lacks."""
 
-    def add(self, places: Places, path: Path, text: str) -> None:
+    def add(self, places: Places, path: Path, text: str, missing: str | None = None) -> None:
+        self.missing |= {missing} if missing else set()
         line = places.line(path)
         shown = f"{places.where(path)}: {text}"
         if (line, shown) not in self.found:
@@ -87,4 +90,6 @@ class Problems:
         else:
             numbered = "; ".join(f"({i}) {text}" for i, text in enumerate(texts, start=1))
             message = f"While {self.act}, {len(texts)} problems: {numbered}."
-        raise RecipeError(message.replace("?.", "?"), ordered)
+        error = RecipeError(message.replace("?.", "?"), ordered)
+        error.missing = frozenset(self.missing)
+        raise error

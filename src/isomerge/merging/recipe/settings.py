@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema, model_validator
 
 from isomerge.alignment.levels import parse_layers
+from isomerge.choices import EVIDENCE, FISHER_KINDS, DataKind, Evidence, FisherKind, Level, Many, Measure, Part, Site
 from isomerge.errors import RequestError
 from isomerge.merging.recipe.fields import Count, Definition, Reference, Switch, Text, kind_of
 
@@ -50,9 +51,7 @@ class DataSettings(Definition):
     )
     split: Text | None = Field(None, description="train, validation or test, where the data has parts.")
     limit: Count | None = Field(None, description="Use this many examples, drawn evenly over the data.")
-    kind: Literal["images", "texts", "lines", "documents", "table", "tokens", "corpus"] | None = Field(
-        None, description="What the data is, where it cannot be seen."
-    )
+    kind: DataKind | None = Field(None, description="What the data is, where it cannot be seen.")
     text: Column | None = Field(None, description="The column of the texts; two with a comma between.")
     label: Column | None = Field(None, description="The column of the labels.")
     length: Annotated[int, Strict(), Field(ge=2)] | None = Field(None, description="Cut texts to this many tokens.")
@@ -82,9 +81,9 @@ class CalibrateSettings(Definition):
     """How the models are measured on the data, for methods that weigh by what was measured."""
 
     fisher: Annotated[
-        Literal["true", "empirical"],
+        FisherKind,
         BeforeValidator(_read_fisher),
-        WithJsonSchema({"enum": ["true", "empirical", True]}),
+        WithJsonSchema({"enum": [*FISHER_KINDS, True]}),
     ] = Field("true", description="Labels as each model predicts them, or those of the data.")
     limit: Count | None = Field(None, description="Measure on this many examples; the data's own limit if not named.")
     samples: Count = Field(1, description="Draws of a label per example, where labels are too many to sum over.")
@@ -106,9 +105,6 @@ def read_switch(value: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) else value
 
 
-Evidence = Literal["weights", "activations", "mix"]
-
-
 def _read_layers(value: Any) -> Any:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str):
@@ -123,7 +119,7 @@ def _read_layers(value: Any) -> Any:
 def _read_evidence(value: Any) -> Any:
     """One word for all spaces, or one for each; told here, so that there is one sentence for both forms."""
     words = list(value.values()) if isinstance(value, dict) else [value]
-    wrong = [word for word in words if word not in ("weights", "activations", "mix")]
+    wrong = [word for word in words if word not in EVIDENCE]
     if wrong or not words:
         raise ValueError(
             f"evidence is weights, activations or mix, or one of these by space as in {{residual: mix}}, and this is "
@@ -135,20 +131,18 @@ def _read_evidence(value: Any) -> Any:
 class AlignSettings(Definition):
     """Align the models before they are merged."""
 
-    level: Literal["permutation", "rotation", "full"] = Field("full", description="How much may move.")
+    level: Level = Field("full", description="How much may move.")
     anchor: Reference | None = Field(None, description="The model the others are moved to: base_model, or the first.")
-    many: Literal["anchor", "universe"] = Field("anchor", description="Move all to the anchor, or to a common mean.")
+    many: Many = Field("anchor", description="Move all to the anchor, or to a common mean.")
     layers: Annotated[str, BeforeValidator(_read_layers)] | None = Field(None, description='Layers, as in "0-4,7".')
     scale: Switch | None = Field(None, description="Rescale heads too; by default only level full does.")
     sweeps: Count = Field(15, description="At most this many rounds over all spaces.")
-    only: Literal["attention", "ffn", "residual"] | None = Field(None, description="Move only this part.")
+    only: Part | None = Field(None, description="Move only this part.")
     evidence: Annotated[Evidence | dict[str, Evidence], BeforeValidator(_read_evidence)] | None = Field(
         None, description="What decides: with data, activations for the residual stream and weights elsewhere."
     )
-    measure: Literal["covariance", "correlation", "l2"] = Field(
-        "covariance", description="How activations are compared."
-    )
-    site: Literal["pre", "post"] = Field("post", description="Feed-forward units before or after their activation.")
+    measure: Measure = Field("covariance", description="How activations are compared.")
+    site: Site = Field("post", description="Feed-forward units before or after their activation.")
     data: DataEntry | None = Field(None, description="The data to see activations on; the recipe's if not named.")
 
     @model_validator(mode="after")

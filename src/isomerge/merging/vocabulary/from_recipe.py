@@ -10,6 +10,7 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.local import FileCheckpoint
 from isomerge.checkpoint.side_files import is_weight, side_files_of
+from isomerge.choices import ROWS
 from isomerge.errors import RequestError
 from isomerge.merging.plan.models import open_model
 from isomerge.merging.plan.tensor_plan import RecipePlan
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from isomerge.merging.recipe.definitions import TokenSettings
     from isomerge.merging.vocabulary import TokenRule, Vocabulary
 
-ROWS = "rows"
 """What flags say to merge vocabulary tables row by row, whatever the tokens: a recipe without a tokenizer."""
 
 
