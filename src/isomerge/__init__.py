@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Alignment": "isomerge.alignment.alignment",
+    "AlignedFamily": "isomerge.alignment.family",
+    "Alignment": "isomerge.alignment.result",
     "Merged": "isomerge.merging.merged",
     "IsomergeError": "isomerge.errors",
     "align": "isomerge.alignment.api",
+    "align_family": "isomerge.alignment.api",
     "barrier": "isomerge.connectivity.barrier",
     "catalogue": "isomerge.catalogue",
     "check": "isomerge.checking.api",
@@ -41,8 +43,10 @@ _WHERE = {
 __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
-    from isomerge.alignment.alignment import Alignment as Alignment
     from isomerge.alignment.api import align as align
+    from isomerge.alignment.api import align_family as align_family
+    from isomerge.alignment.family import AlignedFamily as AlignedFamily
+    from isomerge.alignment.result import Alignment as Alignment
     from isomerge.alignment.selftest import selftest as selftest
     from isomerge.catalogue import catalogue as catalogue
     from isomerge.checking.api import check as check

@@ -204,7 +204,7 @@ def test_attention_alone_is_matched_alike_where_an_accelerator_takes_all_layers_
         write_llama(expected, layer, {**moved, **{n: b[n] for n in ("gate", "up", "down")}})
     alignment = isomerge.align(source, anchor=anchor, level="rotation", only="attention", device=device)
     assert_close(arrays(alignment.state_dict()), expected)
-    changed = arrays(dict(alignment.move().changed()))
+    changed = arrays(dict(alignment.moved().changed()))
     assert {n.split(".")[-2] for n in changed} == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert_close(changed, {n: expected[n] for n in changed})
 

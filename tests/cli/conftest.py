@@ -86,8 +86,8 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     fake = Api()
     for name in ("align", "merge_recipe", "check", "selftest", "demo", "catalogue"):
         monkeypatch.setattr(isomerge, name, getattr(fake, name), raising=False)
-    pages = lambda alignment, written: [written.out / "report.html"]  # noqa: E731
-    monkeypatch.setattr("isomerge.reporting.aligned.write_align_reports", pages)
+    pages = lambda alignment, written, *_: ([written.out / "report.html"], [])  # noqa: E731
+    monkeypatch.setattr("isomerge.alignment.record.write_pages", pages)
     return fake
 
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import isomerge
 from align.tiny import in_two_documents, model, noisy, tensors, variant
-from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.cli.app import app
+from isomerge.symmetry.moved import scrambled
 from whole.digits import digits, pair
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 import isomerge
 from align.tiny import MODELS, difference, logits, model, noisy, tensors, variant
 from calibrate.seen import Batch, batches, data, disk_name, inputs_by_module, rows, stock
-from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import open_checkpoint
@@ -23,6 +22,7 @@ from isomerge.errors import RequestError
 from isomerge.merging.aligned import align_models
 from isomerge.merging.statistics import StatisticsWarning, merge_regmean, moved_grams
 from isomerge.merging.statistics.warning import told_together, too_little
+from isomerge.symmetry.moved import scrambled
 from precision import float64_throughout
 
 MANY = 30  # examples: more rows than any layer has inputs

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from isomerge.alignment.evidence import Block, Pair, add_blocks, of_one_root, weight_bounds
 from isomerge.alignment.nested import Unit
+from isomerge.arguments import require_choice
 from isomerge.calibration.cross import CrossMoments, cross_statistics
 from isomerge.calibration.sites import Site
 from isomerge.checkpoint import Checkpoint
@@ -49,17 +50,15 @@ class Request:
     _seen: dict[tuple[int, int], Seen] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        words = self.evidence.values() if isinstance(self.evidence, Mapping) else [self.evidence or "weights"]
-        asked: list[tuple[str, str, tuple[str, ...]]] = [("a kind of evidence", w, EVIDENCE) for w in words]
-        asked += [("a measure of activations", self.measure, MEASURES), ("a place in a feed-forward", self.site, SITES)]
-        wrong = [f"'{word}' is not {what}. {did_you_mean(str(word), known)}" for what, word, known in asked
-                 if word not in known]  # fmt: skip
-        if wrong:
-            raise RequestError("Aligning: " + " ".join(wrong))
+        words = list(self.evidence.values()) if isinstance(self.evidence, Mapping) else [self.evidence or "weights"]
+        for word in words:
+            require_choice("evidence", word, EVIDENCE)
+        require_choice("measure", self.measure, MEASURES)
+        require_choice("site", self.site, SITES)
         if self.data is None and (self.limit is not None or any(w != "weights" for w in words)):
             raise RequestError(
-                "Aligning by activations: there is no data to see them on. Name some (--data PATH, or data=…), or "
-                "leave evidence and limit out to align by the weights alone."
+                "Aligning by activations: there is no data to see them on. Pass data, or leave evidence and limit out "
+                "to align by the weights alone."
             )
 
     def words(self, architecture: Architecture) -> dict[str, str]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.arguments import require_choice
+from isomerge.errors import RequestError
 from isomerge.symmetry.architecture import Architecture, layer_of, part_of
 from isomerge.symmetry.groups import (
     Group,
@@ -37,12 +38,11 @@ class Scope:
     only: str | None = None
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise RequestError(f"Aligning: '{self.level}' is not a level. {did_you_mean(self.level, LEVELS)}")
-        if self.only is not None and self.only not in PARTS:
-            raise RequestError(f"Aligning: '{self.only}' is not a part of a model. {did_you_mean(self.only, PARTS)}")
+        require_choice("level", self.level, LEVELS)
+        if self.only is not None:
+            require_choice("only", self.only, PARTS)
         if self.level == "permutation" and self.scale:
-            raise RequestError("Aligning at level 'permutation': nothing can be rescaled there. Drop --scale.")
+            raise RequestError("Aligning at level 'permutation': nothing can be rescaled there. Leave scale out.")
 
     @property
     def rescales(self) -> bool:
@@ -68,7 +68,7 @@ class Scope:
 
         found = architecture.restricted(rule)
         if not found.movable() and architecture.movable():
-            note = f"level '{self.level}' leaves nothing to move in what --only and --layers name"
+            note = f"level '{self.level}' leaves nothing to move in what `only` and `layers` name"
             return replace(found, notes=[*found.notes, note])
         if wanted is not None and self.level != "rotation":
             note = "only the named layers move; what runs through several (residual stream, task heads) stays"
@@ -106,11 +106,11 @@ def parse_layers(text: str, depth: int) -> set[int]:
         elif match := re.fullmatch(r"(\d+)(?:-(\d+))?", piece):
             first, last = int(match[1]), int(match[2] or match[1])
             if last < first:
-                raise RequestError(f"Reading --layers '{text}': '{piece}' runs backwards. Write {last}-{first}.")
+                raise RequestError(f"Reading layers '{text}': '{piece}' runs backwards. Write {last}-{first}.")
             found |= set(range(first, last + 1))
         else:
             known = "Write 3, 0-4, 'first 3', 'last 2'."
-            raise RequestError(f"Reading --layers '{text}': '{piece}' is not a layer. {known}")
+            raise RequestError(f"Reading layers '{text}': '{piece}' is not a layer. {known}")
     if not found or max(found) >= depth:
-        raise RequestError(f"Reading --layers '{text}': the model has layers 0 to {depth - 1}. Name some of them.")
+        raise RequestError(f"Reading layers '{text}': the model has layers 0 to {depth - 1}. Name some of them.")
     return found

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from isomerge.alignment.evidence import Pair, common_part
 from isomerge.alignment.levels import Scope
-from isomerge.alignment.pairwise import Solution, describe_all, prepare_all, rotates_the_stream, solve_to_anchor
-from isomerge.alignment.parallel import Run
+from isomerge.alignment.pairwise import describe_all, prepare_all, rotates_the_stream, solve_to_anchor
 from isomerge.alignment.prepared import Prepared
 from isomerge.alignment.rescale import rescaled_all
+from isomerge.alignment.result import Alignment
 from isomerge.alignment.sweep import Sweeper, Tick, no_tick
 from isomerge.checkpoint import Checkpoint
 from isomerge.symmetry.patterns import Layout
 from isomerge.symmetry.transform import Transform
+from isomerge.threads import Run
 
 MOST_ROUNDS = 20
 STOPS_MOVING = 1e-7  # relative change of the mean below which it has arrived
@@ -38,8 +39,8 @@ def nearest_to_mean(checkpoints: list[Checkpoint]) -> int:
 def solve_universe(
     checkpoints: list[Checkpoint], scope: Scope, *, run: Run, sweeps: int, budget: int, device: str,
     tick: Tick = no_tick,
-) -> tuple[int, list[Solution]]:  # fmt: skip
-    """Every model to one common mean. Returns the model whose gauge they are written in, and a solution each.
+) -> tuple[int, list[Alignment]]:  # fmt: skip
+    """Every model to one common mean. Returns the model whose gauge they are written in, and an alignment each.
 
     Start from the medoid, align all models to the same current mean, update it from all at once, until it stops moving.
     """
@@ -49,23 +50,23 @@ def solve_universe(
     others = solve_to_anchor(rest, checkpoints[medoid], scope, **options)
     anchor = others[0].anchor
     if anchor is not None and all(not s.transform.elements for s in others):  # siblings: the mean is the plain one
-        itself = Solution(anchor, anchor, scope, Transform(others[0].transform.spaces))
+        itself = Alignment(anchor, anchor, scope, Transform(others[0].transform.spaces))
         return medoid, others[:medoid] + [itself] + others[medoid:]
     models = describe_all(checkpoints, scope, rotates_the_stream(scope), device)
     sides = prepare_all(models, scope, run, budget)
     names = {n: lay for n, lay in models[0].layouts.items() if all(n in m.layouts for m in models)}
     found = _to_common_mean(sides, medoid, names, run, sweeps, tick)
-    solutions = []
+    alignments = []
     for side, own in zip(sides, found, strict=True):
         total = own
         if scope.level == "rotation" and scope.rescales:
             total = rescaled_all(Pair(side.tensor, sides[medoid].tensor, names, side.model.architecture), own, run)
         if side.balance.elements:
             total = side.balance.then(own).then(sides[medoid].balance.inverse())
-        solution = Solution(side.model, models[medoid], scope, total.without_identities())
-        solution.notes = [*side.model.architecture.notes, *side.model.notes]
-        solutions.append(solution)
-    return medoid, solutions
+        notes = [*side.model.architecture.notes, *side.model.notes]
+        total = total.without_identities()
+        alignments.append(Alignment(side.model, models[medoid], scope, total, solver_notes=notes))
+    return medoid, alignments
 
 
 def _to_common_mean(

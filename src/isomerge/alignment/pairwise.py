@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from isomerge.alignment.activations import Activations, Request
 from isomerge.alignment.compatible import require_compatible, require_same_spaces
 from isomerge.alignment.evidence import Pair, common_part
 from isomerge.alignment.levels import Scope
-from isomerge.alignment.parallel import Run
 from isomerge.alignment.prepared import Prepared
 from isomerge.alignment.rescale import rescaled_all
+from isomerge.alignment.result import Alignment
 from isomerge.alignment.sweep import Sweeper, Tick, no_tick
 from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint.base import Checkpoint
@@ -24,27 +24,9 @@ from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.groups import Permutation, Rotary, SignedPermutation, SignedScale, Trivial
 from isomerge.symmetry.transform import Transform, dimension
+from isomerge.threads import Run
 
 NO_GAIN = 1e-9  # of the median: what is divided by less has no digits left
-
-
-@dataclass
-class Solution:
-    """What was found: the transform in canonical, unbalanced coordinates, and what was left alone and why."""
-
-    source: BoundModel
-    anchor: BoundModel | None  # None: known only by the gauge stored with a transform
-    scope: Scope
-    transform: Transform
-    stays: dict[str, str] = field(default_factory=dict)
-    objective: list[float] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def untied(self) -> bool:
-        """An output table had to be separated from the input table, in the source or in the anchor."""
-        models = [m for m in (self.source, self.anchor) if m is not None]
-        return any(m.architecture.untied_config for m in models)
 
 
 def solve_pair(
@@ -59,7 +41,7 @@ def solve_pair(
     tick: Tick = no_tick,
     untie: bool | None = None,
     request: Request | None = None,
-) -> Solution:
+) -> Alignment:
     """The transform that brings `source` next to `anchor`. `budget` bounds what may be kept between sweeps (bytes).
 
     `request` names data whose activations decide for some spaces.
@@ -74,38 +56,38 @@ def solve_pair(
     if request is not None:
         seen = request.seen(source, anchor, models[0])
         activations = seen.prepared(models[0].architecture, (sides[0].balance, sides[1].balance))
-    solution = _solve(sides, scope, run, sweeps, tick, activations)
-    if untie is None and solution.untied and _needs_no_rotation(solution.transform.elements.get(RESIDUAL)):
-        if RESIDUAL in solution.stays and activations is None:  # looked at, and not merely held
-            return _as_they_are(solution, describe_all([source, anchor], scope, False, device), sides)
+    alignment = _solve(sides, scope, run, sweeps, tick, activations)
+    if untie is None and alignment.untied and _needs_no_rotation(alignment.transform.elements.get(RESIDUAL)):
+        if RESIDUAL in alignment.stays and activations is None:  # looked at, and not merely held
+            return _as_they_are(alignment, describe_all([source, anchor], scope, False, device), sides)
         return solve_pair(
             source, anchor, scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick, untie=False,
             request=request,
         )  # fmt: skip
-    return solution
+    return alignment
 
 
-def _as_they_are(solution: Solution, models: list[BoundModel], sides: list[Prepared]) -> Solution:
+def _as_they_are(alignment: Alignment, models: list[BoundModel], sides: list[Prepared]) -> Alignment:
     """The same for models whose tables stay tied: of a stream that stays, nothing depends on how they are stored.
 
     Tied, it could only change its order and signs, which are rotations that gained nothing.
     """
     source, anchor = models
     moving = source.architecture.movable()
-    stays = {space: reason for space, reason in solution.stays.items() if space in moving}
-    transform = Transform(source.architecture.spaces, solution.transform.elements)
+    stays = {space: reason for space, reason in alignment.stays.items() if space in moving}
+    transform = Transform(source.architecture.spaces, alignment.transform.elements)
     notes = _notes(source, anchor, sides)
-    return Solution(source, anchor, solution.scope, transform, stays, solution.objective, notes)
+    return Alignment(source, anchor, alignment.scope, transform, stays, alignment.objective, notes)
 
 
-def solve_to_anchor(checkpoints: list[Checkpoint], anchor: Checkpoint, scope: Scope, **options: Any) -> list[Solution]:
+def solve_to_anchor(checkpoints: list[Checkpoint], anchor: Checkpoint, scope: Scope, **options: Any) -> list[Alignment]:
     """Every model to one anchor, all tied or all untied, so that any of the outputs can be averaged."""
-    solutions = [solve_pair(c, anchor, scope, **options) for c in checkpoints]
-    if len({s.untied for s in solutions}) == 1:
-        return solutions
+    alignments = [solve_pair(c, anchor, scope, **options) for c in checkpoints]
+    if len({s.untied for s in alignments}) == 1:
+        return alignments
     return [
         s if s.untied else solve_pair(c, anchor, scope, **options, untie=True)
-        for s, c in zip(solutions, checkpoints, strict=True)
+        for s, c in zip(alignments, checkpoints, strict=True)
     ]
 
 
@@ -166,7 +148,7 @@ def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -
 
 def _solve(
     sides: list[Prepared], scope: Scope, run: Run, sweeps: int, tick: Tick, activations: Activations | None
-) -> Solution:
+) -> Alignment:
     source, anchor = (side.model for side in sides)
     spaces = source.architecture.spaces
     moving = source.architecture.movable()
@@ -186,9 +168,8 @@ def _solve(
         total = Transform(spaces, {s: e for s, e in total.elements.items() if s not in stays})
     total = total.without_identities()
     stays |= {s: "already in its best place" for s in moving if s not in total.elements and s not in stays}
-    solution = Solution(source, anchor, scope, total, stays, sweeper.objective)
-    solution.notes = [*_notes(source, anchor, sides), *(activations.notes if activations else [])]
-    return solution
+    notes = [*_notes(source, anchor, sides), *(activations.notes if activations else [])]
+    return Alignment(source, anchor, scope, total, stays, sweeper.objective, notes)
 
 
 def _unbalanced(sides: list[Prepared], found: Transform) -> Transform:
@@ -268,16 +249,3 @@ def _notes(source: BoundModel, anchor: BoundModel, sides: list[Prepared]) -> lis
         if len(set(shapes)) == 2:
             notes.append(f"{name}: {shapes[0]} and {shapes[1]}; the common part is compared")
     return list(dict.fromkeys(notes))
-
-
-class AnchorGauge(dict[str, Tensor]):
-    """The anchor's gauge, entry by entry on demand; tensors only the source has keep the source's own."""
-
-    def __init__(self, anchor: Canonical, source: Canonical) -> None:
-        super().__init__()
-        self.anchor, self.source = anchor, source
-
-    def __missing__(self, key: str) -> Tensor:
-        kind, name = key.split(":", 1)
-        owner = self.anchor if name in self.anchor.model.layouts else self.source
-        return owner._own(kind, name)

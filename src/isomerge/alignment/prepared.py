@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from isomerge.alignment.balancing import balancing_element, is_balanced_by_scale
-from isomerge.alignment.parallel import Run
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.transform import Transform
+from isomerge.threads import Run
 
 
 class Prepared:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from isomerge.alignment import solvers
 from isomerge.alignment.evidence import Pair
-from isomerge.alignment.parallel import Run
 from isomerge.symmetry.groups import Group, Permutation, Rotary
 from isomerge.symmetry.transform import Transform
+from isomerge.threads import Run
 
 BLOCK = 1024
 """Numbers solved at once: each takes some 30 kB meanwhile, so that memory does not grow with the model."""

@@ -17,7 +17,6 @@ from isomerge.alignment import leaf, noise, solvers
 from isomerge.alignment.activations import TIE, Activations
 from isomerge.alignment.evidence import Block, Pair, stream_cross, unit_blocks
 from isomerge.alignment.nested import Elements, Unit
-from isomerge.alignment.parallel import Run
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.groups import (
     Group,
@@ -30,6 +29,7 @@ from isomerge.symmetry.groups import (
     Trivial,
 )
 from isomerge.symmetry.transform import Transform, dimension
+from isomerge.threads import Run
 
 STOP_RISING = 1e-6  # relative rise of the objective below which a sweep was the last
 

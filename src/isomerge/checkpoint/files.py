@@ -41,6 +41,9 @@ class SafetensorsFile(WeightFile):
         self._descriptor: int | None = None
         self._scratch = threading.local()
 
+    def __reduce__(self) -> tuple[type[SafetensorsFile], tuple[Path]]:
+        return SafetensorsFile, (self.path,)  # a copy opens the file again
+
     def identity(self) -> Any:
         return _identity(self.path)
 
@@ -113,6 +116,9 @@ class PickledFile(WeightFile):
         self.label = path.name
         self._state = self._load(path)
         self.tensors: Mapping[str, TensorInfo] = {name: TensorInfo.of(t) for name, t in self._state.items()}
+
+    def __reduce__(self) -> tuple[type[PickledFile], tuple[Path]]:
+        return PickledFile, (self.path,)
 
     def identity(self) -> Any:
         return _identity(self.path)

@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ class HubFile(WeightFile):
         self.tensors: Mapping[str, TensorInfo] = (
             self._file.tensors if self._file else _remote_header(repo, label, commit)
         )
+
+    def __reduce__(self) -> tuple[type[HubFile], tuple[str, str, str]]:
+        return HubFile, (self._repo, self.label, self._commit)
 
     def read(self, name: str) -> torch.Tensor:
         return self._local(name).read(name)
@@ -161,7 +165,7 @@ def _open_online(repo: str, commit: str, names: list[str], act: str) -> Checkpoi
         config=config,
         folder=_snapshot(repo, commit),
         revision=commit,
-        side_files=lambda: _side_files(repo, commit, names),
+        side_files=partial(_side_files, repo, commit, names),
     )
 
 

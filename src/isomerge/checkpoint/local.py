@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -98,7 +99,7 @@ def open_folder(
     if problems:
         raise failure(act, problems, " ".join(dict.fromkeys(filter(None, steps))) or next_step)
     return FileCheckpoint(
-        name, files, config=config, folder=folder, revision=revision, side_files=lambda: side_files_of(folder)
+        name, files, config=config, folder=folder, revision=revision, side_files=partial(side_files_of, folder)
     )
 
 
@@ -123,8 +124,13 @@ def open_file(path: Path) -> Checkpoint:
         files,
         config=config,
         folder=folder,
-        side_files=lambda: side_files_of(folder) if config_file.is_file() else [],
+        side_files=partial(_files_beside, path),
     )
+
+
+def _files_beside(path: Path) -> list[Path]:
+    """The side files of a single weight file: those of its folder, where that is a model folder."""
+    return side_files_of(path.parent) if (path.parent / "config.json").is_file() else []
 
 
 def find_shards(folder: Path, act: str, problems: list[str]) -> tuple[list[str], dict[str, str] | None]:

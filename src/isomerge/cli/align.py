@@ -30,6 +30,7 @@ from isomerge.cli.common import (
 from isomerge.cli.errors import announce_output
 from isomerge.cli.report import add_report
 from isomerge.errors import RequestError
+from isomerge.results import plain
 
 PARTS = ("attention", "ffn", "residual")
 MANY = ("anchor", "universe")
@@ -132,37 +133,34 @@ def align(
     voice = Voice(json, quiet)
     start = time.perf_counter()
     with voice.work() as progress:
-        alignment = isomerge.align(
-            source,
-            None if nearest else anchor,
-            others=models[1:] if nearest else models[2:],
-            level=level,
-            scale=scale,
-            layers=layers,
-            only=only,
-            sweeps=sweeps,
-            many=many,
-            transform=transform,
-            data=data,
-            evidence=evidence,
-            limit=limit,
-            threads=threads,
-            device=device,
-            max_memory=max_memory,
-            seed=seed,
-            progress=progress,
+        options: dict[str, Any] = {
+            "level": level, "scale": scale, "layers": layers, "only": only, "sweeps": sweeps, "data": data,
+            "evidence": evidence, "limit": limit, "threads": threads, "device": device, "max_memory": max_memory,
+            "progress": progress,
+        }  # fmt: skip
+        alignment: isomerge.Alignment | isomerge.AlignedFamily
+        if len(models) > 2 or nearest or many == "universe":
+            family = isomerge.align_family(
+                models if nearest or many == "universe" else [source, *models[2:]],
+                anchor=None if nearest or many == "universe" else anchor,
+                many=many,
+                **options,
+            )
+            alignment = family if len(family.members) > 1 else family.members[0]
+        else:
+            alignment = isomerge.align(source, anchor, transform=transform, **options)
+        written = alignment.save(
+            out, shard_size=shard_size, out_dtype=out_dtype, force=force, anchor_out=anchor_out, report=report
         )
-        written = alignment.save(out, shard_size=shard_size, out_dtype=out_dtype, force=force, anchor_out=anchor_out)
         if save_transform:
             alignment.save_transform(save_transform)
-        record = {**alignment.report(), **written_record(written)}
+        record = {**plain(alignment.report()), **written_record(written)}
         if report:
-            from isomerge.reporting.aligned import AlignRun, write_align_reports
+            from isomerge.alignment.record import write_pages
 
-            done = AlignRun(alignment, _request(context), _took(start, threads, device))
-            add_report(record, *write_align_reports(done, written))
-            if done.problems:
-                record["notes"] = [*record.get("notes", ()), *(f"NOT as it should be: {p}" for p in done.problems)]
+            pages, problems = write_pages(alignment, written, _request(context), _took(start, threads, device))
+            add_report(record, *pages)
+            record["notes"] = [*record.get("notes", ()), *(f"Verification failed: {problem}" for problem in problems)]
     voice.show(record, align_table)
 
 
@@ -188,8 +186,8 @@ def _request(context: typer.Context) -> dict[str, Any]:
 
 
 def _took(start: float, threads: int | None, device: str) -> dict[str, Any]:
-    from isomerge.alignment.parallel import thread_count
     from isomerge.merging.merged import peak_memory
+    from isomerge.threads import thread_count
 
     return {
         "seconds": time.perf_counter() - start,

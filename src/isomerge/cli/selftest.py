@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from isomerge.cli.common import Debug, Json, Level, Quiet, Seed, Voice
+from isomerge.results import plain
 
 
 def selftest(
@@ -26,7 +27,7 @@ def selftest(
 
     voice = Voice(json, quiet)
     with voice.work():
-        record = isomerge.selftest(model, seed=seed, level=level)
+        record = plain(isomerge.selftest(model, seed=seed, level=level))
     voice.show(record, selftest_table)
     if not record["unchanged"]:
         raise typer.Exit(1)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from isomerge.alignment.parallel import thread_count
 from isomerge.checkpoint import parse_size
 from isomerge.errors import RequestError
 from isomerge.merging.group import BLOCK_ELEMENTS, rows_of
 from isomerge.merging.merged import present_memory
 from isomerge.merging.pipeline import Job
 from isomerge.merging.sources import Computed, Stored
+from isomerge.threads import thread_count
 
 # The methods' temporaries, in blocks of the computing dtype beside those of the inputs; measured, with room to spare.
 TEMPORARIES = 10

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from isomerge.alignment.parallel import ahead, thread_count
 from isomerge.checkpoint import Checkpoint, TensorInfo, Written, parse_dtype, refuse_overwrite
 from isomerge.checkpoint.saving import counted, dtype_entry
 from isomerge.checkpoint.side_files import side_files_of
 from isomerge.checkpoint.writer import CheckpointWriter
 from isomerge.merging.pipeline import Job, run
 from isomerge.merging.sources import InputHashes
+from isomerge.threads import ahead, thread_count
 
 if TYPE_CHECKING:
     from isomerge.merging.data_sets import DataSet

@@ -229,6 +229,19 @@ class Canonical:
         return [s for s in self.model.layouts[bias].axes[0] if (s.atoms[-1].space, s.atoms[-1].dual) in wanted]
 
 
+class AnchorGauge(dict[str, Tensor]):
+    """The anchor's gauge, entry by entry on demand; tensors only the source has keep the source's own."""
+
+    def __init__(self, anchor: Canonical, source: Canonical) -> None:
+        super().__init__()
+        self.anchor, self.source = anchor, source
+
+    def __missing__(self, key: str) -> Tensor:
+        kind, name = key.split(":", 1)
+        owner = self.anchor if name in self.anchor.model.layouts else self.source
+        return owner._own(kind, name)
+
+
 def _scaled(tensor: Tensor, axis: int, factor: Tensor) -> Tensor:
     return tensor * factor.reshape([-1 if k == axis else 1 for k in range(tensor.ndim)])
 
