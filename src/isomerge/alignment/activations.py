@@ -27,7 +27,6 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, Norm, layer_of, part_of
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.groups import Permutation, SignedPermutation, Trivial
 from isomerge.symmetry.patterns import Atom, Layout, Segment
 from isomerge.symmetry.transform import Transform
 
@@ -159,7 +158,7 @@ class Seen:
     def _measure(self, site: Site, architecture: Architecture) -> str:
         """Inside heads only the covariance means something: bases and biases are free there."""
         groups = [architecture.spaces[s] for s in site.spaces]
-        discrete = all(isinstance(g, Permutation | SignedPermutation | Trivial) for g in groups)
+        discrete = all(g.reorders or not g.movable for g in groups)
         fits = {"correlation": discrete, "l2": len(groups) == 1, "covariance": True}[self.request.measure]
         return self.request.measure if fits else "covariance"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isomerge.errors import AlignmentError
 from isomerge.symmetry.architecture import Architecture
-from isomerge.symmetry.groups import Group, Trivial
+from isomerge.symmetry.groups import Group
 from isomerge.symmetry.patterns import Layout, Segment
 from isomerge.symmetry.transform import Transform
 
@@ -156,7 +156,12 @@ def cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int, *, diagon
 
 def is_shared(spaces: Sequence[str], groups: Mapping[str, Group]) -> bool:
     """Whether the units of the first space keep their places and share the second: query heads of one key head."""
-    return len(spaces) > 1 and isinstance(groups.get(spaces[0]), Trivial) and spaces[0] not in groups[spaces[1]].per
+    return (
+        len(spaces) > 1
+        and spaces[0] in groups
+        and not groups[spaces[0]].movable
+        and spaces[0] not in groups[spaces[1]].per
+    )
 
 
 def _shared_cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int) -> Tensor:

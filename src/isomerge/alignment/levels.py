@@ -15,14 +15,7 @@ from dataclasses import dataclass, replace
 from isomerge.arguments import require_choice
 from isomerge.errors import RequestError
 from isomerge.symmetry.architecture import Architecture, layer_of, part_of
-from isomerge.symmetry.groups import (
-    Group,
-    Invertible,
-    Permutation,
-    Rotary,
-    Rotation,
-    SignedPermutation,
-)
+from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotary, Rotation
 
 LEVELS = ("permutation", "rotation", "full")
 PARTS = ("attention", "ffn", "residual")
@@ -81,15 +74,12 @@ def at_level(scope: Scope, part: str, group: Group) -> Group:
     if scope.level == "full":
         return group
     if scope.level == "permutation":
-        movable = isinstance(group, Permutation | SignedPermutation | Invertible)
-        return group.restricted(Permutation if movable else None)
+        return group.restricted(Permutation if group.element in ("order", "matrix") else None)
     if part == "attention" and isinstance(group, Rotary):
         return replace(group, scale=scope.rescales) if group.phase == "any" else group.restricted(None)
-    if part == "attention" and isinstance(group, Invertible):
+    if part == "attention" and group.element == "matrix":
         return group.restricted(Invertible if scope.rescales else Rotation)
-    if part == "ffn" and isinstance(group, Permutation):
-        return group
-    return group.restricted(None)
+    return group if part == "ffn" and group.reorders and not group.signed else group.restricted(None)
 
 
 def parse_layers(text: str, depth: int) -> set[int]:

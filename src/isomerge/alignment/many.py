@@ -10,7 +10,7 @@ from torch import Tensor
 from isomerge.alignment.evidence import Pair, common_part
 from isomerge.alignment.levels import Scope
 from isomerge.alignment.pairwise import describe_all, prepare_all, rotates_the_stream, solve_to_anchor
-from isomerge.alignment.prepared import Prepared
+from isomerge.alignment.preparation import PreparedModel
 from isomerge.alignment.rescale import rescaled_all
 from isomerge.alignment.result import Alignment
 from isomerge.alignment.sweep import Sweeper, Tick, no_tick
@@ -70,7 +70,7 @@ def solve_universe(
 
 
 def _to_common_mean(
-    sides: list[Prepared], medoid: int, names: Mapping[str, Layout], run: Run, sweeps: int,
+    sides: list[PreparedModel], medoid: int, names: Mapping[str, Layout], run: Run, sweeps: int,
     tick: Tick,
 ) -> list[Transform]:  # fmt: skip
     # Sums in an order that depends on the models and not on the list make the result independent of it, to the bit.
@@ -93,7 +93,7 @@ def _to_common_mean(
 
 
 def _new_mean(
-    sides: list[Prepared],
+    sides: list[PreparedModel],
     found: list[Transform],
     order: list[int],
     old: Mapping[str, Tensor],
@@ -110,5 +110,5 @@ def _new_mean(
     return mean, (change / max(size, 1e-300)) ** 0.5, spread
 
 
-def _fingerprint(side: Prepared, names: Mapping[str, Layout]) -> tuple[float, ...]:
+def _fingerprint(side: PreparedModel, names: Mapping[str, Layout]) -> tuple[float, ...]:
     return tuple(float(side.tensor(name).sum()) for name in list(names)[:8])

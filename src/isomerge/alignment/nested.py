@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from isomerge.alignment import leaf, solvers
 from isomerge.alignment.evidence import Block, is_shared
-from isomerge.symmetry.groups import Group, Permutation, SignedPermutation, Trivial
+from isomerge.alignment.solvers.assignment import assign_batch
+from isomerge.alignment.solvers.table import score, solve
+from isomerge.symmetry.groups import Group
 
 FEW_ORDERS = 24
 MOST_ROUNDS = 50
@@ -39,7 +40,7 @@ class Unit:
     @property
     def fixed_root(self) -> bool:
         """The units of the root keep their places, so only h against h matters."""
-        return not isinstance(self.spaces[self.root], Permutation | SignedPermutation)
+        return not self.spaces[self.root].reorders
 
     @property
     def diagonal(self) -> bool:
@@ -63,7 +64,7 @@ class Unit:
                 *_, space = block.spaces
                 value = self._uncoupled(Block(block.spaces[1:], block.unsigned, block.value)).value
                 found[space] = value if space not in found else found[space] + value
-        return {space: C for space, C in found.items() if not isinstance(self.spaces[space], Trivial)}
+        return {space: C for space, C in found.items() if self.spaces[space].movable}
 
     def solve(self, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
         """Elements of every space of the unit, and what they earn together."""
@@ -80,7 +81,7 @@ class Unit:
         group = self.spaces[space]
         if not self.children[space]:
             C, unsigned = _sum(blocks)
-            element, scores = leaf.solve(group, C, unsigned, spoil=space == self.root)
+            element, scores = solve(group, C, unsigned, spoil=space == self.root)
             return {space: element}, scores
         direct = [b for b in blocks if b.depth == 1]
         inner = [b for b in blocks if b.depth > 1]
@@ -91,23 +92,25 @@ class Unit:
         else:
             table = self._score_children(space, [_all_pairs(b) for b in inner]).reshape(pairs, group.size, group.size)
             C, unsigned = _sum(direct) if direct else (torch.zeros_like(table), None)
-            if isinstance(group, SignedPermutation):  # the inner scores do not depend on the sign
+            if group.signed:  # the inner scores do not depend on the sign
                 unsigned = table if unsigned is None else unsigned + table
             else:
                 C = C + table
-            chosen, _ = leaf.solve(group, C, unsigned)
-            order = chosen if isinstance(group, Permutation) else chosen.abs() - 1
+            chosen, _ = solve(group, C, unsigned)
+            places = group.order(chosen)
+            assert places is not None
+            order = places
         elements, scores = self._solve_children(space, [_chosen(b, order) for b in inner])
         elements = {s: e.reshape(pairs, group.size, *e.shape[1:]) for s, e in elements.items()}
         earned = scores.reshape(pairs, group.size).sum(-1)
         for block in direct:
             picked = torch.take_along_dim(block.value, order[:, None, :].to(block.value.device), dim=1)[:, 0]
-            sign = 1 if block.unsigned or isinstance(group, Permutation) else chosen.sign()
+            sign = 1 if block.unsigned or (group.reorders and not group.signed) else chosen.sign()
             earned = earned + (picked * sign).sum(-1)
         return {space: chosen, **elements}, earned
 
     def _fixed(self, space: str) -> bool:
-        return not isinstance(self.spaces[space], Permutation | SignedPermutation)
+        return not self.spaces[space].reorders
 
     def _score_children(self, space: str, blocks: Sequence[Block]) -> Tensor:
         """What every pair's best inner elements earn together."""
@@ -122,7 +125,7 @@ class Unit:
             if self.children[child]:
                 scores = self._solve(child, own)[1]
             else:
-                scores = leaf.score(self.spaces[child], *_sum(own))
+                scores = score(self.spaces[child], *_sum(own))
             total = scores if total is None else total + scores
         assert total is not None
         return total
@@ -186,7 +189,7 @@ class Unit:
         elements: Elements = {}
         total = None
         for space, C in self._summed(query, blocks, order).items():
-            elements[space], scores = leaf.solve(self.spaces[space], C)
+            elements[space], scores = solve(self.spaces[space], C)
             total = scores if total is None else total + scores
         assert total is not None
         return elements, total
@@ -215,10 +218,10 @@ class Unit:
             C = sum(heads[1:], start=heads[0]).transpose(2, 3)  # (pairs, h, h, e, e)
             C = C + sum(own[1:], start=own[0])[:, None, None] / size if own else C
             pairs, _, _, n, m = C.shape
-            scores = leaf.score(self.spaces[space], C.reshape(-1, n, m)).reshape(pairs, size, size)
+            scores = score(self.spaces[space], C.reshape(-1, n, m)).reshape(pairs, size, size)
             total = scores if total is None else total + scores
         assert total is not None
-        return solvers.assign_batch(total)[0]
+        return assign_batch(total)[0]
 
     def _improved(self, query: str, blocks: Sequence[Block], order: Tensor) -> Tensor:
         """Alternate: elements for the order, the order for the elements, until nothing changes."""
@@ -232,7 +235,7 @@ class Unit:
                 scores = _earned_per_head(self.spaces[space], elements[space], block.value)
                 total = scores if total is None else total + scores
             assert total is not None
-            following = solvers.assign_batch(total)[0]
+            following = assign_batch(total)[0]
             if torch.equal(following, order):
                 break
             order = following

@@ -13,7 +13,7 @@ from isomerge.alignment.activations import Activations, Request
 from isomerge.alignment.compatible import require_compatible, require_same_spaces
 from isomerge.alignment.evidence import Pair, common_part
 from isomerge.alignment.levels import Scope
-from isomerge.alignment.prepared import Prepared
+from isomerge.alignment.preparation import PreparedModel
 from isomerge.alignment.rescale import rescaled_all
 from isomerge.alignment.result import Alignment
 from isomerge.alignment.sweep import Sweeper, Tick, no_tick
@@ -22,7 +22,6 @@ from isomerge.checkpoint.base import Checkpoint
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
-from isomerge.symmetry.groups import Permutation, Rotary, SignedPermutation, SignedScale, Trivial
 from isomerge.symmetry.transform import Transform, dimension
 from isomerge.threads import Run
 
@@ -67,7 +66,7 @@ def solve_pair(
     return alignment
 
 
-def _as_they_are(alignment: Alignment, models: list[BoundModel], sides: list[Prepared]) -> Alignment:
+def _as_they_are(alignment: Alignment, models: list[BoundModel], sides: list[PreparedModel]) -> Alignment:
     """The same for models whose tables stay tied: of a stream that stays, nothing depends on how they are stored.
 
     Tied, it could only change its order and signs, which are rotations that gained nothing.
@@ -112,7 +111,7 @@ def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool, devic
     for model in models[:-1]:
         require_same_spaces(model, models[-1])
     models = [replace(m, architecture=scope.restrict(m.architecture)) for m in models]
-    held = {s for m in models for s, g in m.architecture.spaces.items() if isinstance(g, Trivial)}
+    held = {s for m in models for s, g in m.architecture.spaces.items() if not g.movable}
     alone = {s for m in models for s in m.architecture.spaces if any(s not in n.architecture.spaces for n in models)}
     if alone:  # a leftover pooler, say
         note = f"held at the identity, since not every model has it: {', '.join(sorted(alone))}"
@@ -131,15 +130,14 @@ def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool, devic
     ]
 
 
-def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -> list[Prepared]:
+def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -> list[PreparedModel]:
     """Canonical and, where the level rescales, balanced; kept in memory between sweeps if that fits the budget."""
-    spaces = models[0].architecture.spaces
     moving = models[0].architecture.movable()
-    many_passes = not isinstance(spaces.get(RESIDUAL, Trivial(0)), Trivial)
+    many_passes = models[0].architecture.moves(RESIDUAL)
     keep = many_passes and sum(8 * m.parameters() for m in models) <= budget
     wide = any(m.stored_precision == torch.float64 for m in models)
     precision = torch.float64 if wide else torch.float32
-    sides = [Prepared(m, moving, gauges=scope.gauges, precision=precision, keep=keep) for m in models]
+    sides = [PreparedModel(m, moving, gauges=scope.gauges, precision=precision, keep=keep) for m in models]
     if scope.gauges and scope.rescales:
         for side in sides:
             side.balance_spaces(moving, run)
@@ -147,7 +145,7 @@ def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -
 
 
 def _solve(
-    sides: list[Prepared], scope: Scope, run: Run, sweeps: int, tick: Tick, activations: Activations | None
+    sides: list[PreparedModel], scope: Scope, run: Run, sweeps: int, tick: Tick, activations: Activations | None
 ) -> Alignment:
     source, anchor = (side.model for side in sides)
     spaces = source.architecture.spaces
@@ -172,7 +170,7 @@ def _solve(
     return Alignment(source, anchor, scope, total, stays, sweeper.objective, notes)
 
 
-def _unbalanced(sides: list[Prepared], found: Transform) -> Transform:
+def _unbalanced(sides: list[PreparedModel], found: Transform) -> Transform:
     return sides[0].balance.then(found).then(sides[1].balance.inverse()) if sides[0].balance.elements else found
 
 
@@ -196,7 +194,7 @@ def _whole_units(
     return found
 
 
-def _left_alone(sides: list[Prepared], total: Transform, found: Transform, run: Run) -> dict[str, str]:
+def _left_alone(sides: list[PreparedModel], total: Transform, found: Transform, run: Run) -> dict[str, str]:
     """Spaces that need nothing: no unit of theirs moves, and the rest gains no more than noise would let it.
 
     Compared as they will be written: a stream that stays is not folded, so noise in its norms is none in its readers.
@@ -205,7 +203,7 @@ def _left_alone(sides: list[Prepared], total: Transform, found: Transform, run: 
     moving = [s for s in spaces if s != RESIDUAL or RESIDUAL in total.elements]
     source, anchor = (Canonical(side.model, moving) for side in sides)
     architecture = source.model.architecture
-    moved_roots = {architecture.root(s) for s, e in found.elements.items() if _is_discrete_move(spaces[s], e)}
+    moved_roots = {architecture.root(s) for s, e in found.elements.items() if spaces[s].moves_units(e)}
     stream = total.only([RESIDUAL])
 
     def stays(space: str) -> bool:
@@ -229,17 +227,7 @@ def _left_alone(sides: list[Prepared], total: Transform, found: Transform, run: 
     return {s: "moving it gains no more than noise would" for s in kept}
 
 
-def _is_discrete_move(group: object, element: Tensor) -> bool:
-    if isinstance(group, Permutation | SignedPermutation):
-        return not group.is_identity(element)
-    if isinstance(group, SignedScale):
-        return bool((element < 0).any())
-    if isinstance(group, Rotary) and group.phase == "sign":
-        return bool((element.real < 0).any())
-    return False
-
-
-def _notes(source: BoundModel, anchor: BoundModel, sides: list[Prepared]) -> list[str]:
+def _notes(source: BoundModel, anchor: BoundModel, sides: list[PreparedModel]) -> list[str]:
     notes = [*source.architecture.notes, *source.notes, *(n for n in anchor.notes if n not in source.notes)]
     for side in sides:
         for space, count in side.skipped.items():

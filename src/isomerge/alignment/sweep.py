@@ -13,21 +13,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from isomerge.alignment import leaf, noise, solvers
+from isomerge.alignment import noise
 from isomerge.alignment.activations import TIE, Activations
 from isomerge.alignment.evidence import Block, Pair, stream_cross, unit_blocks
 from isomerge.alignment.nested import Elements, Unit
+from isomerge.alignment.solvers.assignment import identity_is_optimal
+from isomerge.alignment.solvers.table import SOLVERS, solve
 from isomerge.symmetry.architecture import RESIDUAL
-from isomerge.symmetry.groups import (
-    Group,
-    Permutation,
-    Rotation,
-    RotationFixingOnes,
-    Scale,
-    SignedPermutation,
-    SignedScale,
-    Trivial,
-)
+from isomerge.symmetry.groups import Group, Trivial
 from isomerge.symmetry.transform import Transform, dimension
 from isomerge.threads import Run
 
@@ -58,7 +51,7 @@ class Sweeper:
         spaces = self.pair.architecture.spaces
         roots = [s for s, g in spaces.items() if not g.per and s != RESIDUAL]
         units = [Unit(root, spaces) for root in roots]
-        self.units = [u for u in units if any(not isinstance(g, Trivial) for g in u.spaces.values())]
+        self.units = [u for u in units if any(g.movable for g in u.spaces.values())]
         self.stream = spaces.get(RESIDUAL, Trivial(0))
         self.names = [n for n in self.pair.layouts if n not in self.skip_names]
         self._weights: dict[str, float] | None = None
@@ -70,7 +63,7 @@ class Sweeper:
     def solve(self, sweeps: int) -> Transform:
         """The best transform found, identities left out."""
         spaces = self.pair.architecture.spaces
-        if isinstance(self.stream, Trivial) or self._stream_stays():
+        if not self.stream.movable or self._stream_stays():
             return Transform(spaces, self._solve_units(Transform(spaces))[0])
         residual = self._first_guess()
         elements: Elements = {}
@@ -85,7 +78,7 @@ class Sweeper:
                 self.objective.append(earned)
                 if len(self.objective) > 1 and earned - self.objective[-2] <= STOP_RISING * abs(earned):
                     break
-            residual = leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
+            residual = solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
         elements, earned = self._solve_units(Transform(spaces, {RESIDUAL: residual}))
         self.objective.append(earned)
         return Transform(spaces, {RESIDUAL: residual, **elements})
@@ -96,9 +89,9 @@ class Sweeper:
         earned = 0.0
         results = self._solve_together(around) or self.run(lambda u: self._solve_unit(u, around), self.units)
         for unit, (found, score) in zip(self.units, results, strict=True):
-            elements |= {s: e for s, e in found.items() if not isinstance(unit.spaces[s], Trivial)}
+            elements |= {s: e for s, e in found.items() if unit.spaces[s].movable}
             earned += weights[unit.root] * float(score)
-        if not isinstance(self.stream, Trivial) and RESIDUAL in around.elements:
+        if self.stream.movable and RESIDUAL in around.elements:
             alone = [n for n in self._stream_names() if self._own_root(n) is None]
             C, unsigned = self._with_activations(*self._stream_evidence(alone, Transform(around.spaces)))
             element = around.elements[RESIDUAL]
@@ -118,7 +111,7 @@ class Sweeper:
                 batches.setdefault(replace(unit.spaces[space], per=()), []).append((number, space, C))
         results: list[tuple[Elements, Tensor]] = [({}, torch.zeros((), dtype=torch.float64)) for _ in self.units]
         for group, members in batches.items():
-            solved, scores = leaf.solve(group, torch.cat([C for _, _, C in members]))
+            solved, scores = solve(group, torch.cat([C for _, _, C in members]))
             sizes = [len(C) for _, _, C in members]
             parts = zip(solved.cpu().split(sizes), scores.cpu().split(sizes), strict=True)
             for (number, space, _), (element, score) in zip(members, parts, strict=True):
@@ -140,7 +133,7 @@ class Sweeper:
         seen = [u for u in self.units if self.activations is not None and self.activations.speaks_of(u)]
         around = found.only([RESIDUAL])
         solved = self.run(lambda u: u.solve(unit_blocks(self.pair, u.members, around, diagonal=u.diagonal))[0], seen)
-        elements = {s: e.cpu() for unit in solved for s, e in unit.items() if not isinstance(found.spaces[s], Trivial)}
+        elements = {s: e.cpu() for unit in solved for s, e in unit.items() if found.spaces[s].movable}
         kept = {s: e for s, e in found.elements.items() if not any(s in u.members for u in seen)}
         return Transform(found.spaces, {**kept, **elements})
 
@@ -150,10 +143,11 @@ class Sweeper:
 
     def _keeps_its_order(self, unit: Unit, around: Transform) -> bool:
         """The exit that needs no cost matrix: near-identical units have the best order and signs already."""
-        inner = {s: g for s, g in unit.spaces.items() if s != unit.root and not isinstance(g, Trivial)}
-        scales = {s for s, g in inner.items() if isinstance(g, SignedScale) and g.size == 1 and g.per == (unit.root,)}
-        mirrors = {s for s in scales if not isinstance(inner[s], Scale)}  # of a scale, only its sign is solved for
-        if not isinstance(unit.spaces[unit.root], Permutation) or scales != inner.keys() or len(mirrors) > 1:
+        inner = {s: g for s, g in unit.spaces.items() if s != unit.root and g.movable}
+        scales = {s for s, g in inner.items() if g.element == "factor" and g.size == 1 and g.per == (unit.root,)}
+        mirrors = {s for s in scales if inner[s].signed}  # of a scale, only its sign is solved for
+        root = unit.spaces[unit.root]
+        if not root.reorders or root.signed or scales != inner.keys() or len(mirrors) > 1:
             return False
         if around.elements or (self.activations is not None and self.activations.speaks_of(unit)):
             return False
@@ -167,7 +161,7 @@ class Sweeper:
                             side.append(s.take(tensor, axis).reshape(s.sizes[0], -1))
                             if side is rows[0]:
                                 mirrored.append(any(atom.space in mirrors for atom in s.atoms))
-        return solvers.identity_is_optimal(*rows, mirrored)
+        return identity_is_optimal(*rows, mirrored)
 
     def _done(self, unit: Unit) -> None:
         self.tick(self._bytes[unit.root], self._passes * sum(self._bytes.values()))
@@ -194,10 +188,10 @@ class Sweeper:
                 value, is_unsigned = result
                 if not is_unsigned:
                     total.add_(value.cpu(), alpha=weights[name])
-                elif isinstance(self.stream, Permutation | SignedPermutation):
+                elif self.stream.reorders:
                     term = value.cpu() * weights[name]
                     unsigned = term if unsigned is None else unsigned + term
-        if unsigned is not None and isinstance(self.stream, Permutation):
+        if unsigned is not None and not self.stream.signed:
             return total + unsigned, None
         return total, unsigned
 
@@ -224,18 +218,17 @@ class Sweeper:
         if C is None:
             names = [n for n in self._stream_names() if self._is_outer(n)]
             C, unsigned = self._stream_evidence(names, Transform(self.pair.architecture.spaces))
-        if isinstance(self.stream, RotationFixingOnes):
-            return solvers.partial_isometry_fixing_ones(C)
-        if isinstance(self.stream, Rotation):
-            return solvers.partial_isometry(C)
-        return leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
+        start = SOLVERS[self.stream.name].start
+        if start is not None:
+            return start(C)
+        return solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
 
     def _seen_stream(self) -> Tensor | None:
         return None if self._stream_word() == "weights" or self.activations is None else self.activations.stream
 
     def _is_whole(self, element: Tensor) -> bool:
         """Not a partial isometry."""
-        if not isinstance(self.stream, Rotation | RotationFixingOnes):
+        if not self.stream.rotates:
             return True
         return round(float(element.square().sum())) == self.stream.size
 
@@ -243,7 +236,7 @@ class Sweeper:
         """Siblings: nothing discrete moves and the best rotation gains no more than noise would let it."""
         spaces = self.pair.architecture.spaces
         names = self._stream_names()
-        discrete = isinstance(self.stream, Permutation | SignedPermutation)
+        discrete = self.stream.reorders
         if discrete and self._stream_word() != "weights":
             return self._is_home(*self._with_activations(*self._stream_evidence(names, Transform(spaces))))
         # No tensor says more of an order than its parameters do, however equal it is in both: one that nobody trained
@@ -256,13 +249,13 @@ class Sweeper:
             return self._agrees_in_place(C, unsigned, parameters) or self._is_home(
                 *self._stream_evidence(names, Transform(spaces))
             )
-        _, score = leaf.solve(self.stream, C[None])
+        _, score = solve(self.stream, C[None])
         self.stream_gain = 2 * float(score[0] - C.diagonal().sum())
         return noise.is_noise(self.stream_gain, dimension(spaces, RESIDUAL), parameters)
 
     def _is_home(self, C: Tensor, unsigned: Tensor | None) -> bool:
         """No order of the stream is better than the one it has."""
-        element, _ = leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])
+        element, _ = solve(self.stream, C[None], None if unsigned is None else unsigned[None])
         return self.stream.is_identity(element[0])
 
     def _agrees_in_place(self, C: Tensor, unsigned: Tensor | None, parameters: int) -> bool:
@@ -271,8 +264,7 @@ class Sweeper:
         Tensors count by their parameters here, as short vectors that are nothing but noise would count as much as a
         layer otherwise. What any order has in common, such as gains of about one, says nothing of this one.
         """
-        signed = isinstance(self.stream, SignedPermutation)
-        here = float(C.diagonal().sum()) - (0.0 if signed else float(C.sum()) / len(C))
+        here = float(C.diagonal().sum()) - (0.0 if self.stream.signed else float(C.sum()) / len(C))
         if unsigned is not None:
             here += float(unsigned.diagonal().sum()) - float(unsigned.sum()) / len(C)
         return 2 * here > parameters and self._is_home(C, unsigned)
@@ -308,7 +300,7 @@ class Sweeper:
         return self._weights
 
     def _unit_weights(self) -> dict[str, float]:
-        if isinstance(self.stream, Trivial):
+        if not self.stream.movable:
             return {u.root: 1.0 for u in self.units}
         weights = self._tensor_weights()
         return {u.root: next(weights[n] for n in self.names if self._own_root(n) == u.root) for u in self.units}

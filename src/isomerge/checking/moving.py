@@ -26,7 +26,6 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.errors import IsomergeError
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, layer_of
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.groups import Permutation
 from isomerge.symmetry.transform import Transform
 
 WORK = 40_000_000_000  # multiplications for all attention units, and as many by chance; more are judged by distance
@@ -115,7 +114,7 @@ class _Judge:
         if not apart:
             return row
         group = self.architecture.spaces[root]
-        if isinstance(group, Permutation) and group.size >= LARGE and not _nested(unit, self.architecture):
+        if group.reorders and not group.signed and group.size >= LARGE and not _nested(unit, self.architecture):
             return row | self._counted(self._wide(root, pair, around), apart)
         cost = sum(_cost(pair, n, unit) for n in names)
         if self.work + cost > WORK:

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from isomerge.symmetry.architecture import RESIDUAL, KeyBias, Norm, ValueBias
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.groups import Trivial
 from isomerge.symmetry.patterns import Segment
 
 SMALL_GAIN = 1e-3  # a gain below this fraction of the median cannot be divided by safely
@@ -57,9 +56,7 @@ class Canonical:
     ) -> None:
         self.model = model
         self.stored = record
-        spaces = model.architecture.spaces
-        movable = {s for s in moving if not isinstance(spaces.get(s, Trivial(0)), Trivial)}
-        self.moving = movable if gauges else set()
+        self.moving = {s for s in moving if model.architecture.moves(s)} if gauges else set()
         stream = RESIDUAL in self.moving
         norms = model.architecture.norms if stream else ()
         self.folds = [f for n in norms if isinstance(n, Norm) and (f := self._fold(n))]
