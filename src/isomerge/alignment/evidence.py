@@ -167,7 +167,8 @@ def is_shared(spaces: Sequence[str], groups: Mapping[str, Group]) -> bool:
 def _shared_cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int) -> Tensor:
     """(root, *inner, *inner) where query heads share: each with itself, added up. Pairs of them are never compared."""
     flat = Segment(segment.atoms[1:], (math.prod(segment.sizes[:2]), *segment.sizes[2:]), segment.index)
-    return cross(flat, source, anchor, axis, diagonal=True).unflatten(0, segment.sizes[:2]).sum(1)
+    product = cross(flat, source, anchor, axis, diagonal=True)
+    return product.reshape(*segment.sizes[:2], *product.shape[1:]).sum(1)
 
 
 def stream_cross(pair: Pair, name: str, around: Transform, space: str) -> tuple[Tensor, bool] | None:

@@ -199,7 +199,8 @@ class Canonical:
         return [] if shift is None else [(weight, shift)]
 
     def _read_by(self, weight: str, values: Tensor, shift: Tensor) -> Tensor:
-        return torch.tensordot(values, shift, dims=([self._axis(weight, dual=True)], [0]))
+        read: Tensor = torch.tensordot(values, shift, dims=([self._axis(weight, dual=True)], [0]))
+        return read
 
     def _value_biases_into(self, bias: str) -> list[ValueBias]:
         return [g for g in self.values if self.model.bias_of(g.output) == bias]
@@ -215,7 +216,9 @@ class Canonical:
         names = [a.space for a in value.atoms]
         shape = [n if a.space in names else 1 for a, n in zip(reader.atoms, reader.sizes, strict=True)]
         vector = vector.reshape(shape).expand(reader.sizes)
-        return torch.tensordot(vector.flatten(), reader.take(output, axis).flatten(0, len(reader.sizes) - 1), dims=1)
+        columns = reader.take(output, axis).flatten(0, len(reader.sizes) - 1)
+        passed: Tensor = torch.tensordot(vector.flatten(), columns, dims=1)
+        return passed
 
     def _dropped_segments(self, bias: str) -> list[Segment]:
         """The segments of a bias that the canonical form sets to zero."""

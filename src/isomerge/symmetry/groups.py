@@ -256,10 +256,11 @@ class Invertible(Group):
         return second @ first
 
     def inverse(self, element: Tensor) -> Tensor:
-        return torch.linalg.inv(element)
+        inverse: Tensor = torch.linalg.inv(element)
+        return inverse
 
     def dual(self, element: Tensor) -> Tensor:
-        return torch.linalg.inv(element).mT
+        return self.inverse(element).mT
 
     def contains(self, element: Tensor) -> bool:
         if not torch.isfinite(element).all():
@@ -462,7 +463,8 @@ def _multiplied_by_head(matrix: Tensor, x: Tensor) -> Tensor:
 def random_orthogonal(size: int, batch: Sequence[int], generator: torch.Generator) -> Tensor:
     """Haar-distributed: the sign fix makes the QR factor unique, hence uniform."""
     q, r = torch.linalg.qr(torch.randn(*batch, size, size, generator=generator, dtype=torch.float64))
-    return q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+    haar: Tensor = q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+    return haar
 
 
 def ones_first_basis(size: int) -> Tensor:
