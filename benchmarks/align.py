@@ -157,7 +157,7 @@ def measure_memory(shape: str, level: str, ffn: bool) -> dict[str, float]:
     import tempfile
 
     import isomerge
-    from isomerge.alignment.nested import Unit
+    from isomerge.alignment.units import Unit
     from isomerge.architectures import describe
 
     with tempfile.TemporaryDirectory() as folder:

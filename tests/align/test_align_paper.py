@@ -26,7 +26,6 @@ from align.tiny import (
     write_layer,
     write_llama,
 )  # fmt: skip
-from isomerge.alignment import rescale
 
 ENCODERS = ["bert", "roberta", "vit", "gpt2"]
 
@@ -183,7 +182,7 @@ def test_under_rotary_positions_a_head_turns_by_one_number_per_frequency_and_gro
     scale: bool, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers of a block may belong to several layers, and those of a layer to several blocks."""
-    monkeypatch.setattr(rescale, "BLOCK", block)
+    monkeypatch.setattr(head_scales, "BLOCK", block)
     anchor, source = model("llama", 0), model("llama", 1)
     a, expected = arrays(anchor), arrays(source)
     for layer in range(2):

@@ -28,7 +28,7 @@ from align.tiny import (
     write_llama,
 )  # fmt: skip
 from isomerge.alignment import sweep
-from isomerge.alignment.nested import Unit
+from isomerge.alignment.units import Unit
 from isomerge.symmetry.groups import Permutation, SignedScale
 from isomerge.symmetry.transform import Transform
 

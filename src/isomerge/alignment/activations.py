@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from isomerge.alignment.evidence import Block, Pair, add_blocks, of_one_root, weight_bounds
-from isomerge.alignment.nested import Unit
+from isomerge.alignment.units import Unit
 from isomerge.arguments import require_choice
 from isomerge.calibration.cross import CrossMoments, cross_statistics
 from isomerge.calibration.sites import Site
@@ -37,7 +37,7 @@ TIE = 1e-6  # the share of the weights beside activations: enough to settle what
 
 
 @dataclass
-class Request:
+class ActivationRequest:
     """What the user asked for: data, and which spaces it decides. `evidence=None`: the residual stream."""
 
     data: Any
@@ -46,7 +46,7 @@ class Request:
     site: str = "post"
     limit: int | None = None
     progress: Callable[[int, int, str], None] | None = None
-    _seen: dict[tuple[int, int], Seen] = field(default_factory=dict)
+    _seen: dict[tuple[int, int], PairActivations] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         words = list(self.evidence.values()) if isinstance(self.evidence, Mapping) else [self.evidence or "weights"]
@@ -78,14 +78,14 @@ class Request:
             for space, found in names.items()
         }
 
-    def seen(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> Seen:
+    def seen(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> PairActivations:
         """The activations of a pair; the data is read once, however often the pair is solved."""
         key = (id(source), id(anchor))
         if key not in self._seen:
             self._seen[key] = self._look(source, anchor, model)
         return self._seen[key]
 
-    def _look(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> Seen:
+    def _look(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> PairActivations:
         architecture = model.architecture
         words = self.words(architecture)
         wanted = [s for s in architecture.movable() if words[s] != "weights"]
@@ -108,7 +108,7 @@ class Request:
             notes += [note for note in found.notes if note not in notes]
             sites += [(site, found.moments[name]) for name, site in found.sites.items()]
         sites = [(s, m) for s, m in sites if self._is_wanted(s, architecture)]
-        return Seen(self, sites, examples, words, notes)
+        return PairActivations(self, sites, examples, words, notes)
 
     def _batches(self, checkpoint: Checkpoint) -> Callable[[], Iterator[dict[str, Tensor]]]:
         if callable(self.data):
@@ -126,17 +126,17 @@ class Request:
 
 
 @dataclass
-class Seen:
+class PairActivations:
     """The cross moments of a pair, as seen in the coordinates of the files."""
 
-    request: Request
+    request: ActivationRequest
     sites: list[tuple[Site, CrossMoments]]
     examples: int
     words: Mapping[str, str]
     notes: list[str] = field(default_factory=list)
     """What was cut or missing in the data."""
 
-    def prepared(self, architecture: Architecture, balances: tuple[Transform, Transform]) -> Activations:
+    def evidence_for(self, architecture: Architecture, balances: tuple[Transform, Transform]) -> Activations:
         """… and in those the solver works in."""
         blocks: dict[str, list[Block]] = {}
         stream: list[Tensor] = []

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from isomerge.alignment.activations import Request
+from isomerge.alignment.activations import ActivationRequest
 from isomerge.alignment.family import AlignedFamily
 from isomerge.alignment.levels import Scope
-from isomerge.alignment.many import nearest_to_mean, solve_universe
-from isomerge.alignment.pairwise import solve_pair, solve_to_anchor
 from isomerge.alignment.result import Alignment, Progress
+from isomerge.alignment.solve_pair import solve_pair, solve_to_anchor
+from isomerge.alignment.solve_universe import nearest_to_mean, solve_universe
 from isomerge.alignment.storage import load_transform
 from isomerge.alignment.sweep import Tick
 from isomerge.arguments import require_choice, require_types
@@ -157,7 +157,7 @@ class _Job:
         if sweeps < 1:
             raise RequestError(f"Aligning: sweeps is {sweeps}, but at least one is needed.")
         self.sweeps, self.threads, self.device, self.progress = sweeps, threads, device, progress
-        self.request = Request(data, evidence, measure, site, limit, progress)
+        self.request = ActivationRequest(data, evidence, measure, site, limit, progress)
         self.max_memory = parse_size(max_memory) if max_memory is not None else None
         require_device(device)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from isomerge.alignment.compatible import require_compatible, require_same_spaces
+from isomerge.alignment.compatibility import require_compatible, require_same_spaces
 from isomerge.alignment.levels import Scope
 from isomerge.alignment.record import write_record
 from isomerge.alignment.report import (

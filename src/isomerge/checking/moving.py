@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isomerge.alignment.evidence import LARGE, Block, Pair, of_one_root, unit_blocks
 from isomerge.alignment.levels import LEVELS, Scope
-from isomerge.alignment.nested import Unit
+from isomerge.alignment.units import Unit
 from isomerge.architectures import FAMILIES, describe
 from isomerge.checking.chance import shuffled_rest
 from isomerge.checking.stream import judge_stream

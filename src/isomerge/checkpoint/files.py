@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from isomerge.checkpoint.base import TensorInfo, WeightFile
+from isomerge.checkpoint.base import TensorInfo, WeightFile, failure
 from isomerge.checkpoint.header import HeaderError, read_header
 from isomerge.errors import CheckpointError
 
@@ -40,9 +40,6 @@ class SafetensorsFile(WeightFile):
         self._opening = threading.Lock()
         self._descriptor: int | None = None
         self._scratch = threading.local()
-
-    def __reduce__(self) -> tuple[type[SafetensorsFile], tuple[Path]]:
-        return SafetensorsFile, (self.path,)  # a copy opens the file again
 
     def identity(self) -> Any:
         return _identity(self.path)
@@ -96,6 +93,9 @@ class SafetensorsFile(WeightFile):
                 "so it changed since it was opened. Restore the file and run again."
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.path,)
+
     def _open(self) -> int:
         if self._descriptor is None:
             with self._opening:
@@ -117,11 +117,11 @@ class PickledFile(WeightFile):
         self._state = self._load(path)
         self.tensors: Mapping[str, TensorInfo] = {name: TensorInfo.of(t) for name, t in self._state.items()}
 
-    def __reduce__(self) -> tuple[type[PickledFile], tuple[Path]]:
-        return PickledFile, (self.path,)
-
     def identity(self) -> Any:
         return _identity(self.path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.path,)
 
     def read(self, name: str) -> torch.Tensor:
         return self._state[name].detach().clone(memory_format=torch.contiguous_format)
@@ -161,6 +161,14 @@ def open_weight_file(path: Path) -> WeightFile:
         return SafetensorsFile(path) if path.suffix == ".safetensors" else PickledFile(path)
     except OSError as error:
         raise HeaderError(f"it cannot be read ({error.strerror or error})") from error
+
+
+def _reopened(path: Path) -> WeightFile:
+    """A file of a checkpoint that was pickled or copied: descriptors and maps are opened anew."""
+    try:
+        return open_weight_file(path)
+    except HeaderError as error:
+        raise failure(f"opening {path} again", [str(error)], "Restore the file, then run again.") from error
 
 
 def _first_line(error: BaseException) -> str:

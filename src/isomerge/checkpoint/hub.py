@@ -53,8 +53,11 @@ class HubFile(WeightFile):
             self._file.tensors if self._file else _remote_header(repo, label, commit)
         )
 
-    def __reduce__(self) -> tuple[type[HubFile], tuple[str, str, str]]:
-        return HubFile, (self._repo, self.label, self._commit)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None, "_file": None}  # found in the cache again at the next read
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {**state, "_lock": threading.Lock()}
 
     def read(self, name: str) -> torch.Tensor:
         return self._local(name).read(name)

@@ -48,6 +48,14 @@ class FileCheckpoint(Checkpoint):
         self._side_files = side_files
         self.tensors: Mapping[str, TensorInfo] = {tensor: files[tensor].tensors[tensor] for tensor in sorted(files)}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a pickle or a copy: the files have been opened again, and must be what they were."""
+        self.__dict__ |= state
+        other = [name for name, file in self._files.items() if file.tensors.get(name) != self.tensors[name]]
+        if other:
+            step = "Open the model anew."
+            raise failure(f"opening {self.name} again", [f"{name_some(other)} has changed in the meantime"], step)
+
     def read(self, name: str) -> torch.Tensor:
         if name not in self._files:
             self.unknown_tensor(name)
@@ -118,19 +126,8 @@ def open_file(path: Path) -> Checkpoint:
         step = error.next_step or AGAIN
     if problems:
         raise failure(f"opening checkpoint {path}", problems, step)
-    folder = path.parent
-    return FileCheckpoint(
-        str(path),
-        files,
-        config=config,
-        folder=folder,
-        side_files=partial(_files_beside, path),
-    )
-
-
-def _files_beside(path: Path) -> list[Path]:
-    """The side files of a single weight file: those of its folder, where that is a model folder."""
-    return side_files_of(path.parent) if (path.parent / "config.json").is_file() else []
+    beside = partial(side_files_of, path.parent) if config_file.is_file() else list
+    return FileCheckpoint(str(path), files, config=config, folder=path.parent, side_files=beside)
 
 
 def find_shards(folder: Path, act: str, problems: list[str]) -> tuple[list[str], dict[str, str] | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +27,7 @@ class AlignedModels:
 
     anchor: Checkpoint
     own: MovedModel
-    moves: Mapping[int, MovedModel]
-    """By the id of the checkpoint."""
+    moves: Mapping[Checkpoint, MovedModel]
     notes: list[str]
     record: dict[str, Any]
     _plan: dict[str, TensorInfo] | None = None
@@ -39,6 +39,12 @@ class AlignedModels:
         for name in self.own.model.layouts:
             for file in self.own.model.files.get(name, (name,)):
                 self._tensor_of[file] = name
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stacks": {}, "_stacking": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= {**state, "_stacking": threading.Lock()}
 
     def plan(self) -> dict[str, TensorInfo]:
         """Every tensor of the result: those of the anchor, and the table that a rotated stream unties."""
@@ -59,7 +65,7 @@ class AlignedModels:
         """A model's tensor in the anchor's basis; what no symmetry touches comes from the file."""
         if file not in self._tensor_of:
             return self._own_source(checkpoint, file)
-        move, name = self.moves[id(checkpoint)], self._tensor_of[file]
+        move, name = self.moves[checkpoint], self._tensor_of[file]
         layout = move.model.layouts.get(name)
         info = self.plan()[file]
         if layout is None:
@@ -69,7 +75,7 @@ class AlignedModels:
         single = self.own.model.files.get(name, (name,)) == (file,)
         shape = tuple(layout.shape) if single else info.shape
         label = f"tensor '{file}' of {checkpoint.name}, aligned"
-        return Computed(TensorInfo(shape, info.dtype), label, lambda: self._part(move, name, file))
+        return Computed(TensorInfo(shape, info.dtype), label, partial(self._part, move, name, file))
 
     def as_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
         """A whole model in the anchor's basis, in memory, to be run on data: in float32, or float64 where it is."""
@@ -86,12 +92,12 @@ class AlignedModels:
 
     def _own_source(self, checkpoint: Checkpoint, file: str) -> Source:
         """A tensor that the anchor does not store, such as the head of an untied model beside a tied one."""
-        move = self.moves[id(checkpoint)]
+        move = self.moves[checkpoint]
         for name, layout in move.model.layouts.items():
             if file in move.model.files.get(name, (name,)) and not (name in move.model.files and move.stays(name)):
                 info = TensorInfo(tuple(layout.shape), checkpoint.tensors[file].dtype)
                 label = f"tensor '{file}' of {checkpoint.name}, aligned"
-                return Computed(info, label, lambda name=name: move.model.split(name, move.tensor(name))[file])  # type: ignore[misc]
+                return Computed(info, label, partial(_part_of, move, name, file))
         return Stored(checkpoint, file)  # no symmetry touches it
 
     def _part(self, move: MovedModel, name: str, file: str) -> Tensor:
@@ -108,6 +114,10 @@ class AlignedModels:
             return self._stacks[key][file]
 
 
+def _part_of(move: MovedModel, name: str, file: str) -> Tensor:
+    return move.model.split(name, move.tensor(name))[file]
+
+
 def align_models(models: Sequence[Checkpoint], anchor: Checkpoint, **options: Any) -> AlignedModels | None:
     """Align every model with the anchor; None when there is nothing but the anchor."""
     others = [model for model in models if model is not anchor]
@@ -119,8 +129,8 @@ def align_models(models: Sequence[Checkpoint], anchor: Checkpoint, **options: An
     else:
         family = align_family(others, anchor=anchor, **options)
     _ = family.fragile  # refuse models of which only some can be brought to the anchor
-    moves = {id(model): family.moved(model) for model in (*others, anchor)}
-    own = moves[id(anchor)]
+    moves = {model: family.moved(model) for model in (*others, anchor)}
+    own = moves[anchor]
     notes = family.solver_notes()
     if own.model.architecture.untied_config:
         notes.append("input and output table were tied and are now separate, since the stream was rotated")

@@ -64,7 +64,7 @@ def gram_source(
         files: tuple[str, ...] = (weight,)
         samples = lambda: _samples(statistics.gram(weight))  # noqa: E731
     else:
-        move = aligned.moves[id(model)]
+        move = aligned.moves[model]
         files = move.model.files.get(name, (name,))
         samples = lambda: moved_samples(move, statistics, name)[place]  # noqa: E731
     if not all(statistics.has_gram(file) for file in files):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from isomerge.alignment.evidence import Pair, common_part
+from isomerge.alignment.head_scales import rescaled_all
 from isomerge.alignment.levels import Scope
-from isomerge.alignment.pairwise import describe_all, prepare_all, rotates_the_stream, solve_to_anchor
 from isomerge.alignment.preparation import PreparedModel
-from isomerge.alignment.rescale import rescaled_all
 from isomerge.alignment.result import Alignment
+from isomerge.alignment.solve_pair import describe_all, prepare_all, rotates_the_stream, solve_to_anchor
 from isomerge.alignment.sweep import Sweeper, Tick, no_tick
 from isomerge.checkpoint import Checkpoint
 from isomerge.symmetry.patterns import Layout

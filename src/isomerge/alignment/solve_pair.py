@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isomerge.alignment import noise
-from isomerge.alignment.activations import Activations, Request
-from isomerge.alignment.compatible import require_compatible, require_same_spaces
+from isomerge.alignment import distance
+from isomerge.alignment.activations import ActivationRequest, Activations
+from isomerge.alignment.compatibility import require_compatible, require_same_spaces
 from isomerge.alignment.evidence import Pair, common_part
+from isomerge.alignment.head_scales import rescaled_all
 from isomerge.alignment.levels import Scope
 from isomerge.alignment.preparation import PreparedModel
-from isomerge.alignment.rescale import rescaled_all
 from isomerge.alignment.result import Alignment
 from isomerge.alignment.sweep import Sweeper, Tick, no_tick
 from isomerge.architectures import describe, describe_like
@@ -39,7 +39,7 @@ def solve_pair(
     device: str = "cpu",
     tick: Tick = no_tick,
     untie: bool | None = None,
-    request: Request | None = None,
+    request: ActivationRequest | None = None,
 ) -> Alignment:
     """The transform that brings `source` next to `anchor`. `budget` bounds what may be kept between sweeps (bytes).
 
@@ -54,7 +54,7 @@ def solve_pair(
     activations = None
     if request is not None:
         seen = request.seen(source, anchor, models[0])
-        activations = seen.prepared(models[0].architecture, (sides[0].balance, sides[1].balance))
+        activations = seen.evidence_for(models[0].architecture, (sides[0].balance, sides[1].balance))
     alignment = _solve(sides, scope, run, sweeps, tick, activations)
     if untie is None and alignment.untied and _needs_no_rotation(alignment.transform.elements.get(RESIDUAL)):
         if RESIDUAL in alignment.stays and activations is None:  # looked at, and not merely held
@@ -218,9 +218,9 @@ def _left_alone(sides: list[PreparedModel], total: Transform, found: Transform, 
             start = stream.act(source.tensor(name), layout)
             start, moved, target = common_part(start, own.act(start, layout), anchor.tensor(name))
             fall = float((start - target).square().sum() - (moved - target).square().sum())
-            gain += noise.precision(start, target) * fall
+            gain += distance.precision(start, target) * fall
             parameters += target.numel()
-        return noise.is_noise(gain, dimension(spaces, space), parameters)
+        return distance.is_noise(gain, dimension(spaces, space), parameters)
 
     names = sorted(total.without_identities().elements)
     kept = [s for s, stay in zip(names, run(stays, names), strict=True) if stay]
