@@ -26,6 +26,7 @@ from align.tiny import (
     write_layer,
     write_llama,
 )  # fmt: skip
+from isomerge.alignment import head_scales
 
 ENCODERS = ["bert", "roberta", "vit", "gpt2"]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from isomerge.alignment.activations import ActivationRequest
 from isomerge.alignment.family import AlignedFamily
 from isomerge.alignment.levels import Scope
 from isomerge.alignment.result import Alignment, Progress
-from isomerge.alignment.solve_pair import solve_pair, solve_to_anchor
+from isomerge.alignment.solve_pair import solve_to_anchor
 from isomerge.alignment.solve_universe import nearest_to_mean, solve_universe
 from isomerge.alignment.storage import load_transform
 from isomerge.alignment.sweep import Tick
@@ -69,18 +68,23 @@ def align(
     >>> alignment = isomerge.align("model-b", anchor="model-a")          # doctest: +SKIP
     >>> alignment.save("model-b-next-to-a")                              # doctest: +SKIP
     """
-    job = _Job(
-        level, scale, layers, only, sweeps, data, evidence, measure, site, limit, threads, device, max_memory, progress
-    )
     if transform is not None:
-        return _apply_stored(transform, source, anchor, job)
-    opened = _open(source)
+        require_types(transform=(transform, str, Path))
+        if data is not None:
+            raise RequestError("Applying a stored transform: nothing is solved, so data has no use. Leave it out.")
+        if (level, scale, layers, only) != ("full", None, None, None):
+            raise RequestError(
+                "Applying a stored transform: it has its own level and parts. Leave out level, scale, layers and only."
+            )
+        return _stored_alignment(Path(transform), source, anchor, _bytes(max_memory), threads, progress)
     if anchor is None:
-        raise RequestError(f"Aligning {opened.name}: there is nothing to align it to. Name an anchor.")
-    target = _open(anchor)
-    with job.solving() as options:
-        alignment = solve_pair(opened, target, job.scope, **options)
-    return job.finished(alignment)
+        raise RequestError(f"Aligning {_open(source).name}: there is nothing to align it to. Name an anchor.")
+    family = align_family(
+        [source], anchor=anchor, level=level, scale=scale, layers=layers, only=only, sweeps=sweeps, data=data,
+        evidence=evidence, measure=measure, site=site, limit=limit, threads=threads, device=device,
+        max_memory=max_memory, progress=progress,
+    )  # fmt: skip
+    return family.members[0]
 
 
 def align_family(
@@ -112,10 +116,19 @@ def align_family(
     >>> family = isomerge.align_family(["model-b", "model-c"], anchor="model-a")     # doctest: +SKIP
     >>> family.save("aligned")                                                       # doctest: +SKIP
     """
-    job = _Job(
-        level, scale, layers, only, sweeps, data, evidence, measure, site, limit, threads, device, max_memory, progress
-    )
+    start = time.perf_counter()
+    require_types(
+        level=(level, str), scale=(scale, bool, None), layers=(layers, str, None), only=(only, str, None),
+        sweeps=(sweeps, int), evidence=(evidence, str, Mapping, None), measure=(measure, str), site=(site, str),
+        limit=(limit, int, None), threads=(threads, int, None), device=(device, str),
+    )  # fmt: skip
     require_choice("many", many, MANY)
+    scope = Scope(level, scale, layers, only)
+    if sweeps < 1:
+        raise RequestError(f"Aligning: sweeps is {sweeps}, but at least one is needed.")
+    request = ActivationRequest(data, evidence, measure, site, limit, progress)
+    memory = _bytes(max_memory)
+    require_device(device)
     if isinstance(models, (str, Path, Mapping)) or not isinstance(models, Sequence):
         raise RequestError("Aligning: models must be a list of models, as in align_family([a, b]).")
     if many == "universe" and anchor is not None:
@@ -123,66 +136,34 @@ def align_family(
     if many == "universe" and data is not None:
         raise RequestError("Aligning by activations: many='universe' has no anchor model to run on data. Drop one.")
     opened = [_open(model) for model in models]
-    if len(opened) + (anchor is not None) < 2:
-        raise RequestError(f"Aligning {len(opened)} model(s): at least two are needed. Name more models or an anchor.")
     target = None if anchor is None else _open(anchor)
-    with job.solving() as options:
+    if len(opened) + (target is not None) < 2:
+        raise RequestError(f"Aligning {len(opened)} model(s): at least two are needed. Name more models or an anchor.")
+    _load_linear_algebra(device)
+    budget = memory // 2 if memory is not None else KEPT_BETWEEN_SWEEPS
+    with parallel(threads) as run:
+        options: dict[str, Any] = {"run": run, "sweeps": sweeps, "budget": budget, "device": device}
+        options["tick"] = _ticker(progress)
         if many == "universe":
-            chosen, alignments = solve_universe(opened, job.scope, **options)
+            chosen, alignments = solve_universe(opened, scope, **options)
             target = opened[chosen]
         else:
+            if data is not None and evidence != "weights":
+                options["request"] = request
             if target is None:
                 target = opened.pop(nearest_to_mean(opened))
-            alignments = solve_to_anchor(opened, target, job.scope, **options)
-    members = [job.finished(alignment) for alignment in alignments]
-    return AlignedFamily(members, target, many, members[0].seconds)
+            alignments = solve_to_anchor(opened, target, scope, **options)
+    seconds = time.perf_counter() - start
+    members = [
+        replace(alignment, seconds=seconds, max_memory=memory, progress=progress, threads=threads)
+        for alignment in alignments
+    ]
+    return AlignedFamily(members, target, many, seconds)
 
 
-class _Job:
-    """The arguments that `align` and `align_family` share, checked; and the time since the call."""
-
-    def __init__(
-        self, level: str, scale: bool | None, layers: str | None, only: str | None, sweeps: int, data: Any,
-        evidence: str | Mapping[str, str] | None, measure: str, site: str, limit: int | None, threads: int | None,
-        device: str, max_memory: int | str | None, progress: Progress | None,
-    ) -> None:  # fmt: skip
-        self.start = time.perf_counter()
-        require_types(
-            level=(level, str), scale=(scale, bool, None), layers=(layers, str, None), only=(only, str, None),
-            sweeps=(sweeps, int), evidence=(evidence, str, Mapping, None), measure=(measure, str), site=(site, str),
-            limit=(limit, int, None), threads=(threads, int, None), device=(device, str),
-            max_memory=(max_memory, int, str, None),
-        )  # fmt: skip
-        self.scope = Scope(level, scale, layers, only)
-        if sweeps < 1:
-            raise RequestError(f"Aligning: sweeps is {sweeps}, but at least one is needed.")
-        self.sweeps, self.threads, self.device, self.progress = sweeps, threads, device, progress
-        self.request = ActivationRequest(data, evidence, measure, site, limit, progress)
-        self.max_memory = parse_size(max_memory) if max_memory is not None else None
-        require_device(device)
-
-    @contextmanager
-    def solving(self) -> Iterator[dict[str, Any]]:
-        """The options of a solver, with worker threads that live as long as the context."""
-        _load_linear_algebra(self.device)
-        with parallel(self.threads) as run:
-            options: dict[str, Any] = {
-                "run": run,
-                "sweeps": self.sweeps,
-                "budget": self.max_memory // 2 if self.max_memory is not None else KEPT_BETWEEN_SWEEPS,
-                "device": self.device,
-                "tick": _ticker(self.progress),
-            }
-            if self.request.data is not None and self.request.evidence != "weights":
-                options["request"] = self.request
-            yield options
-
-    def finished(self, alignment: Alignment) -> Alignment:
-        """The alignment with how it was run."""
-        return replace(
-            alignment, seconds=time.perf_counter() - self.start, max_memory=self.max_memory, progress=self.progress,
-            threads=self.threads,
-        )  # fmt: skip
+def _bytes(max_memory: int | str | None) -> int | None:
+    require_types(max_memory=(max_memory, int, str, None))
+    return parse_size(max_memory) if max_memory is not None else None
 
 
 def _open(model: Any) -> Checkpoint:
@@ -202,20 +183,16 @@ def _load_linear_algebra(device: str) -> None:
     torch.linalg.solve_triangular(eye, eye, upper=True)
 
 
-def _apply_stored(path: str | Path, source: Any, anchor: Any, job: _Job) -> Alignment:
-    require_types(transform=(path, str, Path))
-    if job.request.data is not None:
-        raise RequestError("Applying a stored transform: nothing is solved, so data has no use. Leave it out.")
-    if job.scope != Scope():
-        raise RequestError(
-            "Applying a stored transform: it has its own level and parts. Leave out level, scale, layers and only."
-        )
-    stored = load_transform(Path(path), _open(source), None if anchor is None else _open(anchor))
-    alignment = Alignment(
+def _stored_alignment(
+    path: Path, source: Any, anchor: Any, memory: int | None, threads: int | None, progress: Progress | None
+) -> Alignment:
+    start = time.perf_counter()
+    stored = load_transform(path, _open(source), None if anchor is None else _open(anchor))
+    return Alignment(
         stored.source, stored.anchor, stored.scope, stored.transform, gauge=stored.gauge,
-        solver_notes=[f"transform read from {Path(path).name}"],
+        solver_notes=[f"transform read from {path.name}"], seconds=time.perf_counter() - start, max_memory=memory,
+        progress=progress, threads=threads,
     )  # fmt: skip
-    return job.finished(alignment)
 
 
 def _ticker(progress: Progress | None) -> Tick:

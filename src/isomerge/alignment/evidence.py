@@ -84,20 +84,17 @@ def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal
         source, anchor = pair.tensors(name)
         layout = pair.layouts[name]
         source = around.act(source, layout, skip=unit)
-        for axis, segments in enumerate(layout.axes):
-            for segment in segments:
-                if not any(a.space in unit for a in segment.atoms):
-                    continue
-                spaces = tuple(a.space for a in segment.atoms)
-                key = (spaces, any(a.unsigned for a in segment.atoms))
-                if not diagonal and len(segment.sizes) == 1 and segment.sizes[0] >= LARGE:
-                    _add_large(found, key, segment.take(source, axis), segment.take(anchor, axis))
-                    continue
-                if diagonal and is_shared(spaces[1:], pair.architecture.spaces):
-                    key, value = (spaces[:1] + spaces[2:], key[1]), _shared_cross(segment, source, anchor, axis)
-                else:
-                    value = cross(segment, source, anchor, axis, diagonal=diagonal)
-                found[key] = value if key not in found else found[key].add_(value)
+        for axis, segment in layout.segments_with(*unit):
+            spaces = tuple(a.space for a in segment.atoms)
+            key = (spaces, any(a.unsigned for a in segment.atoms))
+            if not diagonal and len(segment.sizes) == 1 and segment.sizes[0] >= LARGE:
+                _add_large(found, key, segment.take(source, axis), segment.take(anchor, axis))
+                continue
+            if diagonal and is_shared(spaces[1:], pair.architecture.spaces):
+                key, value = (spaces[:1] + spaces[2:], key[1]), _shared_cross(segment, source, anchor, axis)
+            else:
+                value = cross(segment, source, anchor, axis, diagonal=diagonal)
+            found[key] = value if key not in found else found[key].add_(value)
     return [Block(spaces, unsigned, value) for (spaces, unsigned), value in found.items()]
 
 
@@ -115,12 +112,10 @@ def weight_bounds(pair: Pair, unit: frozenset[str]) -> dict[tuple[str, ...], flo
     found: dict[tuple[str, ...], float] = {}
     for name in pair.touching(unit):
         tensors = pair.tensors(name)
-        for axis, segments in enumerate(pair.layouts[name].axes):
-            for segment in segments:
-                if any(a.space in unit for a in segment.atoms):
-                    spaces = tuple(a.space for a in segment.atoms)
-                    source, anchor = (segment.take(t, axis).double().norm() for t in tensors)
-                    found[spaces] = found.get(spaces, 0.0) + float(source * anchor)
+        for axis, segment in pair.layouts[name].segments_with(*unit):
+            spaces = tuple(a.space for a in segment.atoms)
+            source, anchor = (segment.take(t, axis).double().norm() for t in tensors)
+            found[spaces] = found.get(spaces, 0.0) + float(source * anchor)
     return found
 
 
@@ -177,7 +172,7 @@ def stream_cross(pair: Pair, name: str, around: Transform, space: str) -> tuple[
     None for a tensor with the space on both axes: it is quadratic in the element and stays out of the objective.
     """
     layout = pair.layouts[name]
-    places = [(n, s) for n, axis in enumerate(layout.axes) for s in axis if any(a.space == space for a in s.atoms)]
+    places = list(layout.segments_with(space))
     if len(places) != 1:
         return None
     source, anchor = pair.tensors(name)

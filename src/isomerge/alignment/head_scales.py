@@ -53,16 +53,13 @@ def _sums(pair: Pair, space: str, element: Tensor) -> list[Tensor]:
     sums: dict[bool, list[Tensor]] = {False: [], True: []}  # by side: [‖source‖², ⟨source, anchor⟩]
     for name in pair.touching([space]):
         source, anchor = (t.double() for t in pair.tensors(name))
-        for axis, segments in enumerate(pair.layouts[name].axes):
-            for segment in segments:
-                if segment.atoms[-1].space != space:
-                    continue
-                left, right = segment.take(source, axis), segment.take(anchor, axis)
-                if group.element != "pairs":  # phases are solved again, with their moduli
-                    left = moved.act_on_segment(left, segment)
-                side = sums[segment.atoms[-1].dual]
-                terms = _terms(group, left, right)
-                side[:] = terms if not side else [a + b for a, b in zip(side, terms, strict=True)]
+        for axis, segment in pair.layouts[name].segments_with(space):
+            left, right = segment.take(source, axis), segment.take(anchor, axis)
+            if group.element != "pairs":  # phases are solved again, with their moduli
+                left = moved.act_on_segment(left, segment)
+            side = sums[segment.atoms[-1].dual]
+            terms = _terms(group, left, right)
+            side[:] = terms if not side else [a + b for a, b in zip(side, terms, strict=True)]
     (forward, forward_cross), (dual, dual_cross) = sums[False], sums[True]
     return [t.cpu() for t in (forward.real, forward_cross, dual_cross, dual.real)]
 

@@ -85,16 +85,11 @@ def _factors(
     """Everything that meets the space as g, and everything that meets it as g⁻ᵀ: (*parents, size, rest)."""
     sides: tuple[list[Tensor], list[Tensor]] = ([], [])
     for name, layout in layouts.items():
-        if space not in layout.spaces():
-            continue
-        for axis, segments in enumerate(layout.axes):
-            for segment in segments:
-                place = next((k for k, a in enumerate(segment.atoms) if a.space == space), None)
-                if place is None:
-                    continue
-                values = segment.take(tensors(name), axis)
-                parents = [k for k in range(place) if segment.atoms[k].space in group.per]
-                order = [*parents, place, *(k for k in range(values.ndim) if k not in (*parents, place))]
-                moved = values.permute(order)
-                sides[segment.atoms[place].dual].append(moved.reshape(*moved.shape[: len(parents) + 1], -1))
+        for axis, segment in layout.segments_with(space):
+            place = next(k for k, a in enumerate(segment.atoms) if a.space == space)
+            values = segment.take(tensors(name), axis)
+            parents = [k for k in range(place) if segment.atoms[k].space in group.per]
+            order = [*parents, place, *(k for k in range(values.ndim) if k not in (*parents, place))]
+            moved = values.permute(order)
+            sides[segment.atoms[place].dual].append(moved.reshape(*moved.shape[: len(parents) + 1], -1))
     return sides

@@ -45,7 +45,6 @@ class Sweeper:
     device: str = "cpu"
     activations: Activations | None = None  # evidence from data, beside or instead of the weights
     objective: list[float] = field(default_factory=list)
-    stream_gain: float | None = None
 
     def __post_init__(self) -> None:
         spaces = self.pair.architecture.spaces
@@ -78,7 +77,7 @@ class Sweeper:
                 self.objective.append(earned)
                 if len(self.objective) > 1 and earned - self.objective[-2] <= STOP_RISING * abs(earned):
                     break
-            residual = solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
+            residual = self._best_for_stream(C, unsigned)
         elements, earned = self._solve_units(Transform(spaces, {RESIDUAL: residual}))
         self.objective.append(earned)
         return Transform(spaces, {RESIDUAL: residual, **elements})
@@ -154,13 +153,11 @@ class Sweeper:
         rows: tuple[list[Tensor], list[Tensor]] = ([], [])
         mirrored = []
         for name in self.pair.touching([unit.root]):
-            for side, tensor in zip(rows, self.pair.tensors(name), strict=True):
-                for axis, segments in enumerate(self.pair.layouts[name].axes):
-                    for s in segments:
-                        if s.atoms[0].space == unit.root:
-                            side.append(s.take(tensor, axis).reshape(s.sizes[0], -1))
-                            if side is rows[0]:
-                                mirrored.append(any(atom.space in mirrors for atom in s.atoms))
+            tensors = self.pair.tensors(name)
+            for axis, segment in self.pair.layouts[name].segments_with(unit.root):
+                mirrored.append(any(atom.space in mirrors for atom in segment.atoms))
+                for side, tensor in zip(rows, tensors, strict=True):
+                    side.append(segment.take(tensor, axis).reshape(segment.sizes[0], -1))
         return identity_is_optimal(*rows, mirrored)
 
     def _done(self, unit: Unit) -> None:
@@ -214,23 +211,20 @@ class Sweeper:
 
         A partial isometry, since neither need span the stream.
         """
-        C, unsigned = self._seen_stream(), None
+        C = None if self.activations is None or self._stream_word() == "weights" else self.activations.stream
+        unsigned = None
         if C is None:
             names = [n for n in self._stream_names() if self._is_outer(n)]
             C, unsigned = self._stream_evidence(names, Transform(self.pair.architecture.spaces))
         start = SOLVERS[self.stream.name].start
-        if start is not None:
-            return start(C)
-        return solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
+        return self._best_for_stream(C, unsigned) if start is None else start(C)
 
-    def _seen_stream(self) -> Tensor | None:
-        return None if self._stream_word() == "weights" or self.activations is None else self.activations.stream
+    def _best_for_stream(self, C: Tensor, unsigned: Tensor | None) -> Tensor:
+        return solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
 
     def _is_whole(self, element: Tensor) -> bool:
         """Not a partial isometry."""
-        if not self.stream.rotates:
-            return True
-        return round(float(element.square().sum())) == self.stream.size
+        return not self.stream.rotates or round(float(element.square().sum())) == self.stream.size
 
     def _stream_stays(self) -> bool:
         """Siblings: nothing discrete moves and the best rotation gains no more than noise would let it."""
@@ -250,13 +244,12 @@ class Sweeper:
                 *self._stream_evidence(names, Transform(spaces))
             )
         _, score = solve(self.stream, C[None])
-        self.stream_gain = 2 * float(score[0] - C.diagonal().sum())
-        return distance.is_noise(self.stream_gain, dimension(spaces, RESIDUAL), parameters)
+        gain = 2 * float(score[0] - C.diagonal().sum())
+        return distance.is_noise(gain, dimension(spaces, RESIDUAL), parameters)
 
     def _is_home(self, C: Tensor, unsigned: Tensor | None) -> bool:
         """No order of the stream is better than the one it has."""
-        element, _ = solve(self.stream, C[None], None if unsigned is None else unsigned[None])
-        return self.stream.is_identity(element[0])
+        return self.stream.is_identity(self._best_for_stream(C, unsigned))
 
     def _agrees_in_place(self, C: Tensor, unsigned: Tensor | None, parameters: int) -> bool:
         """Whether half of the parameters agree in the order they have, and would in no other order agree more.
@@ -284,8 +277,7 @@ class Sweeper:
 
     def _is_outer(self, name: str) -> bool:
         """Embeddings and heads: the stream on one axis, rows without a space on another."""
-        layout = self.pair.layouts[name]
-        return self._own_root(name) is None and len(layout.shape) > 1
+        return self._own_root(name) is None and len(self.pair.layouts[name].shape) > 1
 
     def _tensor_weights(self) -> dict[str, float]:
         if self._weights is None:

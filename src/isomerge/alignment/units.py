@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -38,14 +40,9 @@ class Unit:
         self.children = {s: [c for c, g in self.spaces.items() if g.per and g.per[-1] == s] for s in self.spaces}
 
     @property
-    def fixed_root(self) -> bool:
-        """The units of the root keep their places, so only h against h matters."""
-        return not self.spaces[self.root].reorders
-
-    @property
     def diagonal(self) -> bool:
         """Only root unit h against root unit h is needed: a batch of small products instead of one large one."""
-        return self.fixed_root and bool(self.children[self.root])
+        return self._fixed(self.root) and bool(self.children[self.root])
 
     @property
     def simple(self) -> bool:
@@ -90,7 +87,8 @@ class Unit:
             chosen = group.identity((pairs,)).to(inner[0].value.device)
             order = torch.arange(group.size, device=chosen.device).expand(pairs, -1)
         else:
-            table = self._score_children(space, [_all_pairs(b) for b in inner]).reshape(pairs, group.size, group.size)
+            scored = self._solve_children(space, [_all_pairs(b) for b in inner], build=False)[1]
+            table = scored.reshape(pairs, group.size, group.size)
             C, unsigned = _sum(direct) if direct else (torch.zeros_like(table), None)
             if group.signed:  # the inner scores do not depend on the sign
                 unsigned = table if unsigned is None else unsigned + table
@@ -110,41 +108,25 @@ class Unit:
         return {space: chosen, **elements}, earned
 
     def _fixed(self, space: str) -> bool:
+        """Its units keep their places."""
         return not self.spaces[space].reorders
 
-    def _score_children(self, space: str, blocks: Sequence[Block]) -> Tensor:
-        """What every pair's best inner elements earn together."""
-        blocks = [self._uncoupled(b) for b in blocks]
-        if self._coupled(blocks):
-            return self._alternate(space, blocks)[1]
-        total = None
-        for child in self.children[space]:
-            own = [b for b in blocks if b.spaces[0] == child]
-            if not own:
-                continue
-            if self.children[child]:
-                scores = self._solve(child, own)[1]
-            else:
-                scores = score(self.spaces[child], *_sum(own))
-            total = scores if total is None else total + scores
-        assert total is not None
-        return total
-
-    def _solve_children(self, space: str, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
+    def _solve_children(self, space: str, blocks: Sequence[Block], *, build: bool = True) -> tuple[Elements, Tensor]:
+        """The best inner elements of every pair, and what they earn together; without `build` only the latter."""
         blocks = [self._uncoupled(b) for b in blocks]
         if self._coupled(blocks):
             return self._alternate(space, blocks)
         elements: Elements = {}
-        total = None
+        scores = []
         for child in self.children[space]:
             own = [b for b in blocks if b.spaces[0] == child]
-            if not own:
-                continue
-            found, scores = self._solve(child, own)
-            elements |= found
-            total = scores if total is None else total + scores
-        assert total is not None
-        return elements, total
+            if own and (build or self.children[child]):
+                solved, earned = self._solve(child, own)
+                elements |= solved
+                scores.append(earned)
+            elif own:
+                scores.append(score(self.spaces[child], *_sum(own)))
+        return elements, _total(scores)
 
     def _coupled(self, blocks: Sequence[Block]) -> bool:
         """A block over two siblings: neither is nested in the other."""
@@ -186,13 +168,8 @@ class Unit:
 
     def _given_order(self, query: str, blocks: Sequence[Block], order: Tensor) -> tuple[Elements, Tensor]:
         """The shared spaces for a fixed order of the query heads."""
-        elements: Elements = {}
-        total = None
-        for space, C in self._summed(query, blocks, order).items():
-            elements[space], scores = solve(self.spaces[space], C)
-            total = scores if total is None else total + scores
-        assert total is not None
-        return elements, total
+        solved = {s: solve(self.spaces[s], C) for s, C in self._summed(query, blocks, order).items()}
+        return {s: element for s, (element, _) in solved.items()}, _total([earned for _, earned in solved.values()])
 
     def _summed(self, query: str, blocks: Sequence[Block], order: Tensor) -> dict[str, Tensor]:
         """Per shared space: its own blocks plus those of the query heads, paired by `order`."""
@@ -209,8 +186,8 @@ class Unit:
     def _first_order(self, query: str, blocks: Sequence[Block]) -> Tensor:
         """Per-head scores that share the key/value term out evenly."""
         size = self.spaces[query].size
-        total = None
-        for space in {b.spaces[-1] for b in blocks}:
+        tables = []
+        for space in dict.fromkeys(b.spaces[-1] for b in blocks):
             own = [b.value for b in blocks if b.spaces == (space,)]
             heads = [b.value for b in blocks if b.spaces == (query, space)]
             if not heads:
@@ -218,24 +195,16 @@ class Unit:
             C = sum(heads[1:], start=heads[0]).transpose(2, 3)  # (pairs, h, h, e, e)
             C = C + sum(own[1:], start=own[0])[:, None, None] / size if own else C
             pairs, _, _, n, m = C.shape
-            scores = score(self.spaces[space], C.reshape(-1, n, m)).reshape(pairs, size, size)
-            total = scores if total is None else total + scores
-        assert total is not None
-        return assign_batch(total)[0]
+            tables.append(score(self.spaces[space], C.reshape(-1, n, m)).reshape(pairs, size, size))
+        return assign_batch(_total(tables))[0]
 
     def _improved(self, query: str, blocks: Sequence[Block], order: Tensor) -> Tensor:
         """Alternate: elements for the order, the order for the elements, until nothing changes."""
         for _ in range(MOST_ROUNDS):
             elements, _ = self._given_order(query, blocks, order)
-            total = None
-            for block in blocks:
-                if block.spaces[0] != query:
-                    continue
-                space = block.spaces[1]
-                scores = _earned_per_head(self.spaces[space], elements[space], block.value)
-                total = scores if total is None else total + scores
-            assert total is not None
-            following = assign_batch(total)[0]
+            heads = [b for b in blocks if b.spaces[0] == query]
+            tables = [_earned_per_head(self.spaces[b.spaces[1]], elements[b.spaces[1]], b.value) for b in heads]
+            following = assign_batch(_total(tables))[0]
             if torch.equal(following, order):
                 break
             order = following
@@ -247,6 +216,10 @@ def _earned_per_head(group: Group, element: Tensor, value: Tensor) -> Tensor:
     pairs, heads, n = value.shape[:3]
     moved = group.act(element, value.permute(0, 2, 1, 3, 4).reshape(pairs, n, -1))
     return moved.reshape(pairs, n, heads, heads, n).diagonal(dim1=1, dim2=4).sum(-1)
+
+
+def _total(scores: Sequence[Tensor]) -> Tensor:
+    return reduce(operator.add, scores)
 
 
 def _sum(blocks: Sequence[Block]) -> tuple[Tensor, Tensor | None]:

@@ -23,6 +23,6 @@ def olmo2(facts: Facts) -> Architecture:
         },
         norms={},
         after=("post_attention_layernorm", "post_feedforward_layernorm"),
+        tied=parts.TIED if facts.tied else {},
         untied_config={},
-        **({} if facts.tied else {"tied": {}}),
     )

@@ -61,7 +61,7 @@ def feed_forward(up: str, down: str, relu: bool, optional: str = "") -> dict[str
 
 
 def layer_norms(*names: str, optional: str = "", space: str = "residual") -> dict[str, str]:
-    tensors = {}
+    tensors: dict[str, str] = {}
     for name in names:
         tensors |= {name + ".weight" + optional: f"|{space}|", name + ".bias" + optional: space}
     return tensors
@@ -106,6 +106,7 @@ ATTENTION = LAYER + "self_attn."
 MLP = LAYER + "mlp."
 QKV = tuple(ATTENTION + f"{x}_proj.weight" for x in "qkv")
 GATE_AND_UP = (MLP + "gate_proj.weight", MLP + "up_proj.weight")
+TIED = {"lm_head.weight": ("model.embed_tokens.weight", 1.0)}
 FINAL_READERS = ("lm_head.weight", "score.weight", "qa_outputs.weight")
 
 
@@ -171,7 +172,7 @@ def rotary_decoder(
     known: dict[str, Any] = {
         "prefix": "model.",
         "repeat": {"i": facts["num_hidden_layers"]},
-        "tied": {"lm_head.weight": ("model.embed_tokens.weight", 1.0)},
+        "tied": TIED,
         "untied_config": UNTIED,
     }
     return Architecture(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -95,6 +95,13 @@ class Layout:
 
     def spaces(self) -> frozenset[str]:
         return self._spaces
+
+    def segments_with(self, *spaces: str) -> Iterator[tuple[int, Segment]]:
+        """The segments that any of these spaces is part of, with their axes."""
+        for axis, segments in enumerate(self.axes):
+            for segment in segments:
+                if any(atom.space in spaces for atom in segment.atoms):
+                    yield axis, segment
 
     def axis_of(self, space: str, *, dual: bool | None = None) -> int | None:
         """The first axis that is exactly this space (the whole of it), or None."""
