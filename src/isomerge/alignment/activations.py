@@ -67,15 +67,15 @@ class ActivationRequest:
             return dict.fromkeys(spaces, self.evidence)
         named = self.evidence or {}
         names = {s: _names(s, architecture) for s in spaces}
-        unknown = [k for k in named if not any(_matches(k, name) for found in names.values() for name in found)]
+        unknown = [k for k in named if not any(_matches(k, name) for aliases in names.values() for name in aliases)]
         if unknown:
-            known = sorted({name for found in names.values() for name in found})
+            known = sorted({name for aliases in names.values() for name in aliases})
             what = " ".join(f"no space is called '{k}'. {did_you_mean(k, known)}" for k in unknown)
             raise RequestError(f"Aligning with evidence per space: {what}")
         default = {RESIDUAL: "weights" if self.data is None else "activations"}
         return {
-            space: next((named[k] for n in found for k in named if _matches(k, n)), default.get(space, "weights"))
-            for space, found in names.items()
+            space: next((named[k] for n in aliases for k in named if _matches(k, n)), default.get(space, "weights"))
+            for space, aliases in names.items()
         }
 
     def seen(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> PairActivations:
@@ -100,13 +100,13 @@ class ActivationRequest:
         notes: list[str] = []
         batches = self._batches(anchor)
         for spaces, roles in passes:  # apart, or everything written to the stream would be kept for the units
-            found = cross_statistics(
+            statistics = cross_statistics(
                 source, anchor, batches, spaces=spaces, roles=roles, device=model.device, limit=self.limit,
                 progress=self.progress,
             )  # fmt: skip
-            examples = found.examples
-            notes += [note for note in found.notes if note not in notes]
-            sites += [(site, found.moments[name]) for name, site in found.sites.items()]
+            examples = statistics.examples
+            notes += [note for note in statistics.notes if note not in notes]
+            sites += [(site, statistics.moments[name]) for name, site in statistics.sites.items()]
         sites = [(s, m) for s, m in sites if self._is_wanted(s, architecture)]
         return PairActivations(self, sites, examples, words, notes)
 
@@ -152,7 +152,7 @@ class PairActivations:
             block = Block(site.spaces, False, value.reshape(1, *site.sizes, *site.sizes))
             blocks.setdefault(architecture.root(site.spaces[0]), []).append(block)
         total = torch.stack(stream).mean(0) if stream else None
-        seen = {root: add_blocks(found) for root, found in blocks.items()}
+        seen = {root: add_blocks(own) for root, own in blocks.items()}
         return Activations(architecture, self.words, total, seen, self.examples, list(self.notes))
 
     def _measure(self, site: Site, architecture: Architecture) -> str:
@@ -220,8 +220,8 @@ class Activations:
         return self._scales[unit.root]
 
     def _of(self, unit: Unit) -> list[Block]:
-        found = self.blocks.get(unit.root, [])
-        return [replace(b, value=of_one_root(b.value, b.depth)) for b in found] if unit.diagonal else found
+        blocks = self.blocks.get(unit.root, [])
+        return [replace(b, value=of_one_root(b.value, b.depth)) for b in blocks] if unit.diagonal else blocks
 
 
 def measured(moments: CrossMoments, measure: str) -> Tensor:
@@ -239,8 +239,8 @@ def normalised(moments: CrossMoments, measure: str) -> Tensor:
         mean = 0 if measure == "l2" else (total / moments.count).square()
         sizes.append(float((squares / moments.count - mean).sum()))
     size = (max(sizes[0], 0) * max(sizes[1], 0)) ** 0.5
-    found = measured(moments, measure)
-    return found / size if size > 0 else torch.zeros_like(found)
+    value = measured(moments, measure)
+    return value / size if size > 0 else torch.zeros_like(value)
 
 
 def _balanced(value: Tensor, segment: Segment, balances: tuple[Transform, Transform]) -> Tensor:
@@ -259,7 +259,7 @@ def _in_front(architecture: Architecture) -> set[str]:
 def _stream_roles(model: BoundModel) -> tuple[str, ...]:
     """Norms on the stream, or after a branch, show it as it is; where there are none, that need not be kept."""
     atoms = {n: lay.axes[0][0].atoms for n, lay in model.layouts.items() if len(lay.axes) == 1}
-    norms = {n for n, found in atoms.items() if found[0].space == RESIDUAL and found[0].unsigned}
+    norms = {n for n, first in atoms.items() if first[0].space == RESIDUAL and first[0].unsigned}
     return ("normed",) if norms <= _in_front(model.architecture) else ("normed", "stream")
 
 

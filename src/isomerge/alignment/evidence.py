@@ -59,11 +59,11 @@ class Pair:
 
     @cached_property
     def _places(self) -> dict[str, list[tuple[int, str]]]:
-        found: dict[str, list[tuple[int, str]]] = {}
+        places: dict[str, list[tuple[int, str]]] = {}
         for place in enumerate(self.layouts):
             for space in self.layouts[place[1]].spaces():
-                found.setdefault(space, []).append(place)
-        return found
+                places.setdefault(space, []).append(place)
+        return places
 
 
 def common_part(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -79,7 +79,7 @@ def common_part(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal: bool) -> list[Block]:
     """Blocks of a unit (a root space and all nested in it). `diagonal` keeps only root unit h with root unit h."""
-    found: dict[tuple[tuple[str, ...], bool], Tensor] = {}
+    sums: dict[tuple[tuple[str, ...], bool], Tensor] = {}
     for name in pair.touching(unit):
         source, anchor = pair.tensors(name)
         layout = pair.layouts[name]
@@ -88,35 +88,35 @@ def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal
             spaces = tuple(a.space for a in segment.atoms)
             key = (spaces, any(a.unsigned for a in segment.atoms))
             if not diagonal and len(segment.sizes) == 1 and segment.sizes[0] >= LARGE:
-                _add_large(found, key, segment.take(source, axis), segment.take(anchor, axis))
+                _add_large(sums, key, segment.take(source, axis), segment.take(anchor, axis))
                 continue
             if diagonal and is_shared(spaces[1:], pair.architecture.spaces):
                 key, value = (spaces[:1] + spaces[2:], key[1]), _shared_cross(segment, source, anchor, axis)
             else:
                 value = cross(segment, source, anchor, axis, diagonal=diagonal)
-            found[key] = value if key not in found else found[key].add_(value)
-    return [Block(spaces, unsigned, value) for (spaces, unsigned), value in found.items()]
+            sums[key] = value if key not in sums else sums[key].add_(value)
+    return [Block(spaces, unsigned, value) for (spaces, unsigned), value in sums.items()]
 
 
 def add_blocks(blocks: Iterable[Block]) -> list[Block]:
     """Blocks over the same spaces added up."""
-    found: dict[tuple[tuple[str, ...], bool], Tensor] = {}
+    sums: dict[tuple[tuple[str, ...], bool], Tensor] = {}
     for block in blocks:
         key = (block.spaces, block.unsigned)
-        found[key] = found[key] + block.value if key in found else block.value
-    return [Block(spaces, unsigned, value) for (spaces, unsigned), value in found.items()]
+        sums[key] = sums[key] + block.value if key in sums else block.value
+    return [Block(spaces, unsigned, value) for (spaces, unsigned), value in sums.items()]
 
 
 def weight_bounds(pair: Pair, unit: frozenset[str]) -> dict[tuple[str, ...], float]:
     """What the weights of a unit could earn at most, Σ ‖B‖‖A‖, by the spaces of a block."""
-    found: dict[tuple[str, ...], float] = {}
+    bounds: dict[tuple[str, ...], float] = {}
     for name in pair.touching(unit):
         tensors = pair.tensors(name)
         for axis, segment in pair.layouts[name].segments_with(*unit):
             spaces = tuple(a.space for a in segment.atoms)
             source, anchor = (segment.take(t, axis).double().norm() for t in tensors)
-            found[spaces] = found.get(spaces, 0.0) + float(source * anchor)
-    return found
+            bounds[spaces] = bounds.get(spaces, 0.0) + float(source * anchor)
+    return bounds
 
 
 def of_one_root(value: Tensor, depth: int) -> Tensor:
@@ -124,14 +124,14 @@ def of_one_root(value: Tensor, depth: int) -> Tensor:
     return value[0].diagonal(dim1=0, dim2=depth).movedim(-1, 0)
 
 
-def _add_large(found: dict[Any, Tensor], key: Any, left: Tensor, right: Tensor) -> None:
+def _add_large(sums: dict[Any, Tensor], key: Any, left: Tensor, right: Tensor) -> None:
     """Add left · rightᵀ to a float64 sum, some rows at a time: only one n × n matrix is ever alive."""
     n = len(left)
-    if key not in found:
-        found[key] = torch.zeros(1, n, n, dtype=torch.float64, device=left.device)
+    if key not in sums:
+        sums[key] = torch.zeros(1, n, n, dtype=torch.float64, device=left.device)
     for rows in torch.arange(n).split(ROWS):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
-        found[key][0, part] += left[part] @ right.mT
+        sums[key][0, part] += left[part] @ right.mT
 
 
 def cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int, *, diagonal: bool = False) -> Tensor:

@@ -21,20 +21,20 @@ BLOCK = 1024
 """Numbers solved at once: each takes some 30 kB meanwhile, so that memory does not grow with the model."""
 
 
-def rescaled_all(pair: Pair, found: Transform, run: Run) -> Transform:
+def rescaled_all(pair: Pair, solved: Transform, run: Run) -> Transform:
     """Every continuous element of a transform with its best scale: a·R, or r·phase per rotary pair."""
     spaces = pair.architecture.spaces
-    wanted = [s for s in found.elements if SOLVERS[spaces[s].name].rescale]
-    sums = dict(zip(wanted, run(lambda s: _sums(pair, s, found.elements[s]), wanted), strict=True))
+    wanted = [s for s in solved.elements if SOLVERS[spaces[s].name].rescale]
+    sums = dict(zip(wanted, run(lambda s: _sums(pair, s, solved.elements[s]), wanted), strict=True))
     batches: dict[Any, list[str]] = {}
     for space in wanted:
         batches.setdefault(SOLVERS[spaces[space].name].rescale, []).append(space)
-    scaled = dict(found.elements)
+    scaled = dict(solved.elements)
     for rescale, members in batches.items():
         for space, scale in _together(rescale, {s: sums[s] for s in members}, run).items():
             # A rotary solver gives the whole number, phase and modulus; others the factor of a rotation.
-            scaled[space] = scale if scale.is_complex() else found.elements[space] * scale[:, None, None]
-    return Transform(found.spaces, scaled)
+            scaled[space] = scale if scale.is_complex() else solved.elements[space] * scale[:, None, None]
+    return Transform(solved.spaces, scaled)
 
 
 def _together(solve: Callable[..., Tensor], sums: Mapping[str, Sequence[Tensor]], run: Run) -> dict[str, Tensor]:

@@ -59,14 +59,14 @@ class Scope:
                 return group.restricted(None)
             return at_level(self, part, group)
 
-        found = architecture.restricted(rule)
-        if not found.movable() and architecture.movable():
+        restricted = architecture.restricted(rule)
+        if not restricted.movable() and architecture.movable():
             note = f"level '{self.level}' leaves nothing to move in what `only` and `layers` name"
-            return replace(found, notes=[*found.notes, note])
+            return replace(restricted, notes=[*restricted.notes, note])
         if wanted is not None and self.level != "rotation":
             note = "only the named layers move; what runs through several (residual stream, task heads) stays"
-            return replace(found, notes=[*found.notes, note])
-        return found
+            return replace(restricted, notes=[*restricted.notes, note])
+        return restricted
 
 
 def at_level(scope: Scope, part: str, group: Group) -> Group:
@@ -88,19 +88,19 @@ def parse_layers(text: str, depth: int) -> set[int]:
     >>> sorted(parse_layers("0-2,5", 8)), sorted(parse_layers("last 2", 8))
     ([0, 1, 2, 5], [6, 7])
     """
-    found: set[int] = set()
+    layers: set[int] = set()
     for piece in filter(None, (p.strip() for p in text.split(","))):
         if match := re.fullmatch(r"(first|last)[ :]?(\d+)", piece):
             count = min(int(match[2]), depth)
-            found |= set(range(count)) if match[1] == "first" else set(range(depth - count, depth))
+            layers |= set(range(count)) if match[1] == "first" else set(range(depth - count, depth))
         elif match := re.fullmatch(r"(\d+)(?:-(\d+))?", piece):
             first, last = int(match[1]), int(match[2] or match[1])
             if last < first:
                 raise RequestError(f"Reading layers '{text}': '{piece}' runs backwards. Write {last}-{first}.")
-            found |= set(range(first, last + 1))
+            layers |= set(range(first, last + 1))
         else:
             known = "Write 3, 0-4, 'first 3', 'last 2'."
             raise RequestError(f"Reading layers '{text}': '{piece}' is not a layer. {known}")
-    if not found or max(found) >= depth:
+    if not layers or max(layers) >= depth:
         raise RequestError(f"Reading layers '{text}': the model has layers 0 to {depth - 1}. Name some of them.")
-    return found
+    return layers

@@ -145,15 +145,15 @@ def _measured(alignment: Alignment, out: Checkpoint) -> dict[str, Any] | None:
         return None
     # Two models may have one name: a scrambled copy beside its original.
     name, goal = source.name, anchor.name if anchor.name != source.name else f"{anchor.name} (anchor)"
-    found: dict[str, Relation] = {}
+    relations: dict[str, Relation] = {}
     for tensor, distance in alignment.distances().items():
         files = source.files.get(tensor, ())
         sample = None
         if len(files) == 1 and anchor.files.get(tensor) == files:
             sample = _sampled(files[0], name, goal, source.checkpoint, anchor.checkpoint, out)
-        found[tensor] = _exact(distance, sample, name, source.layouts[tensor].shape)
+        relations[tensor] = _exact(distance, sample, name, source.layouts[tensor].shape)
     spaces = {space: source.touching(space) for space in source.architecture.spaces}
-    return measured(found, models=[name, goal], reference=goal, base=None, spaces=spaces)
+    return measured(relations, models=[name, goal], reference=goal, base=None, spaces=spaces)
 
 
 def _sampled(

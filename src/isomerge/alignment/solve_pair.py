@@ -154,13 +154,13 @@ def _solve(
     pair = Pair(sides[0].tensor, sides[1].tensor, common, source.architecture)
     folded = set(sides[0].canonical.norm_weight)
     sweeper = Sweeper(pair, run, tick, skip_names=folded, device=source.device, activations=activations)
-    found = sweeper.solve(sweeps)
+    solved = sweeper.solve(sweeps)
     if scope.level == "rotation" and scope.rescales:
-        found = rescaled_all(pair, found, run)
-    total = _unbalanced(sides, found)
+        solved = rescaled_all(pair, solved, run)
+    total = _unbalanced(sides, solved)
     stays: dict[str, str] = {}
     if scope.level == "full":
-        judged = sweeper.judged_by_weights(found)
+        judged = sweeper.judged_by_weights(solved)
         stays = _left_alone(sides, _unbalanced(sides, judged), judged, run)
         stays = _whole_units(stays, total, judged, activations)
         total = Transform(spaces, {s: e for s, e in total.elements.items() if s not in stays})
@@ -170,8 +170,8 @@ def _solve(
     return Alignment(source, anchor, scope, total, stays, sweeper.objective, notes)
 
 
-def _unbalanced(sides: list[PreparedModel], found: Transform) -> Transform:
-    return sides[0].balance.then(found).then(sides[1].balance.inverse()) if sides[0].balance.elements else found
+def _unbalanced(sides: list[PreparedModel], solved: Transform) -> Transform:
+    return sides[0].balance.then(solved).then(sides[1].balance.inverse()) if sides[0].balance.elements else solved
 
 
 def _whole_units(
@@ -183,18 +183,18 @@ def _whole_units(
     """
     if activations is None:
         return stays
-    found = dict(stays)
+    reasons = dict(stays)
     for root in activations.roots():
         members = [s for s in total.spaces if activations.architecture.root(s) == root]
         moving = [s for s in judged.without_identities().elements if s in members and s not in stays]
         for space in members:
-            found.pop(space, None)
+            reasons.pop(space, None)
             if not moving and space in total.elements:
-                found[space] = "moving it gains no more than noise would"
-    return found
+                reasons[space] = "moving it gains no more than noise would"
+    return reasons
 
 
-def _left_alone(sides: list[PreparedModel], total: Transform, found: Transform, run: Run) -> dict[str, str]:
+def _left_alone(sides: list[PreparedModel], total: Transform, solved: Transform, run: Run) -> dict[str, str]:
     """Spaces that need nothing: no unit of theirs moves, and the rest gains no more than noise would let it.
 
     Compared as they will be written: a stream that stays is not folded, so noise in its norms is none in its readers.
@@ -203,7 +203,7 @@ def _left_alone(sides: list[PreparedModel], total: Transform, found: Transform, 
     moving = [s for s in spaces if s != RESIDUAL or RESIDUAL in total.elements]
     source, anchor = (Canonical(side.model, moving) for side in sides)
     architecture = source.model.architecture
-    moved_roots = {architecture.root(s) for s, e in found.elements.items() if spaces[s].moves_units(e)}
+    moved_roots = {architecture.root(s) for s, e in solved.elements.items() if spaces[s].moves_units(e)}
     stream = total.only([RESIDUAL])
 
     def stays(space: str) -> bool:

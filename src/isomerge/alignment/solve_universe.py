@@ -55,9 +55,9 @@ def solve_universe(
     models = describe_all(checkpoints, scope, rotates_the_stream(scope), device)
     sides = prepare_all(models, scope, run, budget)
     names = {n: lay for n, lay in models[0].layouts.items() if all(n in m.layouts for m in models)}
-    found = _to_common_mean(sides, medoid, names, run, sweeps, tick)
+    transforms = _to_common_mean(sides, medoid, names, run, sweeps, tick)
     alignments = []
-    for side, own in zip(sides, found, strict=True):
+    for side, own in zip(sides, transforms, strict=True):
         total = own
         if scope.level == "rotation" and scope.rescales:
             total = rescaled_all(Pair(side.tensor, sides[medoid].tensor, names, side.model.architecture), own, run)
@@ -79,13 +79,13 @@ def _to_common_mean(
     folded = set(sides[0].canonical.norm_weight)
     best: tuple[float, list[Transform]] | None = None
     for _ in range(MOST_ROUNDS):
-        found = []
+        transforms = []
         for side in sides:
             pair = Pair(side.tensor, mean.__getitem__, dict(names), side.model.architecture)
-            found.append(Sweeper(pair, run, tick, skip_names=folded).solve(sweeps))
-        mean, change, spread = _new_mean(sides, found, order, mean, names)
+            transforms.append(Sweeper(pair, run, tick, skip_names=folded).solve(sweeps))
+        mean, change, spread = _new_mean(sides, transforms, order, mean, names)
         if best is None or spread < best[0]:
-            best = spread, found
+            best = spread, transforms
         if change <= STOPS_MOVING:
             break
     assert best is not None
@@ -94,7 +94,7 @@ def _to_common_mean(
 
 def _new_mean(
     sides: list[PreparedModel],
-    found: list[Transform],
+    transforms: list[Transform],
     order: list[int],
     old: Mapping[str, Tensor],
     names: Mapping[str, Layout],
@@ -102,7 +102,7 @@ def _new_mean(
     """The mean of all moved models, how far it moved, and how far the models are from it."""
     mean, change, size, spread = {}, 0.0, 0.0, 0.0
     for name in names:
-        moved = common_part(*(found[k].act(sides[k].tensor(name), sides[k].model.layouts[name]) for k in order))
+        moved = common_part(*(transforms[k].act(sides[k].tensor(name), sides[k].model.layouts[name]) for k in order))
         mean[name] = torch.stack(moved).mean(0)
         change += float((mean[name] - common_part(mean[name], old[name])[1]).square().sum())
         size += float(mean[name].square().sum())

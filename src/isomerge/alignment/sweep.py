@@ -87,8 +87,8 @@ class Sweeper:
         elements: Elements = {}
         earned = 0.0
         results = self._solve_together(around) or self.run(lambda u: self._solve_unit(u, around), self.units)
-        for unit, (found, score) in zip(self.units, results, strict=True):
-            elements |= {s: e for s, e in found.items() if unit.spaces[s].movable}
+        for unit, (solved, score) in zip(self.units, results, strict=True):
+            elements |= {s: e for s, e in solved.items() if unit.spaces[s].movable}
             earned += weights[unit.root] * float(score)
         if self.stream.movable and RESIDUAL in around.elements:
             alone = [n for n in self._stream_names() if self._own_root(n) is None]
@@ -105,8 +105,8 @@ class Sweeper:
             return None
         gathered = self.run(lambda u: u.evidence(self._blocks(u, around)), self.units)
         batches: dict[Group, list[tuple[int, str, Tensor]]] = {}
-        for number, (unit, found) in enumerate(zip(self.units, gathered, strict=True)):
-            for space, C in found.items():
+        for number, (unit, evidence) in enumerate(zip(self.units, gathered, strict=True)):
+            for space, C in evidence.items():
                 batches.setdefault(replace(unit.spaces[space], per=()), []).append((number, space, C))
         results: list[tuple[Elements, Tensor]] = [({}, torch.zeros((), dtype=torch.float64)) for _ in self.units]
         for group, members in batches.items():
@@ -123,22 +123,22 @@ class Sweeper:
         if self._keeps_its_order(unit, around):
             self._done(unit)
             return {unit.root: unit.spaces[unit.root].identity()}, torch.zeros((), dtype=torch.float64)
-        found, score = unit.solve(self._blocks(unit, around))
+        solved, score = unit.solve(self._blocks(unit, around))
         self._done(unit)
-        return {s: e.cpu() for s, e in found.items()}, score.cpu()
+        return {s: e.cpu() for s, e in solved.items()}, score.cpu()
 
-    def judged_by_weights(self, found: Transform) -> Transform:
+    def judged_by_weights(self, transform: Transform) -> Transform:
         """What the weights would do with the units that activations decided."""
         seen = [u for u in self.units if self.activations is not None and self.activations.speaks_of(u)]
-        around = found.only([RESIDUAL])
+        around = transform.only([RESIDUAL])
         solved = self.run(lambda u: u.solve(unit_blocks(self.pair, u.members, around, diagonal=u.diagonal))[0], seen)
-        elements = {s: e.cpu() for unit in solved for s, e in unit.items() if found.spaces[s].movable}
-        kept = {s: e for s, e in found.elements.items() if not any(s in u.members for u in seen)}
-        return Transform(found.spaces, {**kept, **elements})
+        elements = {s: e.cpu() for unit in solved for s, e in unit.items() if transform.spaces[s].movable}
+        kept = {s: e for s, e in transform.elements.items() if not any(s in u.members for u in seen)}
+        return Transform(transform.spaces, {**kept, **elements})
 
     def _blocks(self, unit: Unit, around: Transform) -> list[Block]:
-        found = unit_blocks(self.pair, unit.members, around, diagonal=unit.diagonal)
-        return found if self.activations is None else self.activations.combined(unit, found, self.pair)
+        blocks = unit_blocks(self.pair, unit.members, around, diagonal=unit.diagonal)
+        return blocks if self.activations is None else self.activations.combined(unit, blocks, self.pair)
 
     def _keeps_its_order(self, unit: Unit, around: Transform) -> bool:
         """The exit that needs no cost matrix: near-identical units have the best order and signs already."""
@@ -178,8 +178,8 @@ class Sweeper:
         window = 8  # bounds the number of d × d products alive at once
         for start in range(0, len(names), window):
             chunk = names[start : start + window]
-            found = self.run(lambda n: stream_cross(self.pair, n, moved, RESIDUAL), chunk)
-            for name, result in zip(chunk, found, strict=True):
+            products = self.run(lambda n: stream_cross(self.pair, n, moved, RESIDUAL), chunk)
+            for name, result in zip(chunk, products, strict=True):
                 if result is None:
                     continue
                 value, is_unsigned = result
@@ -265,11 +265,11 @@ class Sweeper:
     # --- weights ----------------------------------------------------------------------------------------------------
     def _root_of(self, name: str) -> str | None:
         """The unit a tensor belongs to; a bias without a unit of its own counts with its weight."""
-        found = self._own_root(name)
-        if found is None and name.endswith(".bias"):
+        root = self._own_root(name)
+        if root is None and name.endswith(".bias"):
             weight = name.removesuffix("bias") + "weight"
-            found = self._own_root(weight) if weight in self.pair.layouts else None
-        return found
+            root = self._own_root(weight) if weight in self.pair.layouts else None
+        return root
 
     def _own_root(self, name: str) -> str | None:
         spaces = self.pair.layouts[name].spaces() - {RESIDUAL}

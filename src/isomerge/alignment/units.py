@@ -55,13 +55,13 @@ class Unit:
 
         What stays in its place is left out: it earns the same whatever the others do.
         """
-        found: dict[str, Tensor] = {}
+        sums: dict[str, Tensor] = {}
         for block in blocks:
             if block.depth > 1:
                 *_, space = block.spaces
                 value = self._uncoupled(Block(block.spaces[1:], block.unsigned, block.value)).value
-                found[space] = value if space not in found else found[space] + value
-        return {space: C for space, C in found.items() if self.spaces[space].movable}
+                sums[space] = value if space not in sums else sums[space] + value
+        return {space: C for space, C in sums.items() if self.spaces[space].movable}
 
     def solve(self, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
         """Elements of every space of the unit, and what they earn together."""
@@ -173,15 +173,15 @@ class Unit:
 
     def _summed(self, query: str, blocks: Sequence[Block], order: Tensor) -> dict[str, Tensor]:
         """Per shared space: its own blocks plus those of the query heads, paired by `order`."""
-        found: dict[str, Tensor] = {}
+        sums: dict[str, Tensor] = {}
         for block in blocks:
             value = block.value
             if block.spaces[0] == query:  # (pairs, h, e, h, e) -> Σ_h of the chosen pairs
                 index = order[:, None, None, :, None].to(value.device)
                 value = torch.take_along_dim(value, index, dim=1).squeeze(1).sum(2)
             space = block.spaces[-1]
-            found[space] = value if space not in found else found[space] + value
-        return found
+            sums[space] = value if space not in sums else sums[space] + value
+        return sums
 
     def _first_order(self, query: str, blocks: Sequence[Block]) -> Tensor:
         """Per-head scores that share the key/value term out evenly."""

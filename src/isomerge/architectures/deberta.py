@@ -142,13 +142,13 @@ def stream_norms(facts: Facts, variant: Variant, head_readers: Sequence[str]) ->
 
 def gauges(variant: Variant) -> list[Gauge]:
     """With position-to-content attention the key bias meets position queries, so softmax does not drop it."""
-    found: list[Gauge] = [
+    gauges: list[Gauge] = [
         ValueBias(SELF + "value_proj.bias", "vo.{i}", OUTPUT + "dense.weight"),
         KeyBias(SELF + "pos_key_proj.bias", "qk.{i}"),
         Shift((TABLES[1], TABLES[0])),
         Shift((TABLES[2], TABLES[0])),
     ]
-    return found if "p2c" in variant.kinds else [KeyBias(SELF + "key_proj.bias", "qk.{i}"), *found]
+    return gauges if "p2c" in variant.kinds else [KeyBias(SELF + "key_proj.bias", "qk.{i}"), *gauges]
 
 
 def writers_below(variant: Variant) -> list[str]:

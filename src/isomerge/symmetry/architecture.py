@@ -223,5 +223,5 @@ class Facts:
         return self.config[key]
 
     def get(self, key: str, default: Any = None) -> Any:
-        found = self.config.get(key)
-        return default if found is None else found
+        value = self.config.get(key)
+        return default if value is None else value

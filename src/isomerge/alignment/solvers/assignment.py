@@ -50,9 +50,9 @@ def assign_spoiling(C: Tensor) -> tuple[Tensor, Tensor]:
     """
     _require_square(C, 2)
     units = torch.arange(len(C), device=C.device)
-    found, solved = _by_argmax(C[None])
+    perms, solved = _by_argmax(C[None])
     if bool(solved[0]):
-        return found[0], C[found[0], units].to(torch.float64).sum()
+        return perms[0], C[perms[0], units].to(torch.float64).sum()
     costs = C.detach().to("cpu", torch.float64).neg_()
     columns = torch.from_numpy(linear_sum_assignment(costs.numpy())[1])
     perm = torch.empty_like(columns)
