@@ -126,7 +126,7 @@ def ours(source: State, anchor: State, config: dict[str, Any], *, level: str, ff
     models = [open_checkpoint(m, config=config) for m in (source, anchor)]
     only = None if ffn or level == "full" else "attention"
     alignment = isomerge.align(*models, level=level, only=only, device=device)
-    return dict(alignment.move().changed())
+    return dict(alignment.moved().changed())
 
 
 def best_of(function: Callable[[], Any], repeat: int) -> float:
@@ -157,7 +157,7 @@ def measure_memory(shape: str, level: str, ffn: bool) -> dict[str, float]:
     import tempfile
 
     import isomerge
-    from isomerge.alignment.nested import Unit
+    from isomerge.alignment.units import Unit
     from isomerge.architectures import describe
 
     with tempfile.TemporaryDirectory() as folder:

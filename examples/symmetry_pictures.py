@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from isomerge.alignment.solvers import assign, balance
+from isomerge.alignment.solvers.assignment import assign
+from isomerge.alignment.solvers.scale import balance
 
 INK, FAINT, CARD = "#1b1f24", "#8a8f98", "#ffffff"
 COLOURS = ("#1f6feb", "#d9822b", "#2f7d4f", "#8250df", "#bc4c00", "#0b7285")

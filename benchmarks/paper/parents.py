@@ -124,7 +124,7 @@ def moved(parent: Parent, anchor: Parent, matching: dict[str, Any]) -> tuple[Par
     distance = (math.sqrt(before / size), math.sqrt(after / size))
     if alignment.siblings:
         return parent, distance
-    move = alignment.move()
+    move = alignment.moved()
     changed = {name: tensor.cpu() for name, tensor in move.changed()}
     there = replace(parent, state={**parent.state, **changed}, seen=None)
     # Of other tensors nothing changes, and it is the same function: so do neither their inputs nor their gradients.

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "AlignedFamily": "isomerge.alignment.family",
-    "Alignment": "isomerge.alignment.alignment",
+    "Alignment": "isomerge.alignment.result",
     "Merged": "isomerge.merging.outcome.merged",
     "IsomergeError": "isomerge.errors",
     "RequestError": "isomerge.errors",
     "Checkpoint": "isomerge.checkpoint",
     "Sweep": "isomerge.sweeping.result",
     "align": "isomerge.alignment.api",
+    "align_family": "isomerge.alignment.api",
     "barrier": "isomerge.connectivity.barrier",
     "calibrate": "isomerge.calibration.api",
     "catalogue": "isomerge.catalogue",
@@ -50,9 +50,10 @@ __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
     from isomerge.adapters.extract import extract as extract
-    from isomerge.alignment.alignment import Alignment as Alignment
     from isomerge.alignment.api import align as align
+    from isomerge.alignment.api import align_family as align_family
     from isomerge.alignment.family import AlignedFamily as AlignedFamily
+    from isomerge.alignment.result import Alignment as Alignment
     from isomerge.alignment.selftest import selftest as selftest
     from isomerge.calibration.api import calibrate as calibrate
     from isomerge.catalogue import catalogue as catalogue

@@ -47,6 +47,14 @@ def _architectures() -> list[dict[str, Any]]:
 
 
 def _solvers() -> list[dict[str, Any]]:
-    from isomerge.alignment.solvers import SOLVERS
+    from isomerge.alignment.solvers.table import SOLVERS
 
-    return [{"name": name, "summary": summary} for name, summary in sorted(SOLVERS.items())]
+    steps = ("solve", "start", "balance", "rescale")
+    return [
+        {
+            "name": group,
+            "summary": solver.summary,
+            **{step: function.__name__ if (function := getattr(solver, step)) else None for step in steps},
+        }
+        for group, solver in SOLVERS.items()
+    ]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from isomerge.alignment.scramble import scrambled
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 import isomerge
 from isomerge.alignment import activations
-from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import IsomergeError, RequestError
@@ -215,16 +215,16 @@ def test_each_space_obeys_its_own_entry_before_that_of_the_space_around_it() -> 
 
 def test_the_notes_say_what_activations_decided_and_where_there_were_none() -> None:
     anchor, source = model("mixtral", 0), model("mixtral", 1)
-    notes = " ".join(isomerge.align(source, anchor, data=batches(anchor), evidence="activations").solution.notes)
+    notes = " ".join(isomerge.align(source, anchor, data=batches(anchor), evidence="activations").solver_notes)
     assert "activations of 32 examples decide" in notes and "residual" in notes
     assert "there are no activations for" in notes and "ffn.*" in notes and "the weights decide there" in notes
 
 
 def test_the_limit_counts_examples_and_several_sources_are_each_seen() -> None:
     anchor = model("vit", 0)
-    family = isomerge.align(model("vit", 1), anchor, others=[model("vit", 2)], data=batches(anchor), limit=10)
+    family = isomerge.align_family([model("vit", 1), model("vit", 2)], anchor=anchor, data=batches(anchor), limit=10)
     for member, seed in zip(family.members, (1, 2), strict=True):
-        assert any("activations of 10 examples" in n for n in member.solution.notes)
+        assert any("activations of 10 examples" in n for n in member.solver_notes)
         alone = elements(model("vit", seed), anchor, data=batches(anchor), limit=10)
         assert torch.equal(alone["residual"], member.transform.elements["residual"])
 
@@ -257,13 +257,13 @@ def test_units_that_never_fire_are_placed_by_their_weights() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"evidence": "activations"}, ["no data", "--data"]),
+        ({"evidence": "activations"}, ["no data", "Pass data"]),
         ({"evidence": {"ffn": "mix"}}, ["no data"]),
         ({"limit": 5}, ["no data"]),
         ({"data": "x", "evidence": "activation"}, ["'activation'", "Did you mean 'activations'?"]),
-        ({"data": "x", "evidence": {"ffn": "weight"}, "site": "before"}, ["'weights'", "'before'", "pre, post"]),
+        ({"data": "x", "evidence": {"ffn": "weight"}}, ["'weights'"]),
+        ({"data": "x", "site": "before"}, ["site", "'before'", "pre, post"]),
         ({"data": "x", "measure": "covarience"}, ["Did you mean 'covariance'?"]),
-        ({"data": "x", "many": "universe"}, ["common mean", "anchor"]),
         ({"data": "/nowhere/at/all"}, ["/nowhere/at/all"]),
     ],
 )
@@ -271,6 +271,11 @@ def test_a_request_that_makes_no_sense_is_refused(options: dict[str, Any], words
     with pytest.raises(RequestError) as caught:
         isomerge.align(model("vit", 1), model("vit", 0), **options)
     assert all(w in str(caught.value) for w in words), str(caught.value)
+
+
+def test_a_common_mean_has_no_anchor_to_run_on_data() -> None:
+    with pytest.raises(RequestError, match="no anchor model to run on data"):
+        isomerge.align_family([model("vit", 1), model("vit", 0)], data="x", many="universe")
 
 
 def test_a_space_that_is_not_there_is_named_with_the_nearest_one() -> None:

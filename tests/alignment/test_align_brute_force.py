@@ -35,7 +35,7 @@ SEEDS = [0, 10, 20]
 
 @pytest.fixture(autouse=True)
 def _nothing_is_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isomerge.alignment.noise.is_noise", lambda gain, dimension, parameters: False)
+    monkeypatch.setattr("isomerge.alignment.distance.is_noise", lambda gain, dimension, parameters: False)
 
 
 def square(*arrays: np.ndarray) -> float:

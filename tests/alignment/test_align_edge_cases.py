@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import shutil
 from pathlib import Path
 
@@ -19,7 +21,7 @@ def test_no_output_of_a_family_ever_replaces_an_input(tmp_path: Path) -> None:
     shutil.copytree(model("bert", 0), first)
     shutil.copytree(model("bert", 2), second)
     before = fingerprint(second)
-    family = isomerge.align(first, model("bert", 1), others=[second])
+    family = isomerge.align_family([first, second], anchor=model("bert", 1))
     with pytest.raises(RequestError, match="inputs are never modified"):
         family.save(tmp_path / "x", force=True)
     assert fingerprint(second) == before
@@ -82,7 +84,7 @@ def test_a_family_of_tied_models_is_written_all_untied_when_one_of_them_must_be(
     wide = {"hidden_size": 48, "num_attention_heads": 4, "head_dim": 12, "intermediate_size": 64}
     anchor = model("llama", 0, tie_word_embeddings=True, **wide)
     sibling, stranger = noisy(anchor, 0.01), model("llama", 1, tie_word_embeddings=True, **wide)
-    family = isomerge.align(sibling, anchor, others=[stranger])
+    family = isomerge.align_family([sibling, stranger], anchor=anchor)
     family.save(tmp_path / "out", anchor_out=tmp_path / "anchor", verify=False)
     folders = [*sorted((tmp_path / "out").iterdir()), tmp_path / "anchor"]
     assert [read_config(f)["tie_word_embeddings"] for f in folders] == [False] * 3
@@ -93,8 +95,7 @@ def test_a_family_of_tied_models_is_written_all_untied_when_one_of_them_must_be(
 def test_the_universe_rescales_when_asked_to() -> None:
     models = [model("bert", seed) for seed in (0, 1, 2)]
     plain, scaled = (
-        isomerge.align(models[0], None, others=models[1:], level="rotation", scale=scale, many="universe")
-        for scale in (False, True)
+        isomerge.align_family(models, level="rotation", scale=scale, many="universe") for scale in (False, True)
     )
     first, second = (f.members[1].state_dict() for f in (plain, scaled))
     name = "bert.encoder.layer.0.attention.self.query.weight"
@@ -122,4 +123,38 @@ def test_one_checkpoint_merged_with_itself_is_itself() -> None:
 
 
 def test_without_an_anchor_two_models_give_one_alignment() -> None:
-    assert isinstance(isomerge.align(model("bert", 0), None, others=[model("bert", 1)]), isomerge.Alignment)
+    assert len(isomerge.align_family([model("bert", 0), model("bert", 1)]).members) == 1
+
+
+@pytest.mark.parametrize("kind", ["folder", "state_dict"])
+def test_results_can_be_pickled_and_copied(kind: str) -> None:
+    source, anchor = model("bert", 0), model("bert", 1)
+    if kind == "state_dict":
+        source, anchor = (isomerge.open_checkpoint(tensors(m), config=read_config(m)) for m in (source, anchor))
+    alignment = isomerge.align(source, anchor, progress=lambda *_: None)
+    for again in (pickle.loads(pickle.dumps(alignment)), copy.deepcopy(alignment)):
+        assert again.report() == alignment.report() == pickle.loads(pickle.dumps(alignment.report()))
+        torch.testing.assert_close(again.state_dict(), alignment.state_dict())
+    family = isomerge.align_family([source], anchor=anchor)
+    assert copy.deepcopy(pickle.loads(pickle.dumps(family))).report() == family.report()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("layers", [0]), ("threads", "2"), ("sweeps", "3"), ("sweeps", True), ("scale", "yes"), ("level", 1),
+        ("only", ["ffn"]), ("limit", 2.5), ("device", None), ("max_memory", [1]), ("transform", 3),
+    ],
+)  # fmt: skip
+def test_an_argument_of_the_wrong_type_is_named(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=f"^{name} must be "):
+        isomerge.align(model("bert", 0), model("bert", 1), **{name: value})  # type: ignore[arg-type]
+
+
+def test_a_saved_alignment_can_be_reported(tmp_path: Path) -> None:
+    isomerge.align(model("bert", 0), model("bert", 1)).save(tmp_path / "one")
+    isomerge.align_family([model("bert", 0), model("bert", 1), model("bert", 2)]).save(tmp_path / "many", verify=False)
+    for folder in (tmp_path / "one", *(tmp_path / "many").iterdir()):
+        assert isomerge.report(folder)["kind"] == "align"
+    isomerge.align(model("bert", 0), model("bert", 1)).save(tmp_path / "two", report=False)
+    assert not (tmp_path / "two" / "isomerge.json").exists()

@@ -65,7 +65,7 @@ def test_every_element_belongs_to_its_group_no_larger_than_the_level_names_and_t
 @pytest.mark.parametrize("level", ["permutation", "full"])
 @pytest.mark.parametrize("family", MODELS)
 def test_the_objective_never_falls(family: str, level: str) -> None:
-    steps = isomerge.align(model(family, 1), anchor=model(family, 0), level=level).solution.objective
+    steps = isomerge.align(model(family, 1), anchor=model(family, 0), level=level).objective
     assert steps and all(math.isfinite(x) for x in steps)
     assert all(after >= before - 1e-10 * abs(before) for before, after in itertools.pairwise(steps)), steps
 

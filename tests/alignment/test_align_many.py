@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import isomerge
-from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.errors import RequestError
+from isomerge.symmetry.moved import scrambled
 from models import difference, logits, model, noisy, tensors
 
 
@@ -31,7 +31,7 @@ def test_the_default_anchor_is_the_model_nearest_to_the_mean_of_all() -> None:
     weights = [tensors(m) for m in models]
     mean = {n: sum(w[n] for w in weights) / 3 for n in weights[0]}
     distances = [sum(float((w[n] - mean[n]).square().sum()) for n in mean) for w in weights]
-    family = isomerge.align(models[0], None, others=models[1:])
+    family = isomerge.align_family(models)
     assert family.anchor.name == str(models[distances.index(min(distances))])
     assert len(family.members) == 2
 
@@ -41,7 +41,8 @@ def test_the_default_anchor_is_the_model_nearest_to_the_mean_of_all() -> None:
 def test_scrambled_copies_of_one_model_all_meet_in_it(family: str, many: str, tmp_path: Path) -> None:
     base = model(family, 0)
     copies = [moved(family, base, seed, tmp_path / f"copy-{seed}") for seed in (1, 2)]
-    found = isomerge.align(copies[0], base, others=[copies[1]], many=many)
+    anchor = {"models": [copies[0], base, copies[1]]} if many == "universe" else {"models": copies, "anchor": base}
+    found = isomerge.align_family(**anchor, many=many)
     found.save(tmp_path / "out", verify=False)
     states = [m.state_dict() for m in found.members]
     for state in states[1:]:
@@ -57,8 +58,8 @@ def test_the_universe_does_not_depend_on_the_order_of_the_list(family: str) -> N
     results = {}
     for order in ((0, 1, 2), (2, 0, 1)):
         chosen = [models[k] for k in order]
-        found = isomerge.align(chosen[0], None, others=chosen[1:], many="universe")
-        results[order] = {m.solution.source.name: m.state_dict() for m in found.members}
+        found = isomerge.align_family(chosen, many="universe")
+        results[order] = {m.source.name: m.state_dict() for m in found.members}
     first, second = results.values()
     assert first.keys() == second.keys()
     for name in first:
@@ -68,7 +69,7 @@ def test_the_universe_does_not_depend_on_the_order_of_the_list(family: str) -> N
 @pytest.mark.parametrize("family", ["vit", "llama"])
 def test_the_universe_brings_strangers_closer_together_and_keeps_their_functions(family: str) -> None:
     models = [model(family, seed) for seed in (0, 1, 2)]
-    found = isomerge.align(models[0], None, others=models[1:], many="universe")
+    found = isomerge.align_family(models, many="universe")
 
     def spread(states: list[dict[str, torch.Tensor]]) -> float:
         mean = {n: sum(s[n] for s in states) / len(states) for n in states[0]}
@@ -77,19 +78,19 @@ def test_the_universe_brings_strangers_closer_together_and_keeps_their_functions
     states = [m.state_dict() for m in found.members]
     assert spread(states) < 0.9 * spread([tensors(m) for m in models])
     for member, state, folder in zip(found.members, states, models, strict=True):
-        assert member.solution.source.name == str(folder)
+        assert member.source.name == str(folder)
         assert difference(logits(folder), logits(folder, state)) <= 1e-10
 
 
 def test_siblings_are_left_alone_by_the_universe_too() -> None:
     base = model("vit", 0, hidden_size=48, num_attention_heads=4, intermediate_size=64)
-    family = isomerge.align(noisy(base, 0.01, 1), base, others=[noisy(base, 0.01, 2)], many="universe")
+    family = isomerge.align_family([noisy(base, 0.01, 1), base, noisy(base, 0.01, 2)], many="universe")
     assert all(not m.transform.elements for m in family.members)
 
 
 def test_a_way_to_align_many_that_does_not_exist_is_refused_with_a_hint() -> None:
     with pytest.raises(RequestError, match="Did you mean 'universe'"):
-        isomerge.align(model("vit", 0), model("vit", 1), many="univers")
+        isomerge.align_family([model("vit", 0), model("vit", 1)], many="univers")
 
 
 def test_one_model_alone_has_nothing_to_be_aligned_to() -> None:
@@ -99,7 +100,7 @@ def test_one_model_alone_has_nothing_to_be_aligned_to() -> None:
 
 def test_the_universe_reports_the_distance_to_the_mean_of_its_members() -> None:
     models = [model("bert", seed) for seed in (0, 1, 2)]
-    report = isomerge.align(models[0], None, others=models[1:], many="universe").report()
+    report = isomerge.align_family(models, many="universe").report()
     weights = [tensors(m) for m in models]
     mean = {n: sum(w[n] for w in weights) / 3 for n in weights[0]}
     apart = sum(float((w[n] - mean[n]).square().sum()) for w in weights for n in mean)

@@ -12,9 +12,9 @@ import scipy.optimize
 import torch
 
 import isomerge
-from alignment.layers import Layer, read_layer, read_llama, torch_state, write_layer, write_llama  # fmt: skip
-from isomerge.alignment import rescale
-from models import arrays, difference, logits, model, same_bytes, tensors  # fmt: skip
+from alignment.layers import Layer, read_layer, read_llama, torch_state, write_layer, write_llama
+from isomerge.alignment import head_scales
+from models import arrays, difference, logits, model, same_bytes, tensors
 
 ENCODERS = ["bert", "roberta", "vit", "gpt2"]
 
@@ -171,7 +171,7 @@ def test_under_rotary_positions_a_head_turns_by_one_number_per_frequency_and_gro
     scale: bool, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers of a block may belong to several layers, and those of a layer to several blocks."""
-    monkeypatch.setattr(rescale, "BLOCK", block)
+    monkeypatch.setattr(head_scales, "BLOCK", block)
     anchor, source = model("llama", 0), model("llama", 1)
     a, expected = arrays(anchor), arrays(source)
     for layer in range(2):
@@ -192,7 +192,7 @@ def test_attention_alone_is_matched_alike_where_an_accelerator_takes_all_layers_
         write_llama(expected, layer, {**moved, **{n: b[n] for n in ("gate", "up", "down")}})
     alignment = isomerge.align(source, anchor=anchor, level="rotation", only="attention", device=device)
     assert_close(arrays(alignment.state_dict()), expected)
-    changed = arrays(dict(alignment.move().changed()))
+    changed = arrays(dict(alignment.moved().changed()))
     assert {n.split(".")[-2] for n in changed} == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert_close(changed, {n: expected[n] for n in changed})
 

@@ -14,7 +14,7 @@ import isomerge
 from alignment.canonical import canonical
 from alignment.layers import read_llama, torch_state, write_llama  # fmt: skip
 from isomerge.alignment import sweep
-from isomerge.alignment.nested import Unit
+from isomerge.alignment.units import Unit
 from isomerge.symmetry.groups import Permutation, SignedScale
 from isomerge.symmetry.transform import Transform
 from models import MODELS, WIDE, arrays, difference, logits, model, noisy, same_bytes, tensors, variant  # fmt: skip

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from isomerge.alignment import parallel as threads
-from isomerge.alignment.parallel import ahead, parallel
+from isomerge import threads
+from isomerge.threads import ahead, parallel
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 16])

@@ -9,11 +9,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from architectures.gauges import gauge_dimension, gauges, group_dimension
 from architectures.row_models import implementations, model_class
 from architectures.rows import Row
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
-from isomerge.symmetry.gauges import gauge_dimension, gauges, group_dimension
 from isomerge.symmetry.transform import dimension
 from precision import float64_throughout
 

@@ -7,11 +7,11 @@ import torch
 
 from architectures.row_models import Case, build, difference, load, moved, moving, outputs, saved, state
 from architectures.rows import ROWS
-from isomerge.alignment.move import Move
 from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import SpecificationError
 from isomerge.symmetry.groups import Permutation, Trivial
+from isomerge.symmetry.moved import MovedModel
 from isomerge.symmetry.transform import Transform, random_transform
 
 
@@ -27,7 +27,7 @@ def described(tensors, config, **options):
 
 def written_names(model):
     """What an unmoved model holds once it is written."""
-    return Move(model, Transform(model.architecture.spaces), moving(model, []), None).plan(None).keys()
+    return MovedModel(model, Transform(model.architecture.spaces), moving(model, []), None).plan(None).keys()
 
 
 def moved_outputs_agree(row_id, model, rename=lambda name: name) -> bool:

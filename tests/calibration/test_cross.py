@@ -8,12 +8,12 @@ import torch
 
 from calibration.hooks import batches, data, inputs_by_module, rows, stock
 from isomerge import align
-from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.calibration import calibrate, cross_statistics
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
+from isomerge.symmetry.moved import scrambled
 from models import MODELS, model
 from precision import float64_throughout
 
@@ -78,7 +78,7 @@ def test_units_of_experts_are_left_to_the_weights_and_that_is_told() -> None:
     folders = [model("mixtral", seed) for seed in (1, 0)]
     found = cross_statistics(*folders, batches(data(folders[1])))
     assert any("no activations to compare for 'ffn.0', 'ffn.1', 'up.0', 'up.1' " in note for note in found.notes)
-    told = align(*folders, data=batches(data(folders[1])), evidence="activations").solution.notes
+    told = align(*folders, data=batches(data(folders[1])), evidence="activations").solver_notes
     assert any("no activations for expert.*, ffn.*, up.*: the weights decide there" in note for note in told)
     assert cross_statistics(model("llama", 1), model("llama"), batches(data(model("llama")))).notes == []
 

@@ -45,6 +45,14 @@ class Api:
         self.called("align", *args, **kwargs)
         return self
 
+    def align_family(self, models: list[str], **kwargs: Any) -> Api:
+        self.called("align_family", models, **kwargs)
+        return self
+
+    @property
+    def members(self) -> list[Api]:
+        return [self, self]
+
     def merge_recipe(self, *args: Any, **kwargs: Any) -> Api:
         self.called("merge_recipe", *args, **kwargs)
         return self
@@ -84,10 +92,10 @@ class Api:
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     fake = Api()
-    for name in ("align", "merge_recipe", "check", "selftest", "demo", "catalogue"):
+    for name in ("align", "align_family", "merge_recipe", "check", "selftest", "demo", "catalogue"):
         monkeypatch.setattr(isomerge, name, getattr(fake, name), raising=False)
-    pages = lambda alignment, written: [written.out / "report.html"]  # noqa: E731
-    monkeypatch.setattr("isomerge.reporting.aligned.write_align_reports", pages)
+    pages = lambda alignment, written, *_: ([written.out / "report.html"], [])  # noqa: E731
+    monkeypatch.setattr("isomerge.alignment.record.write_pages", pages)
     return fake
 
 

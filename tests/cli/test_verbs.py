@@ -27,11 +27,11 @@ def test_align_passes_its_defaults_to_the_api(run: Any, api: Any) -> None:
     assert run("align b a -o out").exit_code == 0
     args, options = api.calls["align"]
     assert args == ("b", "a")
-    assert options["level"] == "full" and options["scale"] is None and options["many"] == "anchor"
-    assert options["sweeps"] == 15 and options["device"] == "cpu" and list(options["others"]) == []
+    assert options["level"] == "full" and options["scale"] is None
+    assert options["sweeps"] == 15 and options["device"] == "cpu"
     assert api.calls["save"] == (
         (Path("out"),),
-        {"shard_size": "5GB", "out_dtype": None, "force": False, "anchor_out": None},
+        {"shard_size": "5GB", "out_dtype": None, "force": False, "anchor_out": None, "report": True},
     )
 
 
@@ -42,23 +42,22 @@ def test_align_passes_every_flag_to_the_api(run: Any, api: Any) -> None:
     line += " --threads 2 --max-memory 8GB --seed 7 --force"
     result = run(line)
     assert result.exit_code == 0, result.output
-    args, options = api.calls["align"]
-    assert args == ("b", "a")
+    args, options = api.calls["align_family"]
+    assert args == (["b", "a", "c"],)
     expected = {
-        "others": ["c"],
+        "anchor": None,
         "level": "rotation",
         "scale": False,
         "layers": "0-4,7",
         "only": "ffn",
         "sweeps": 3,
         "many": "universe",
-        "transform": None,
         "device": "cuda",
         "threads": 2,
         "max_memory": "8GB",
     }
     assert {key: options[key] for key in expected} == expected
-    saved = {"shard_size": "500MB", "out_dtype": "bf16", "force": True, "anchor_out": Path("anchor")}
+    saved = {"shard_size": "500MB", "out_dtype": "bf16", "force": True, "anchor_out": Path("anchor"), "report": True}
     assert api.calls["save"][1] == saved
 
 
@@ -89,8 +88,15 @@ def test_align_table_says_why_the_difference_was_not_measured(run: Any, api: Any
 def test_nearest_leaves_the_choice_of_anchor_to_the_api(run: Any, api: Any) -> None:
     api.record = ALIGNED
     assert run("align b a c -o out --nearest").exit_code == 0
-    assert api.calls["align"][0] == ("b", None)
-    assert api.calls["align"][1]["others"] == ["a", "c"]
+    assert api.calls["align_family"][0] == (["b", "a", "c"],)
+    assert api.calls["align_family"][1]["anchor"] is None
+
+
+def test_further_models_are_moved_to_the_anchor_too(run: Any, api: Any) -> None:
+    api.record = ALIGNED
+    assert run("align b a c -o out").exit_code == 0
+    assert api.calls["align_family"][0] == (["b", "c"],)
+    assert api.calls["align_family"][1]["anchor"] == "a"
 
 
 def test_a_stored_transform_needs_no_anchor(run: Any, api: Any, tmp_path: Path) -> None:

@@ -161,8 +161,8 @@ def test_models_are_any_collection_but_not_one_path() -> None:
     for one in (paths[0], str(paths[0])):
         with pytest.raises(RequestError, match=r"a list of them is wanted, as in merge\(\[a, b\]\)"):
             isomerge.merge(one)
-    with pytest.raises(RequestError, match=r"as in others=\[c, d\]"):
-        isomerge.align(paths[0], anchor=paths[1], others=str(paths[0]))
+    with pytest.raises(RequestError, match=r"as in align_family\(\[a, b\]\)"):
+        isomerge.align_family(str(paths[0]), anchor=paths[1])
     with pytest.raises(RequestError, match="two words for the same"):
         isomerge.merge(paths, weights=[1, 0], weight=[0, 1])
 

@@ -41,7 +41,7 @@ def test_merging_with_alignment_is_the_mean_of_the_anchor_and_the_aligned_source
 def test_three_models_meet_at_a_common_mean(family: str) -> None:
     models = [model(family, seed) for seed in range(3)]
     moved = [
-        member.state_dict() for member in isomerge.align(*models[1::-1], others=models[2:], many="universe").members
+        member.state_dict() for member in isomerge.align_family([*models[1::-1], *models[2:]], many="universe").members
     ]
     found = isomerge.merge(models, align={"many": "universe"}).state_dict()
     assert found.keys() == moved[0].keys()

@@ -11,9 +11,9 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import isomerge
-from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.cli.app import app
+from isomerge.symmetry.moved import scrambled
 from models import image_pair as pair
 from models import model, noisy, tensors, variant
 from samples import digits, in_two_documents

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import models as tiny
-from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.evaluation.probe import load_stock, outputs
+from isomerge.symmetry.moved import scrambled
 
 Data = list[dict[str, Tensor]]
 

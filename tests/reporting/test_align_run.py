@@ -89,7 +89,7 @@ def test_half_precision_is_not_held_against_the_alignment(tmp_path: Path) -> Non
 
 def test_what_is_wrong_with_the_output_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An output whose function changed: the alignment says so itself."""
-    monkeypatch.setattr("isomerge.alignment.alignment.largest_difference", lambda *_, **__: (0.5, ""))
+    monkeypatch.setattr("isomerge.alignment.result.largest_difference", lambda *_, **__: (0.5, ""))
     told = said("align", "second", "first", "-o", tmp_path / "out")
     assert any(note.startswith("Verification failed") and "same function" in note for note in told["notes"])
     assert "NO" in page_of(tmp_path / "out").words
@@ -98,17 +98,17 @@ def test_what_is_wrong_with_the_output_is_told(tmp_path: Path, monkeypatch: pyte
 def test_an_interrupted_alignment_leaves_nothing_and_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from isomerge.alignment.move import Move
+    from isomerge.symmetry.moved import MovedModel
 
-    produce = Move.produce
+    produce = MovedModel.produce
 
-    def stopped(move: Move, *given: Any) -> Iterator[Any]:
+    def stopped(move: MovedModel, *given: Any) -> Iterator[Any]:
         yield next(iter(produce(move, *given)))
         raise KeyboardInterrupt
 
     line = ("align", "second", "first", "-o", tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(Move, "produce", stopped)
+        patch.setattr(MovedModel, "produce", stopped)
         told = verb(*line)
     assert told.exit_code == 130 and not (tmp_path / "out").exists()
     assert "Nothing was left behind; the same command starts again" in told.stderr

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import isomerge
 from calibration.hooks import Batch, batches, data, disk_name, inputs_by_module, rows, stock
-from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import open_checkpoint
@@ -22,6 +21,7 @@ from isomerge.errors import RequestError
 from isomerge.merging.aligned import align_models
 from isomerge.merging.statistics import StatisticsWarning, merge_regmean, moved_grams
 from isomerge.merging.statistics.warning import told_together, too_little
+from isomerge.symmetry.moved import scrambled
 from models import MODELS, difference, logits, model, noisy, tensors, variant
 from precision import float64_throughout
 

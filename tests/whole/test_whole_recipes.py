@@ -128,7 +128,7 @@ def test_alignment_by_activations_before_a_plain_average() -> None:
     how = {"evidence": {"residual": "mix", "ffn": "activations"}, "measure": "l2", "site": "pre"}
     found = merged(merge_method="linear", align=how, data=DATA)
     other, anchor = pair()[1], pair()[0]
-    move = isomerge.align(other, anchor, data=passes(), **how).move()
+    move = isomerge.align(other, anchor, data=passes(), **how).moved()
     source = {name: move.model.split(name, move.tensor(name)) for name in move.model.layouts}
     moved = {file: tensor for parts in source.values() for file, tensor in parts.items()}
     expected = {name: (tensor + moved[name]) / 2 for name, tensor in tensors(Path(anchor)).items()}

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from isomerge.alignment.evidence import Block, Pair, add_blocks, of_one_root, weight_bounds
-from isomerge.alignment.nested import Unit
+from isomerge.alignment.units import Unit
+from isomerge.arguments import require_choice
 from isomerge.calibration.cross import CrossMoments, cross_statistics
 from isomerge.calibration.sites import Site
 from isomerge.checkpoint import Checkpoint
@@ -27,7 +28,6 @@ from isomerge.choices import EVIDENCE, MEASURES, SITES
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, Norm, layer_of, part_of
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.groups import Permutation, SignedPermutation, Trivial
 from isomerge.symmetry.patterns import Atom, Layout, Segment
 from isomerge.symmetry.transform import Transform
 
@@ -35,7 +35,7 @@ TIE = 1e-6  # the share of the weights beside activations: enough to settle what
 
 
 @dataclass
-class Request:
+class ActivationRequest:
     """What the user asked for: data, and which spaces it decides. `evidence=None`: the residual stream."""
 
     data: Any
@@ -44,20 +44,18 @@ class Request:
     site: str = "post"
     limit: int | None = None
     progress: Callable[[int, int, str], None] | None = None
-    _seen: dict[tuple[int, int], Seen] = field(default_factory=dict)
+    _seen: dict[tuple[int, int], PairActivations] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        words = self.evidence.values() if isinstance(self.evidence, Mapping) else [self.evidence or "weights"]
-        asked: list[tuple[str, str, tuple[str, ...]]] = [("a kind of evidence", w, EVIDENCE) for w in words]
-        asked += [("a measure of activations", self.measure, MEASURES), ("a place in a feed-forward", self.site, SITES)]
-        wrong = [f"'{word}' is not {what}. {did_you_mean(str(word), known)}" for what, word, known in asked
-                 if word not in known]  # fmt: skip
-        if wrong:
-            raise RequestError("Aligning: " + " ".join(wrong))
+        words = list(self.evidence.values()) if isinstance(self.evidence, Mapping) else [self.evidence or "weights"]
+        for word in words:
+            require_choice("evidence", word, EVIDENCE)
+        require_choice("measure", self.measure, MEASURES)
+        require_choice("site", self.site, SITES)
         if self.data is None and (self.limit is not None or any(w != "weights" for w in words)):
             raise RequestError(
-                "Aligning by activations: there is no data to see them on. Name some (--data PATH, or data=…), or "
-                "leave evidence and limit out to align by the weights alone."
+                "Aligning by activations: there is no data to see them on. Pass data, or leave evidence and limit out "
+                "to align by the weights alone."
             )
 
     def words(self, architecture: Architecture) -> dict[str, str]:
@@ -67,25 +65,25 @@ class Request:
             return dict.fromkeys(spaces, self.evidence)
         named = self.evidence or {}
         names = {s: _names(s, architecture) for s in spaces}
-        unknown = [k for k in named if not any(_matches(k, name) for found in names.values() for name in found)]
+        unknown = [k for k in named if not any(_matches(k, name) for aliases in names.values() for name in aliases)]
         if unknown:
-            known = sorted({name for found in names.values() for name in found})
+            known = sorted({name for aliases in names.values() for name in aliases})
             what = " ".join(f"no space is called '{k}'. {did_you_mean(k, known)}" for k in unknown)
             raise RequestError(f"Aligning with evidence per space: {what}")
         default = {RESIDUAL: "weights" if self.data is None else "activations"}
         return {
-            space: next((named[k] for n in found for k in named if _matches(k, n)), default.get(space, "weights"))
-            for space, found in names.items()
+            space: next((named[k] for n in aliases for k in named if _matches(k, n)), default.get(space, "weights"))
+            for space, aliases in names.items()
         }
 
-    def seen(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> Seen:
+    def seen(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> PairActivations:
         """The activations of a pair; the data is read once, however often the pair is solved."""
         key = (id(source), id(anchor))
         if key not in self._seen:
             self._seen[key] = self._look(source, anchor, model)
         return self._seen[key]
 
-    def _look(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> Seen:
+    def _look(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> PairActivations:
         architecture = model.architecture
         words = self.words(architecture)
         wanted = [s for s in architecture.movable() if words[s] != "weights"]
@@ -100,15 +98,15 @@ class Request:
         notes: list[str] = []
         batches = self._batches(anchor)
         for spaces, roles in passes:  # apart, or everything written to the stream would be kept for the units
-            found = cross_statistics(
+            statistics = cross_statistics(
                 source, anchor, batches, spaces=spaces, roles=roles, device=model.device, limit=self.limit,
                 progress=self.progress,
             )  # fmt: skip
-            examples = found.examples
-            notes += [note for note in found.notes if note not in notes]
-            sites += [(site, found.moments[name]) for name, site in found.sites.items()]
+            examples = statistics.examples
+            notes += [note for note in statistics.notes if note not in notes]
+            sites += [(site, statistics.moments[name]) for name, site in statistics.sites.items()]
         sites = [(s, m) for s, m in sites if self._is_wanted(s, architecture)]
-        return Seen(self, sites, examples, words, notes)
+        return PairActivations(self, sites, examples, words, notes)
 
     def _batches(self, checkpoint: Checkpoint) -> Callable[[], Iterator[dict[str, Tensor]]]:
         if callable(self.data):
@@ -126,17 +124,17 @@ class Request:
 
 
 @dataclass
-class Seen:
+class PairActivations:
     """The cross moments of a pair, as seen in the coordinates of the files."""
 
-    request: Request
+    request: ActivationRequest
     sites: list[tuple[Site, CrossMoments]]
     examples: int
     words: Mapping[str, str]
     notes: list[str] = field(default_factory=list)
     """What was cut or missing in the data."""
 
-    def prepared(self, architecture: Architecture, balances: tuple[Transform, Transform]) -> Activations:
+    def evidence_for(self, architecture: Architecture, balances: tuple[Transform, Transform]) -> Activations:
         """… and in those the solver works in."""
         blocks: dict[str, list[Block]] = {}
         stream: list[Tensor] = []
@@ -152,13 +150,13 @@ class Seen:
             block = Block(site.spaces, False, value.reshape(1, *site.sizes, *site.sizes))
             blocks.setdefault(architecture.root(site.spaces[0]), []).append(block)
         total = torch.stack(stream).mean(0) if stream else None
-        seen = {root: add_blocks(found) for root, found in blocks.items()}
+        seen = {root: add_blocks(own) for root, own in blocks.items()}
         return Activations(architecture, self.words, total, seen, self.examples, list(self.notes))
 
     def _measure(self, site: Site, architecture: Architecture) -> str:
         """Inside heads only the covariance means something: bases and biases are free there."""
         groups = [architecture.spaces[s] for s in site.spaces]
-        discrete = all(isinstance(g, Permutation | SignedPermutation | Trivial) for g in groups)
+        discrete = all(g.reorders or not g.movable for g in groups)
         fits = {"correlation": discrete, "l2": len(groups) == 1, "covariance": True}[self.request.measure]
         return self.request.measure if fits else "covariance"
 
@@ -220,8 +218,8 @@ class Activations:
         return self._scales[unit.root]
 
     def _of(self, unit: Unit) -> list[Block]:
-        found = self.blocks.get(unit.root, [])
-        return [replace(b, value=of_one_root(b.value, b.depth)) for b in found] if unit.diagonal else found
+        blocks = self.blocks.get(unit.root, [])
+        return [replace(b, value=of_one_root(b.value, b.depth)) for b in blocks] if unit.diagonal else blocks
 
 
 def measured(moments: CrossMoments, measure: str) -> Tensor:
@@ -239,8 +237,8 @@ def normalised(moments: CrossMoments, measure: str) -> Tensor:
         mean = 0 if measure == "l2" else (total / moments.count).square()
         sizes.append(float((squares / moments.count - mean).sum()))
     size = (max(sizes[0], 0) * max(sizes[1], 0)) ** 0.5
-    found = measured(moments, measure)
-    return found / size if size > 0 else torch.zeros_like(found)
+    value = measured(moments, measure)
+    return value / size if size > 0 else torch.zeros_like(value)
 
 
 def _balanced(value: Tensor, segment: Segment, balances: tuple[Transform, Transform]) -> Tensor:
@@ -259,7 +257,7 @@ def _in_front(architecture: Architecture) -> set[str]:
 def _stream_roles(model: BoundModel) -> tuple[str, ...]:
     """Norms on the stream, or after a branch, show it as it is; where there are none, that need not be kept."""
     atoms = {n: lay.axes[0][0].atoms for n, lay in model.layouts.items() if len(lay.axes) == 1}
-    norms = {n for n, found in atoms.items() if found[0].space == RESIDUAL and found[0].unsigned}
+    norms = {n for n, first in atoms.items() if first[0].space == RESIDUAL and first[0].unsigned}
     return ("normed",) if norms <= _in_front(model.architecture) else ("normed", "stream")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isomerge.errors import AlignmentError
 from isomerge.symmetry.architecture import Architecture
-from isomerge.symmetry.groups import Group, Trivial
+from isomerge.symmetry.groups import Group
 from isomerge.symmetry.patterns import Layout, Segment
 from isomerge.symmetry.transform import Transform
 
@@ -59,11 +59,11 @@ class Pair:
 
     @cached_property
     def _places(self) -> dict[str, list[tuple[int, str]]]:
-        found: dict[str, list[tuple[int, str]]] = {}
+        places: dict[str, list[tuple[int, str]]] = {}
         for place in enumerate(self.layouts):
             for space in self.layouts[place[1]].spaces():
-                found.setdefault(space, []).append(place)
-        return found
+                places.setdefault(space, []).append(place)
+        return places
 
 
 def common_part(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -79,49 +79,44 @@ def common_part(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal: bool) -> list[Block]:
     """Blocks of a unit (a root space and all nested in it). `diagonal` keeps only root unit h with root unit h."""
-    found: dict[tuple[tuple[str, ...], bool], Tensor] = {}
+    sums: dict[tuple[tuple[str, ...], bool], Tensor] = {}
     for name in pair.touching(unit):
         source, anchor = pair.tensors(name)
         layout = pair.layouts[name]
         source = around.act(source, layout, skip=unit)
-        for axis, segments in enumerate(layout.axes):
-            for segment in segments:
-                if not any(a.space in unit for a in segment.atoms):
-                    continue
-                spaces = tuple(a.space for a in segment.atoms)
-                key = (spaces, any(a.unsigned for a in segment.atoms))
-                if not diagonal and len(segment.sizes) == 1 and segment.sizes[0] >= LARGE:
-                    _add_large(found, key, segment.take(source, axis), segment.take(anchor, axis))
-                    continue
-                if diagonal and is_shared(spaces[1:], pair.architecture.spaces):
-                    key, value = (spaces[:1] + spaces[2:], key[1]), _shared_cross(segment, source, anchor, axis)
-                else:
-                    value = cross(segment, source, anchor, axis, diagonal=diagonal)
-                found[key] = value if key not in found else found[key].add_(value)
-    return [Block(spaces, unsigned, value) for (spaces, unsigned), value in found.items()]
+        for axis, segment in layout.segments_with(*unit):
+            spaces = tuple(a.space for a in segment.atoms)
+            key = (spaces, any(a.unsigned for a in segment.atoms))
+            if not diagonal and len(segment.sizes) == 1 and segment.sizes[0] >= LARGE:
+                _add_large(sums, key, segment.take(source, axis), segment.take(anchor, axis))
+                continue
+            if diagonal and is_shared(spaces[1:], pair.architecture.spaces):
+                key, value = (spaces[:1] + spaces[2:], key[1]), _shared_cross(segment, source, anchor, axis)
+            else:
+                value = cross(segment, source, anchor, axis, diagonal=diagonal)
+            sums[key] = value if key not in sums else sums[key].add_(value)
+    return [Block(spaces, unsigned, value) for (spaces, unsigned), value in sums.items()]
 
 
 def add_blocks(blocks: Iterable[Block]) -> list[Block]:
     """Blocks over the same spaces added up."""
-    found: dict[tuple[tuple[str, ...], bool], Tensor] = {}
+    sums: dict[tuple[tuple[str, ...], bool], Tensor] = {}
     for block in blocks:
         key = (block.spaces, block.unsigned)
-        found[key] = found[key] + block.value if key in found else block.value
-    return [Block(spaces, unsigned, value) for (spaces, unsigned), value in found.items()]
+        sums[key] = sums[key] + block.value if key in sums else block.value
+    return [Block(spaces, unsigned, value) for (spaces, unsigned), value in sums.items()]
 
 
 def weight_bounds(pair: Pair, unit: frozenset[str]) -> dict[tuple[str, ...], float]:
     """What the weights of a unit could earn at most, Σ ‖B‖‖A‖, by the spaces of a block."""
-    found: dict[tuple[str, ...], float] = {}
+    bounds: dict[tuple[str, ...], float] = {}
     for name in pair.touching(unit):
         tensors = pair.tensors(name)
-        for axis, segments in enumerate(pair.layouts[name].axes):
-            for segment in segments:
-                if any(a.space in unit for a in segment.atoms):
-                    spaces = tuple(a.space for a in segment.atoms)
-                    source, anchor = (segment.take(t, axis).double().norm() for t in tensors)
-                    found[spaces] = found.get(spaces, 0.0) + float(source * anchor)
-    return found
+        for axis, segment in pair.layouts[name].segments_with(*unit):
+            spaces = tuple(a.space for a in segment.atoms)
+            source, anchor = (segment.take(t, axis).double().norm() for t in tensors)
+            bounds[spaces] = bounds.get(spaces, 0.0) + float(source * anchor)
+    return bounds
 
 
 def of_one_root(value: Tensor, depth: int) -> Tensor:
@@ -129,14 +124,14 @@ def of_one_root(value: Tensor, depth: int) -> Tensor:
     return value[0].diagonal(dim1=0, dim2=depth).movedim(-1, 0)
 
 
-def _add_large(found: dict[Any, Tensor], key: Any, left: Tensor, right: Tensor) -> None:
+def _add_large(sums: dict[Any, Tensor], key: Any, left: Tensor, right: Tensor) -> None:
     """Add left · rightᵀ to a float64 sum, some rows at a time: only one n × n matrix is ever alive."""
     n = len(left)
-    if key not in found:
-        found[key] = torch.zeros(1, n, n, dtype=torch.float64, device=left.device)
+    if key not in sums:
+        sums[key] = torch.zeros(1, n, n, dtype=torch.float64, device=left.device)
     for rows in torch.arange(n).split(ROWS):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
-        found[key][0, part] += left[part] @ right.mT
+        sums[key][0, part] += left[part] @ right.mT
 
 
 def cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int, *, diagonal: bool = False) -> Tensor:
@@ -156,13 +151,19 @@ def cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int, *, diagon
 
 def is_shared(spaces: Sequence[str], groups: Mapping[str, Group]) -> bool:
     """Whether the units of the first space keep their places and share the second: query heads of one key head."""
-    return len(spaces) > 1 and isinstance(groups.get(spaces[0]), Trivial) and spaces[0] not in groups[spaces[1]].per
+    return (
+        len(spaces) > 1
+        and spaces[0] in groups
+        and not groups[spaces[0]].movable
+        and spaces[0] not in groups[spaces[1]].per
+    )
 
 
 def _shared_cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int) -> Tensor:
     """(root, *inner, *inner) where query heads share: each with itself, added up. Pairs of them are never compared."""
     flat = Segment(segment.atoms[1:], (math.prod(segment.sizes[:2]), *segment.sizes[2:]), segment.index)
-    return cross(flat, source, anchor, axis, diagonal=True).unflatten(0, segment.sizes[:2]).sum(1)
+    product = cross(flat, source, anchor, axis, diagonal=True)
+    return product.reshape(*segment.sizes[:2], *product.shape[1:]).sum(1)
 
 
 def stream_cross(pair: Pair, name: str, around: Transform, space: str) -> tuple[Tensor, bool] | None:
@@ -171,7 +172,7 @@ def stream_cross(pair: Pair, name: str, around: Transform, space: str) -> tuple[
     None for a tensor with the space on both axes: it is quadratic in the element and stays out of the objective.
     """
     layout = pair.layouts[name]
-    places = [(n, s) for n, axis in enumerate(layout.axes) for s in axis if any(a.space == space for a in s.atoms)]
+    places = list(layout.segments_with(space))
     if len(places) != 1:
         return None
     source, anchor = pair.tensors(name)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from isomerge.alignment.alignment import Alignment
 from isomerge.alignment.evidence import common_part
+from isomerge.alignment.report import BeforeAndAfter, FamilyReport
+from isomerge.alignment.result import Alignment
 from isomerge.checkpoint import Checkpoint, Written, refuse_overwrite
 from isomerge.errors import RequestError
+from isomerge.symmetry.moved import MovedModel
 
 
 @dataclass
 class AlignedFamily:
-    """The result of aligning more than two models. All outputs share the gauge of `anchor`, so any of them average."""
+    """The result of `isomerge.align_family`. All outputs share the gauge of `anchor`, so any of them average.
+
+    With `many="anchor"` there is one member per model beside the anchor, which itself stays; with "universe" the model
+    whose gauge is used moves too and is a member like the others.
+    """
 
     members: list[Alignment]
     anchor: Checkpoint
@@ -29,30 +36,46 @@ class AlignedFamily:
     def siblings(self) -> bool:
         return all(member.siblings for member in self.members)
 
-    def folders(self, out: Path) -> dict[str, Alignment]:
-        """A folder for each model, by its own name; equal names are numbered."""
-        names: dict[str, Alignment] = {}
+    @property
+    def fragile(self) -> bool:
+        """The gains of the anchor are too small to write the models in its gauge; an error where only some are."""
+        if len({bool(member.fragile) for member in self.members}) > 1:
+            raise RequestError(
+                f"Aligning to {self.anchor.name}: its gains are too small to bring some of the models to it. "
+                "Name another anchor."
+            )
+        return bool(self.members[0].fragile)
+
+    def solver_notes(self) -> list[str]:
+        """What the solver noted of any member, each note once."""
+        return list(dict.fromkeys(note for member in self.members for note in member.solver_notes))
+
+    def moved(self, model: Checkpoint) -> MovedModel:
+        """One of the models, moved; the anchor in the form that the others are written in."""
         for member in self.members:
-            stem = Path(member.solution.source.name).name or "model"
+            if member.source.checkpoint is model:
+                return member.moved()
+        return max(self.members, key=lambda member: len(member.transform.elements)).moved_anchor()
+
+    def folders(self, out: Path) -> dict[Path, Alignment]:
+        """A folder for each model, by its own name; equal names are numbered."""
+        folders: dict[Path, Alignment] = {}
+        for member in self.members:
+            stem = Path(member.source.name).name or "model"
             name, number = stem, 2
-            while str(out / name) in names:
+            while out / name in folders:
                 name, number = f"{stem}-{number}", number + 1
-            names[str(out / name)] = member
-        return names
+            folders[out / name] = member
+        return folders
 
     def save(self, out: str | Path, *, anchor_out: str | Path | None = None, **options: Any) -> Written:
         """Write every moved model into its own folder below `out`."""
         folders = self.folders(Path(out))
-        inputs = [self.anchor, *(member.solution.source.checkpoint for member in self.members)]
+        inputs = [self.anchor, *(member.source.checkpoint for member in self.members)]
+        # All of them first: a later input must not be overwritten by an earlier output.
         for target in (*folders, *([] if anchor_out is None else [anchor_out])):
-            refuse_overwrite(
-                target, inputs
-            )  # all of them first: a later input must not be overwritten by an earlier output
-        if len({bool(member.fragile) for member in self.members}) > 1:
-            raise RequestError(
-                "Writing the aligned models: the gains of the anchor are too small to write some of them in its gauge. "
-                "Name another anchor."
-            )
+            refuse_overwrite(target, inputs)
+        _ = self.fragile  # refuse before anything is written
         written = []
         for number, (folder, member) in enumerate(folders.items()):
             written.append(member.save(folder, anchor_out=anchor_out if number == 0 else None, **options))
@@ -66,39 +89,43 @@ class AlignedFamily:
             "store one."
         )
 
-    def report(self) -> dict[str, Any]:
-        """The JSON record: one report per model, and the means over them."""
+    def report(self) -> FamilyReport:
+        """One report per model, and the means over them."""
         reports = [member.report() for member in self.members]
-        before, after = (_mean([r["distance"][k] for r in reports]) for k in ("before", "after"))
+        distance = BeforeAndAfter(
+            _mean([r.distance.before for r in reports]), _mean([r.distance.after for r in reports])
+        )
         if self.many == "universe":
-            before = self._spread([member.solution.source.raw for member in self.members])
-            after = self._spread([member.move().tensor for member in self.members])
-        differences = [r["max_output_difference"] for r in reports]
+            distance = BeforeAndAfter(
+                self._spread([member.source.raw for member in self.members]),
+                self._spread([member.moved().tensor for member in self.members]),
+            )
+        differences = [r.max_output_difference for r in reports]
         known = [d for d in differences if d is not None]
         goal = self.anchor.name if self.many == "anchor" else "their mean"
-        rows = [(Path(r["source"]).name, row) for r in reports for row in r["spaces"]]
-        return {
-            "anchor": self.anchor.name,
-            "many": self.many,
-            "verdict": f"{len(reports)} models aligned to {goal}",
-            "distance": {"before": before, "after": after},
-            "spaces": [{**row, "name": f"{model}:{row['name']}"} for model, row in rows],
-            "models": reports,
-            "max_output_difference": max(known) if len(known) == len(differences) else None,
-            "max_output_difference_reason": next((r["max_output_difference_reason"] for r in reports), None),
-            "notes": list(dict.fromkeys(note for r in reports for note in r["notes"])),
-            "seconds": self.seconds,
-        }
+        rows = [(Path(r.source).name, row) for r in reports for row in r.spaces]
+        return FamilyReport(
+            anchor=self.anchor.name,
+            many=self.many,
+            verdict=f"{len(reports)} models aligned to {goal}",
+            distance=distance,
+            spaces=[replace(row, name=f"{model}:{row.name}") for model, row in rows],
+            models=reports,
+            max_output_difference=max(known) if len(known) == len(differences) else None,
+            max_output_difference_reason=next((r.max_output_difference_reason for r in reports), None),
+            notes=list(dict.fromkeys(note for r in reports for note in r.notes)),
+            seconds=self.seconds,
+        )
 
     def _spread(self, tensors: list[Callable[[str], Tensor]]) -> float:
         """How far the models are from their mean: √(Σ‖W_k − W̄‖² / K‖W̄‖²)."""
-        layouts = [member.solution.source.layouts for member in self.members]
+        layouts = [member.source.layouts for member in self.members]
         apart = size = 0.0
         for name in sorted(set(layouts[0]).intersection(*layouts[1:])):
-            found = torch.stack(common_part(*(read(name).double() for read in tensors)))
-            mean = found.mean(0)
-            apart += float((found - mean).square().sum())
-            size += len(found) * float(mean.square().sum())
+            models = torch.stack(common_part(*(read(name).double() for read in tensors)))
+            mean = models.mean(0)
+            apart += float((models - mean).square().sum())
+            size += len(models) * float(mean.square().sum())
         return (apart / size) ** 0.5 if size else 0.0
 
 
@@ -108,6 +135,4 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _joined(digests: Any) -> str:
-    import hashlib
-
     return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -12,17 +12,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from isomerge.arguments import require_choice
 from isomerge.choices import LEVELS, PARTS
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import RequestError
 from isomerge.symmetry.architecture import Architecture, layer_of, part_of
-from isomerge.symmetry.groups import (
-    Group,
-    Invertible,
-    Permutation,
-    Rotary,
-    Rotation,
-    SignedPermutation,
-)
+from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotary, Rotation
 
 
 @dataclass(frozen=True)
@@ -35,12 +29,11 @@ class Scope:
     only: str | None = None
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise RequestError(f"Aligning: '{self.level}' is not a level. {did_you_mean(self.level, LEVELS)}")
-        if self.only is not None and self.only not in PARTS:
-            raise RequestError(f"Aligning: '{self.only}' is not a part of a model. {did_you_mean(self.only, PARTS)}")
+        require_choice("level", self.level, LEVELS)
+        if self.only is not None:
+            require_choice("only", self.only, PARTS)
         if self.level == "permutation" and self.scale:
-            raise RequestError("Aligning at level 'permutation': nothing can be rescaled there. Drop --scale.")
+            raise RequestError("Aligning at level 'permutation': nothing can be rescaled there. Leave scale out.")
 
     @property
     def rescales(self) -> bool:
@@ -64,14 +57,14 @@ class Scope:
                 return group.restricted(None)
             return at_level(self, part, group)
 
-        found = architecture.restricted(rule)
-        if not found.movable() and architecture.movable():
-            note = f"level '{self.level}' leaves nothing to move in what --only and --layers name"
-            return replace(found, notes=[*found.notes, note])
+        restricted = architecture.restricted(rule)
+        if not restricted.movable() and architecture.movable():
+            note = f"level '{self.level}' leaves nothing to move in what `only` and `layers` name"
+            return replace(restricted, notes=[*restricted.notes, note])
         if wanted is not None and self.level != "rotation":
             note = "only the named layers move; what runs through several (residual stream, task heads) stays"
-            return replace(found, notes=[*found.notes, note])
-        return found
+            return replace(restricted, notes=[*restricted.notes, note])
+        return restricted
 
 
 def at_level(scope: Scope, part: str, group: Group) -> Group:
@@ -79,15 +72,12 @@ def at_level(scope: Scope, part: str, group: Group) -> Group:
     if scope.level == "full":
         return group
     if scope.level == "permutation":
-        movable = isinstance(group, Permutation | SignedPermutation | Invertible)
-        return group.restricted(Permutation if movable else None)
+        return group.restricted(Permutation if group.element in ("order", "matrix") else None)
     if part == "attention" and isinstance(group, Rotary):
         return replace(group, scale=scope.rescales) if group.phase == "any" else group.restricted(None)
-    if part == "attention" and isinstance(group, Invertible):
+    if part == "attention" and group.element == "matrix":
         return group.restricted(Invertible if scope.rescales else Rotation)
-    if part == "ffn" and isinstance(group, Permutation):
-        return group
-    return group.restricted(None)
+    return group if part == "ffn" and group.reorders and not group.signed else group.restricted(None)
 
 
 def parse_layers(text: str, depth: int) -> set[int]:
@@ -96,19 +86,19 @@ def parse_layers(text: str, depth: int) -> set[int]:
     >>> sorted(parse_layers("0-2,5", 8)), sorted(parse_layers("last 2", 8))
     ([0, 1, 2, 5], [6, 7])
     """
-    found: set[int] = set()
+    layers: set[int] = set()
     for piece in filter(None, (p.strip() for p in text.split(","))):
         if match := re.fullmatch(r"(first|last)[ :]?(\d+)", piece):
             count = min(int(match[2]), depth)
-            found |= set(range(count)) if match[1] == "first" else set(range(depth - count, depth))
+            layers |= set(range(count)) if match[1] == "first" else set(range(depth - count, depth))
         elif match := re.fullmatch(r"(\d+)(?:-(\d+))?", piece):
             first, last = int(match[1]), int(match[2] or match[1])
             if last < first:
-                raise RequestError(f"Reading --layers '{text}': '{piece}' runs backwards. Write {last}-{first}.")
-            found |= set(range(first, last + 1))
+                raise RequestError(f"Reading layers '{text}': '{piece}' runs backwards. Write {last}-{first}.")
+            layers |= set(range(first, last + 1))
         else:
             known = "Write 3, 0-4, 'first 3', 'last 2'."
-            raise RequestError(f"Reading --layers '{text}': '{piece}' is not a layer. {known}")
-    if not found or max(found) >= depth:
-        raise RequestError(f"Reading --layers '{text}': the model has layers 0 to {depth - 1}. Name some of them.")
-    return found
+            raise RequestError(f"Reading layers '{text}': '{piece}' is not a layer. {known}")
+    if not layers or max(layers) >= depth:
+        raise RequestError(f"Reading layers '{text}': the model has layers 0 to {depth - 1}. Name some of them.")
+    return layers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,34 @@ import torch
 from isomerge.adapters.adapter import require_model
 from isomerge.alignment.api import align
 from isomerge.alignment.levels import Scope
-from isomerge.alignment.scramble import scrambled
+from isomerge.alignment.record import UNCHANGED
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint, require_floating, write_checkpoint
 from isomerge.checkpoint.dtypes import dtype_entry
 from isomerge.evaluation.probe import largest_difference
+from isomerge.results import Result
+from isomerge.symmetry.moved import scrambled
 
-UNCHANGED = 1e-3  # of the largest output: float32 through every layer, with invertible elements of condition 4
+
+@dataclass
+class SelftestReport(Result):
+    """What `isomerge.selftest` returns; distances are relative to the original model."""
+
+    model: str
+    family: str
+    level: str
+    seed: int
+    spaces: int
+    unchanged: bool | None
+    max_output_difference: float | None
+    max_output_difference_reason: str | None
+    scrambled_distance: float | None
+    recovered_distance: float | None
+    notes: list[str]
+    seconds: float
 
 
-def selftest(model: Any, *, seed: int = 0, level: str = "full", threads: int | None = None) -> dict[str, Any]:
+def selftest(model: Any, *, seed: int = 0, level: str = "full", threads: int | None = None) -> SelftestReport:
     """Scramble `model` by random symmetries, compare outputs in the stock class, and recover it by alignment."""
     start = time.perf_counter()
     checkpoint = open_checkpoint(model)
@@ -31,29 +49,28 @@ def selftest(model: Any, *, seed: int = 0, level: str = "full", threads: int | N
     bound = describe(checkpoint, untie=False)
     scope = Scope(level)
     bound = replace(bound, architecture=scope.restrict(bound.architecture))
-    move = scrambled(bound, seed, gauges=scope.gauges)
+    moved = scrambled(bound, seed, gauges=scope.gauges)
     dtypes = {i.dtype for i in checkpoint.tensors.values()}
     # Half precision would round the scrambled weights, and the test is about the symmetries.
     dtype = None if dtypes <= {torch.float32, torch.float64} else torch.float32
     with tempfile.TemporaryDirectory(prefix="isomerge-selftest-") as folder:
         out = Path(folder) / "scrambled"
-        plan = move.plan(dtype)
+        plan = moved.plan(dtype)
         changes = dtype_entry(checkpoint.config, dtype)
-        write_checkpoint(out, plan, move.produce(plan, lambda *_: None), config=changes, donor=checkpoint)
+        write_checkpoint(out, plan, moved.produce(plan, lambda *_: None), config=changes, donor=checkpoint)
         difference, reason = largest_difference(checkpoint, open_checkpoint(out))
-        found = align(out, checkpoint, level=level, threads=threads)
-        report = found.report()
-    return {
-        "model": checkpoint.name,
-        "family": bound.architecture.family,
-        "level": level,
-        "seed": seed,
-        "spaces": len(move.transform.elements),
-        "unchanged": None if difference is None else difference <= UNCHANGED,
-        "max_output_difference": difference,
-        "max_output_difference_reason": reason or None,
-        "scrambled_distance": report["distance"]["before"],
-        "recovered_distance": report["distance"]["after"],
-        "notes": report["notes"],
-        "seconds": time.perf_counter() - start,
-    }
+        report = align(out, checkpoint, level=level, threads=threads).report()
+    return SelftestReport(
+        model=checkpoint.name,
+        family=bound.architecture.family,
+        level=level,
+        seed=seed,
+        spaces=len(moved.transform.elements),
+        unchanged=None if difference is None else difference <= UNCHANGED,
+        max_output_difference=difference,
+        max_output_difference_reason=reason or None,
+        scrambled_distance=report.distance.before,
+        recovered_distance=report.distance.after,
+        notes=report.notes,
+        seconds=time.perf_counter() - start,
+    )

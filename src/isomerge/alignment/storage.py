@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from isomerge.alignment.levels import Scope
-from isomerge.alignment.pairwise import Solution
 from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import AlignmentError, RequestError
+from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.groups import GROUPS, Group
 from isomerge.symmetry.transform import Transform, batch_sizes
 
 if TYPE_CHECKING:
-    from isomerge.alignment.alignment import Alignment
+    from isomerge.alignment.result import Alignment
 
 FORMAT = "isomerge-transform-1"
 
 
 def save_transform(alignment: Alignment, path: Path) -> None:
     """Write aside, then rename: a half-written file never looks finished."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    solution = alignment.solution
-    tensors = {f"element:{s}": _stored(e) for s, e in solution.transform.elements.items()}
+    tensors = {f"element:{s}": _stored(e) for s, e in alignment.transform.elements.items()}
     tensors |= {f"gauge:{key}": value.contiguous() for key, value in alignment.anchor_gauge().items()}
-    spaces = {s: _group_record(g) for s, g in solution.source.architecture.spaces.items()}
+    spaces = {s: _group_record(g) for s, g in alignment.source.architecture.spaces.items()}
     metadata = {
         "format": FORMAT,
-        "family": solution.source.architecture.family,
-        "scope": json.dumps(asdict(solution.scope), sort_keys=True),
+        "family": alignment.source.architecture.family,
+        "scope": json.dumps(asdict(alignment.scope), sort_keys=True),
         "untied": json.dumps(alignment.untied),
         "spaces": json.dumps(spaces, sort_keys=True),
     }
@@ -54,8 +52,19 @@ def save_transform(alignment: Alignment, path: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
-def load_solution(path: Path, source: Checkpoint, anchor: Checkpoint | None) -> tuple[Solution, dict[str, Tensor]]:
+@dataclass
+class StoredTransform:
     """A stored transform bound to another checkpoint, and the gauge to write it in."""
+
+    source: BoundModel
+    anchor: BoundModel | None
+    scope: Scope
+    transform: Transform
+    gauge: dict[str, Tensor]
+
+
+def load_transform(path: Path, source: Checkpoint, anchor: Checkpoint | None) -> StoredTransform:
+    """Read a stored transform for another checkpoint; every misfit is an error."""
     metadata, tensors = _read(path)
     family = source.config.get("model_type")
     if metadata["family"] != family:
@@ -79,8 +88,7 @@ def load_solution(path: Path, source: Checkpoint, anchor: Checkpoint | None) -> 
     gauge = _under("gauge:", tensors)
     assert bound[0] is not None
     scope = Scope(**json.loads(metadata["scope"]))
-    notes = [f"transform read from {path.name}"]
-    return Solution(bound[0], bound[1], scope, Transform(spaces, elements), notes=notes), gauge
+    return StoredTransform(bound[0], bound[1], scope, Transform(spaces, elements), gauge)
 
 
 def _under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -89,8 +97,6 @@ def _under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

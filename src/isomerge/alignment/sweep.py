@@ -13,23 +13,16 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from isomerge.alignment import leaf, noise, solvers
+from isomerge.alignment import distance
 from isomerge.alignment.activations import TIE, Activations
 from isomerge.alignment.evidence import Block, Pair, stream_cross, unit_blocks
-from isomerge.alignment.nested import Elements, Unit
-from isomerge.alignment.parallel import Run
+from isomerge.alignment.solvers.assignment import identity_is_optimal
+from isomerge.alignment.solvers.table import SOLVERS, solve
+from isomerge.alignment.units import Elements, Unit
 from isomerge.symmetry.architecture import RESIDUAL
-from isomerge.symmetry.groups import (
-    Group,
-    Permutation,
-    Rotation,
-    RotationFixingOnes,
-    Scale,
-    SignedPermutation,
-    SignedScale,
-    Trivial,
-)
+from isomerge.symmetry.groups import Group, Trivial
 from isomerge.symmetry.transform import Transform, dimension
+from isomerge.threads import Run
 
 STOP_RISING = 1e-6  # relative rise of the objective below which a sweep was the last
 
@@ -52,13 +45,12 @@ class Sweeper:
     device: str = "cpu"
     activations: Activations | None = None  # evidence from data, beside or instead of the weights
     objective: list[float] = field(default_factory=list)
-    stream_gain: float | None = None
 
     def __post_init__(self) -> None:
         spaces = self.pair.architecture.spaces
         roots = [s for s, g in spaces.items() if not g.per and s != RESIDUAL]
         units = [Unit(root, spaces) for root in roots]
-        self.units = [u for u in units if any(not isinstance(g, Trivial) for g in u.spaces.values())]
+        self.units = [u for u in units if any(g.movable for g in u.spaces.values())]
         self.stream = spaces.get(RESIDUAL, Trivial(0))
         self.names = [n for n in self.pair.layouts if n not in self.skip_names]
         self._weights: dict[str, float] | None = None
@@ -70,7 +62,7 @@ class Sweeper:
     def solve(self, sweeps: int) -> Transform:
         """The best transform found, identities left out."""
         spaces = self.pair.architecture.spaces
-        if isinstance(self.stream, Trivial) or self._stream_stays():
+        if not self.stream.movable or self._stream_stays():
             return Transform(spaces, self._solve_units(Transform(spaces))[0])
         residual = self._first_guess()
         elements: Elements = {}
@@ -85,7 +77,7 @@ class Sweeper:
                 self.objective.append(earned)
                 if len(self.objective) > 1 and earned - self.objective[-2] <= STOP_RISING * abs(earned):
                     break
-            residual = leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
+            residual = self._best_for_stream(C, unsigned)
         elements, earned = self._solve_units(Transform(spaces, {RESIDUAL: residual}))
         self.objective.append(earned)
         return Transform(spaces, {RESIDUAL: residual, **elements})
@@ -95,10 +87,10 @@ class Sweeper:
         elements: Elements = {}
         earned = 0.0
         results = self._solve_together(around) or self.run(lambda u: self._solve_unit(u, around), self.units)
-        for unit, (found, score) in zip(self.units, results, strict=True):
-            elements |= {s: e for s, e in found.items() if not isinstance(unit.spaces[s], Trivial)}
+        for unit, (solved, score) in zip(self.units, results, strict=True):
+            elements |= {s: e for s, e in solved.items() if unit.spaces[s].movable}
             earned += weights[unit.root] * float(score)
-        if not isinstance(self.stream, Trivial) and RESIDUAL in around.elements:
+        if self.stream.movable and RESIDUAL in around.elements:
             alone = [n for n in self._stream_names() if self._own_root(n) is None]
             C, unsigned = self._with_activations(*self._stream_evidence(alone, Transform(around.spaces)))
             element = around.elements[RESIDUAL]
@@ -113,12 +105,12 @@ class Sweeper:
             return None
         gathered = self.run(lambda u: u.evidence(self._blocks(u, around)), self.units)
         batches: dict[Group, list[tuple[int, str, Tensor]]] = {}
-        for number, (unit, found) in enumerate(zip(self.units, gathered, strict=True)):
-            for space, C in found.items():
+        for number, (unit, evidence) in enumerate(zip(self.units, gathered, strict=True)):
+            for space, C in evidence.items():
                 batches.setdefault(replace(unit.spaces[space], per=()), []).append((number, space, C))
         results: list[tuple[Elements, Tensor]] = [({}, torch.zeros((), dtype=torch.float64)) for _ in self.units]
         for group, members in batches.items():
-            solved, scores = leaf.solve(group, torch.cat([C for _, _, C in members]))
+            solved, scores = solve(group, torch.cat([C for _, _, C in members]))
             sizes = [len(C) for _, _, C in members]
             parts = zip(solved.cpu().split(sizes), scores.cpu().split(sizes), strict=True)
             for (number, space, _), (element, score) in zip(members, parts, strict=True):
@@ -131,43 +123,42 @@ class Sweeper:
         if self._keeps_its_order(unit, around):
             self._done(unit)
             return {unit.root: unit.spaces[unit.root].identity()}, torch.zeros((), dtype=torch.float64)
-        found, score = unit.solve(self._blocks(unit, around))
+        solved, score = unit.solve(self._blocks(unit, around))
         self._done(unit)
-        return {s: e.cpu() for s, e in found.items()}, score.cpu()
+        return {s: e.cpu() for s, e in solved.items()}, score.cpu()
 
-    def judged_by_weights(self, found: Transform) -> Transform:
+    def judged_by_weights(self, transform: Transform) -> Transform:
         """What the weights would do with the units that activations decided."""
         seen = [u for u in self.units if self.activations is not None and self.activations.speaks_of(u)]
-        around = found.only([RESIDUAL])
+        around = transform.only([RESIDUAL])
         solved = self.run(lambda u: u.solve(unit_blocks(self.pair, u.members, around, diagonal=u.diagonal))[0], seen)
-        elements = {s: e.cpu() for unit in solved for s, e in unit.items() if not isinstance(found.spaces[s], Trivial)}
-        kept = {s: e for s, e in found.elements.items() if not any(s in u.members for u in seen)}
-        return Transform(found.spaces, {**kept, **elements})
+        elements = {s: e.cpu() for unit in solved for s, e in unit.items() if transform.spaces[s].movable}
+        kept = {s: e for s, e in transform.elements.items() if not any(s in u.members for u in seen)}
+        return Transform(transform.spaces, {**kept, **elements})
 
     def _blocks(self, unit: Unit, around: Transform) -> list[Block]:
-        found = unit_blocks(self.pair, unit.members, around, diagonal=unit.diagonal)
-        return found if self.activations is None else self.activations.combined(unit, found, self.pair)
+        blocks = unit_blocks(self.pair, unit.members, around, diagonal=unit.diagonal)
+        return blocks if self.activations is None else self.activations.combined(unit, blocks, self.pair)
 
     def _keeps_its_order(self, unit: Unit, around: Transform) -> bool:
         """The exit that needs no cost matrix: near-identical units have the best order and signs already."""
-        inner = {s: g for s, g in unit.spaces.items() if s != unit.root and not isinstance(g, Trivial)}
-        scales = {s for s, g in inner.items() if isinstance(g, SignedScale) and g.size == 1 and g.per == (unit.root,)}
-        mirrors = {s for s in scales if not isinstance(inner[s], Scale)}  # of a scale, only its sign is solved for
-        if not isinstance(unit.spaces[unit.root], Permutation) or scales != inner.keys() or len(mirrors) > 1:
+        inner = {s: g for s, g in unit.spaces.items() if s != unit.root and g.movable}
+        scales = {s for s, g in inner.items() if g.element == "factor" and g.size == 1 and g.per == (unit.root,)}
+        mirrors = {s for s in scales if inner[s].signed}  # of a scale, only its sign is solved for
+        root = unit.spaces[unit.root]
+        if not root.reorders or root.signed or scales != inner.keys() or len(mirrors) > 1:
             return False
         if around.elements or (self.activations is not None and self.activations.speaks_of(unit)):
             return False
         rows: tuple[list[Tensor], list[Tensor]] = ([], [])
         mirrored = []
         for name in self.pair.touching([unit.root]):
-            for side, tensor in zip(rows, self.pair.tensors(name), strict=True):
-                for axis, segments in enumerate(self.pair.layouts[name].axes):
-                    for s in segments:
-                        if s.atoms[0].space == unit.root:
-                            side.append(s.take(tensor, axis).reshape(s.sizes[0], -1))
-                            if side is rows[0]:
-                                mirrored.append(any(atom.space in mirrors for atom in s.atoms))
-        return solvers.identity_is_optimal(*rows, mirrored)
+            tensors = self.pair.tensors(name)
+            for axis, segment in self.pair.layouts[name].segments_with(unit.root):
+                mirrored.append(any(atom.space in mirrors for atom in segment.atoms))
+                for side, tensor in zip(rows, tensors, strict=True):
+                    side.append(segment.take(tensor, axis).reshape(segment.sizes[0], -1))
+        return identity_is_optimal(*rows, mirrored)
 
     def _done(self, unit: Unit) -> None:
         self.tick(self._bytes[unit.root], self._passes * sum(self._bytes.values()))
@@ -187,17 +178,17 @@ class Sweeper:
         window = 8  # bounds the number of d × d products alive at once
         for start in range(0, len(names), window):
             chunk = names[start : start + window]
-            found = self.run(lambda n: stream_cross(self.pair, n, moved, RESIDUAL), chunk)
-            for name, result in zip(chunk, found, strict=True):
+            products = self.run(lambda n: stream_cross(self.pair, n, moved, RESIDUAL), chunk)
+            for name, result in zip(chunk, products, strict=True):
                 if result is None:
                     continue
                 value, is_unsigned = result
                 if not is_unsigned:
                     total.add_(value.cpu(), alpha=weights[name])
-                elif isinstance(self.stream, Permutation | SignedPermutation):
+                elif self.stream.reorders:
                     term = value.cpu() * weights[name]
                     unsigned = term if unsigned is None else unsigned + term
-        if unsigned is not None and isinstance(self.stream, Permutation):
+        if unsigned is not None and not self.stream.signed:
             return total + unsigned, None
         return total, unsigned
 
@@ -220,50 +211,45 @@ class Sweeper:
 
         A partial isometry, since neither need span the stream.
         """
-        C, unsigned = self._seen_stream(), None
+        C = None if self.activations is None or self._stream_word() == "weights" else self.activations.stream
+        unsigned = None
         if C is None:
             names = [n for n in self._stream_names() if self._is_outer(n)]
             C, unsigned = self._stream_evidence(names, Transform(self.pair.architecture.spaces))
-        if isinstance(self.stream, RotationFixingOnes):
-            return solvers.partial_isometry_fixing_ones(C)
-        if isinstance(self.stream, Rotation):
-            return solvers.partial_isometry(C)
-        return leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
+        start = SOLVERS[self.stream.name].start
+        return self._best_for_stream(C, unsigned) if start is None else start(C)
 
-    def _seen_stream(self) -> Tensor | None:
-        return None if self._stream_word() == "weights" or self.activations is None else self.activations.stream
+    def _best_for_stream(self, C: Tensor, unsigned: Tensor | None) -> Tensor:
+        return solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
 
     def _is_whole(self, element: Tensor) -> bool:
         """Not a partial isometry."""
-        if not isinstance(self.stream, Rotation | RotationFixingOnes):
-            return True
-        return round(float(element.square().sum())) == self.stream.size
+        return not self.stream.rotates or round(float(element.square().sum())) == self.stream.size
 
     def _stream_stays(self) -> bool:
         """Siblings: nothing discrete moves and the best rotation gains no more than noise would let it."""
         spaces = self.pair.architecture.spaces
         names = self._stream_names()
-        discrete = isinstance(self.stream, Permutation | SignedPermutation)
+        discrete = self.stream.reorders
         if discrete and self._stream_word() != "weights":
             return self._is_home(*self._with_activations(*self._stream_evidence(names, Transform(spaces))))
         # No tensor says more of an order than its parameters do, however equal it is in both: one that nobody trained
         # must not outvote all the others.
-        least = 0.5 if discrete else noise.LEAST_CHANGE
-        measured = self.run(lambda n: noise.precision(*self.pair.tensors(n), least), names)
+        least = 0.5 if discrete else distance.LEAST_CHANGE
+        measured = self.run(lambda n: distance.precision(*self.pair.tensors(n), least), names)
         C, unsigned = self._stream_evidence(names, Transform(spaces), dict(zip(names, measured, strict=True)))
         parameters = sum(torch.Size(self.pair.layouts[n].shape).numel() for n in names)
         if discrete:
             return self._agrees_in_place(C, unsigned, parameters) or self._is_home(
                 *self._stream_evidence(names, Transform(spaces))
             )
-        _, score = leaf.solve(self.stream, C[None])
-        self.stream_gain = 2 * float(score[0] - C.diagonal().sum())
-        return noise.is_noise(self.stream_gain, dimension(spaces, RESIDUAL), parameters)
+        _, score = solve(self.stream, C[None])
+        gain = 2 * float(score[0] - C.diagonal().sum())
+        return distance.is_noise(gain, dimension(spaces, RESIDUAL), parameters)
 
     def _is_home(self, C: Tensor, unsigned: Tensor | None) -> bool:
         """No order of the stream is better than the one it has."""
-        element, _ = leaf.solve(self.stream, C[None], None if unsigned is None else unsigned[None])
-        return self.stream.is_identity(element[0])
+        return self.stream.is_identity(self._best_for_stream(C, unsigned))
 
     def _agrees_in_place(self, C: Tensor, unsigned: Tensor | None, parameters: int) -> bool:
         """Whether half of the parameters agree in the order they have, and would in no other order agree more.
@@ -271,8 +257,7 @@ class Sweeper:
         Tensors count by their parameters here, as short vectors that are nothing but noise would count as much as a
         layer otherwise. What any order has in common, such as gains of about one, says nothing of this one.
         """
-        signed = isinstance(self.stream, SignedPermutation)
-        here = float(C.diagonal().sum()) - (0.0 if signed else float(C.sum()) / len(C))
+        here = float(C.diagonal().sum()) - (0.0 if self.stream.signed else float(C.sum()) / len(C))
         if unsigned is not None:
             here += float(unsigned.diagonal().sum()) - float(unsigned.sum()) / len(C)
         return 2 * here > parameters and self._is_home(C, unsigned)
@@ -280,11 +265,11 @@ class Sweeper:
     # --- weights ----------------------------------------------------------------------------------------------------
     def _root_of(self, name: str) -> str | None:
         """The unit a tensor belongs to; a bias without a unit of its own counts with its weight."""
-        found = self._own_root(name)
-        if found is None and name.endswith(".bias"):
+        root = self._own_root(name)
+        if root is None and name.endswith(".bias"):
             weight = name.removesuffix("bias") + "weight"
-            found = self._own_root(weight) if weight in self.pair.layouts else None
-        return found
+            root = self._own_root(weight) if weight in self.pair.layouts else None
+        return root
 
     def _own_root(self, name: str) -> str | None:
         spaces = self.pair.layouts[name].spaces() - {RESIDUAL}
@@ -292,8 +277,7 @@ class Sweeper:
 
     def _is_outer(self, name: str) -> bool:
         """Embeddings and heads: the stream on one axis, rows without a space on another."""
-        layout = self.pair.layouts[name]
-        return self._own_root(name) is None and len(layout.shape) > 1
+        return self._own_root(name) is None and len(self.pair.layouts[name].shape) > 1
 
     def _tensor_weights(self) -> dict[str, float]:
         if self._weights is None:
@@ -308,7 +292,7 @@ class Sweeper:
         return self._weights
 
     def _unit_weights(self) -> dict[str, float]:
-        if isinstance(self.stream, Trivial):
+        if not self.stream.movable:
             return {u.root: 1.0 for u in self.units}
         weights = self._tensor_weights()
         return {u.root: next(weights[n] for n in self.names if self._own_root(n) == u.root) for u in self.units}

@@ -1,8 +1,8 @@
 """BERT and RoBERTa: LayerNorm *after* each sum, so the stream only permutes."""
 
-from isomerge.architectures import architecture
-from isomerge.symmetry.architecture import Architecture, Facts, KeyBias, Shift, StreamNorm, ValueBias
-from isomerge.symmetry.groups import Group, Invertible, Permutation, Scale, SignedPermutation
+from isomerge.architectures import architecture, parts
+from isomerge.symmetry.architecture import Architecture, Facts, KeyBias, Shift, ValueBias
+from isomerge.symmetry.groups import Group, Permutation, SignedPermutation
 
 
 @architecture(
@@ -10,50 +10,47 @@ from isomerge.symmetry.groups import Group, Invertible, Permutation, Scale, Sign
     summary="post-LayerNorm encoder, learned positions", tied_by_default=True, can_untie=False,
 )  # fmt: skip
 def bert(facts: Facts) -> Architecture:
-    depth = facts["num_hidden_layers"]
     name = "bert." if facts["model_type"] == "bert" else "roberta."
     embeddings, layer = name + "embeddings.", name + "encoder.layer.{i}."
     heads, head_readers = task_heads(facts, name)
-    ffn = ffn_pattern(facts)
+    relu = facts.get("hidden_act", "gelu") == "relu"
+    self, output = layer + "attention.self.", layer + "attention.output."
     tensors = {
         embeddings + "word_embeddings.weight": "_vocab residual",
         embeddings + "position_embeddings.weight": "_positions residual",
         embeddings + "token_type_embeddings.weight?": "_types residual",
-        embeddings + "LayerNorm.weight": "|residual|",
-        embeddings + "LayerNorm.bias": "residual",
-        layer + "attention.self.query.weight": "(head.{i} qk.{i}) residual'",
-        layer + "attention.self.query.bias": "(head.{i} qk.{i})",
-        layer + "attention.self.key.weight": "(head.{i} qk.{i}') residual'",
-        layer + "attention.self.key.bias": "(head.{i} qk.{i}')",
-        layer + "attention.self.value.weight": "(head.{i} vo.{i}) residual'",
-        layer + "attention.self.value.bias": "(head.{i} vo.{i})",
-        layer + "attention.output.dense.weight": "residual (head.{i} vo.{i}')",
-        layer + "attention.output.dense.bias": "residual",
-        layer + "attention.output.LayerNorm.weight": "|residual|",
-        layer + "attention.output.LayerNorm.bias": "residual",
-        layer + "intermediate.dense.weight": f"{ffn} residual'",
-        layer + "intermediate.dense.bias": ffn,
-        layer + "output.dense.weight": "residual " + ffn.replace("unit.{i}", "unit.{i}'"),
-        layer + "output.dense.bias": "residual",
-        layer + "output.LayerNorm.weight": "|residual|",
-        layer + "output.LayerNorm.bias": "residual",
+        **parts.layer_norms(embeddings + "LayerNorm"),
+        **parts.query_key(self + "query", self + "key"),
+        **parts.value_output(self + "value", output + "dense"),
+        **parts.layer_norms(output + "LayerNorm"),
+        **parts.feed_forward(layer + "intermediate.dense", layer + "output.dense", relu),
+        **parts.layer_norms(layer + "output.LayerNorm"),
     }
     return Architecture(
         prefix=name,
-        repeat={"i": depth},
-        spaces=spaces(facts),
+        repeat={"i": facts["num_hidden_layers"]},
+        spaces=spaces(facts, relu),
         tensors=tensors | heads,
-        norms=stream_norms(name, depth, head_readers),
+        norms=parts.post_norm_chain(
+            embeddings=embeddings + "LayerNorm",
+            depth=facts["num_hidden_layers"],
+            attention=(
+                tuple(f"{self}{x}.weight" for x in ("query", "key", "value")),
+                output + "dense.bias", output + "LayerNorm",
+            ),
+            ffn=((layer + "intermediate.dense.weight",), layer + "output.dense.bias", layer + "output.LayerNorm"),
+            end=head_readers,
+        ),
         gauges=[
-            KeyBias(layer + "attention.self.key.bias", "qk.{i}"),
-            ValueBias(layer + "attention.self.value.bias", "vo.{i}", layer + "attention.output.dense.weight"),
+            KeyBias(self + "key.bias", "qk.{i}"),
+            ValueBias(self + "value.bias", "vo.{i}", output + "dense.weight"),
             Shift((embeddings + "position_embeddings.weight", embeddings + "word_embeddings.weight")),
             Shift((embeddings + "token_type_embeddings.weight", embeddings + "word_embeddings.weight")),
         ],
         writers=[
             *([] if facts.tied else [embeddings + "word_embeddings.weight"]),
             embeddings + "position_embeddings.weight", embeddings + "token_type_embeddings.weight",
-            layer + "attention.output.dense.weight", layer + "attention.output.dense.bias",
+            output + "dense.weight", output + "dense.bias",
             layer + "output.dense.weight", layer + "output.dense.bias",
         ],
         tied={head: (embeddings + "word_embeddings.weight", 1.0) for head in DECODERS} if facts.tied else {},
@@ -63,26 +60,18 @@ def bert(facts: Facts) -> Architecture:
 DECODERS = ("cls.predictions.decoder.weight", "lm_head.decoder.weight")
 
 
-def ffn_pattern(facts: Facts) -> str:
-    return "(ffn.{i} unit.{i})" if facts.get("hidden_act", "gelu") == "relu" else "ffn.{i}"
-
-
-def spaces(facts: Facts) -> dict[str, Group]:
+def spaces(facts: Facts, relu: bool) -> dict[str, Group]:
     width, heads = facts["hidden_size"], facts["num_attention_heads"]
-    found: dict[str, Group] = {
+    return {
         "residual": Permutation(width),
-        "head.{i}": Permutation(heads),
-        "qk.{i}": Invertible(width // heads, per=("head.{i}",)),
-        "vo.{i}": Invertible(width // heads, per=("head.{i}",)),
+        **parts.head_spaces(heads, width // heads),
         "ffn.{i}": Permutation(facts["intermediate_size"]),
         "pooler": SignedPermutation(width),  # tanh
         "dense": SignedPermutation(width),  # the classification head's tanh layer
+        **parts.relu_units(relu),
+        # A masked-LM head that is not tied has a space of its own.
+        **({} if facts.tied else {"transform": Permutation(width)}),
     }
-    if facts.get("hidden_act", "gelu") == "relu":
-        found["unit.{i}"] = Scale(1, per=("ffn.{i}",))
-    if not facts.tied:
-        found["transform"] = Permutation(width)  # a masked-LM head that is not tied has a space of its own
-    return found
 
 
 def task_heads(facts: Facts, name: str) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -91,16 +80,12 @@ def task_heads(facts: Facts, name: str) -> tuple[dict[str, str], tuple[str, ...]
     tensors = {
         name + "pooler.dense.weight?": "pooler residual'",
         name + "pooler.dense.bias?": "pooler",
-        "cls.seq_relationship.weight?": "_labels pooler'",
-        "cls.seq_relationship.bias?": "_labels",
-        "qa_outputs.weight?": "_labels residual'",
-        "qa_outputs.bias?": "_labels",
+        **parts.labels("cls.seq_relationship", "pooler'"),
+        **parts.labels("qa_outputs"),
         "classifier.dense.weight?": "dense residual'",
         "classifier.dense.bias?": "dense",
-        "classifier.out_proj.weight?": "_labels dense'",
-        "classifier.out_proj.bias?": "_labels",
-        "classifier.weight?": "_labels " + ("pooler'" if facts.head == "sequence" else "residual'"),
-        "classifier.bias?": "_labels",
+        **parts.labels("classifier.out_proj", "dense'"),
+        **parts.labels("classifier", "pooler'" if facts.head == "sequence" else "residual'"),
     }
     readers = [name + "pooler.dense.weight", "qa_outputs.weight", "classifier.dense.weight"]
     readers += ["classifier.weight"] if facts.head != "sequence" else []
@@ -109,31 +94,10 @@ def task_heads(facts: Facts, name: str) -> tuple[dict[str, str], tuple[str, ...]
         ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
     ):
         tensors |= {
-            dense + ".weight?": f"{inner} residual'",
-            dense + ".bias?": inner,
-            norm + ".weight?": f"|{inner}|",
-            norm + ".bias?": inner,
+            **parts.dense_and_norm(dense, norm, inner),
             decoder + ".bias?": "_vocab",
             **({} if facts.tied else {decoder + ".weight?": "_vocab transform'"}),
         }
         readers.append(dense + ".weight")
     tensors |= {"cls.predictions.bias?": "_vocab", "lm_head.bias?": "_vocab"}
     return tensors, tuple(readers)
-
-
-def stream_norms(name: str, depth: int, head_readers: tuple[str, ...]) -> list[StreamNorm]:
-    """Each norm's bias can move to the readers of the stream and to the next bias written to it."""
-
-    def attention(i: int) -> tuple[tuple[str, ...], str]:
-        layer = f"{name}encoder.layer.{i}."
-        readers = tuple(f"{layer}attention.self.{x}.weight" for x in ("query", "key", "value"))
-        return readers, layer + "attention.output.dense.bias"
-
-    norms = [StreamNorm(name + "embeddings.LayerNorm", *attention(0))]
-    for i in range(depth):
-        layer = f"{name}encoder.layer.{i}."
-        middle = (layer + "intermediate.dense.weight",)
-        norms.append(StreamNorm(layer + "attention.output.LayerNorm", middle, layer + "output.dense.bias"))
-        following = attention(i + 1) if i + 1 < depth else (head_readers, None)
-        norms.append(StreamNorm(layer + "output.LayerNorm", *following))
-    return norms

@@ -6,10 +6,9 @@ can be folded into them. (With projections of its own the table could turn freel
 
 from collections.abc import Sequence
 
-from isomerge.architectures import architecture
-from isomerge.architectures.distilbert import post_norm_chain
+from isomerge.architectures import architecture, parts
 from isomerge.symmetry.architecture import Architecture, Facts, Gauge, KeyBias, Norm, Shift, StreamNorm, ValueBias
-from isomerge.symmetry.groups import Group, Invertible, Permutation, Scale, SignedPermutation, Trivial
+from isomerge.symmetry.groups import Group, Invertible, Permutation, SignedPermutation, Trivial
 
 EMBEDDINGS = "deberta.embeddings."
 ENCODER = "deberta.encoder."
@@ -25,7 +24,6 @@ QKV = tuple(SELF + f"{x}_proj.weight" for x in ("query", "key", "value"))
 @architecture("deberta-v2", summary="post-LayerNorm encoder, relative positions", tied_by_default=True, can_untie=False)
 def deberta(facts: Facts) -> Architecture:
     variant = Variant(facts)
-    ffn = "(ffn.{i} unit.{i})" if variant.relu else "ffn.{i}"
     heads, head_readers = task_heads(facts, variant)
     return Architecture(
         prefix="deberta.",
@@ -36,35 +34,18 @@ def deberta(facts: Facts) -> Architecture:
             TABLES[1] + "?": f"_positions {variant.embedding}",
             TABLES[2] + "?": f"_types {variant.embedding}",
             EMBEDDINGS + "embed_proj.weight?": "residual embedding'",
-            EMBEDDINGS + "LayerNorm.weight": "|residual|",
-            EMBEDDINGS + "LayerNorm.bias": "residual",
+            **parts.layer_norms(EMBEDDINGS + "LayerNorm"),
             RELATIVE + "?": "_buckets residual",
-            ENCODER + "LayerNorm.weight?": "|residual|",
-            ENCODER + "LayerNorm.bias?": "residual",
+            **parts.layer_norms(ENCODER + "LayerNorm", optional="?"),
             ENCODER + "conv.conv.weight?": "residual residual' _kernel" if variant.groups == 1 else "_out _in _kernel",
             ENCODER + "conv.conv.bias?": "residual",
-            ENCODER + "conv.LayerNorm.weight?": "|residual|",
-            ENCODER + "conv.LayerNorm.bias?": "residual",
-            SELF + "query_proj.weight": "(head.{i} qk.{i}) residual'",
-            SELF + "query_proj.bias": "(head.{i} qk.{i})",
-            SELF + "key_proj.weight": "(head.{i} qk.{i}') residual'",
-            SELF + "key_proj.bias": "(head.{i} qk.{i}')",
-            SELF + "pos_query_proj.weight?": "(head.{i} qk.{i}) residual'",
-            SELF + "pos_query_proj.bias?": "(head.{i} qk.{i})",
-            SELF + "pos_key_proj.weight?": "(head.{i} qk.{i}') residual'",
-            SELF + "pos_key_proj.bias?": "(head.{i} qk.{i}')",
-            SELF + "value_proj.weight": "(head.{i} vo.{i}) residual'",
-            SELF + "value_proj.bias": "(head.{i} vo.{i})",
-            OUTPUT + "dense.weight": "residual (head.{i} vo.{i}')",
-            OUTPUT + "dense.bias": "residual",
-            OUTPUT + "LayerNorm.weight": "|residual|",
-            OUTPUT + "LayerNorm.bias": "residual",
-            LAYER + "intermediate.dense.weight": f"{ffn} residual'",
-            LAYER + "intermediate.dense.bias": ffn,
-            LAYER + "output.dense.weight": "residual " + ffn.replace("unit.{i}", "unit.{i}'"),
-            LAYER + "output.dense.bias": "residual",
-            LAYER + "output.LayerNorm.weight": "|residual|",
-            LAYER + "output.LayerNorm.bias": "residual",
+            **parts.layer_norms(ENCODER + "conv.LayerNorm", optional="?"),
+            **parts.query_key(SELF + "query_proj", SELF + "key_proj"),
+            **parts.query_key(SELF + "pos_query_proj", SELF + "pos_key_proj", optional="?"),
+            **parts.value_output(SELF + "value_proj", OUTPUT + "dense"),
+            **parts.layer_norms(OUTPUT + "LayerNorm"),
+            **parts.feed_forward(LAYER + "intermediate.dense", LAYER + "output.dense", variant.relu),
+            **parts.layer_norms(LAYER + "output.LayerNorm"),
             **heads,
             **UNREAD,
         },
@@ -105,22 +86,18 @@ def spaces(facts: Facts, variant: Variant) -> dict[str, Group]:
     width, heads = facts["hidden_size"], facts["num_attention_heads"]
     inner = facts.get("attention_head_size", width // heads)
     narrow = facts.get("embedding_size", width)
-    found: dict[str, Group] = {
+    pooler = facts.get("pooler_hidden_act", "gelu")
+    return {
         "residual": Permutation(width) if variant.groups == 1 else Trivial(width),
-        "head.{i}": Permutation(heads),
-        "qk.{i}": Invertible(inner, per=("head.{i}",)),
-        "vo.{i}": Invertible(inner, per=("head.{i}",)),
+        **parts.head_spaces(heads, inner),
         "ffn.{i}": Permutation(facts["intermediate_size"]),
         # Tables, then a projection; a tied masked-LM head comes back to it through a norm.
         "embedding": Permutation(narrow) if variant.tied else Invertible(narrow),
         "transform": Permutation(narrow),
-        "pooler": SignedPermutation(width) if facts.get("pooler_hidden_act", "gelu") == "tanh" else Permutation(width),
+        "pooler": SignedPermutation(width) if pooler == "tanh" else Permutation(width),
+        **parts.relu_units(pooler == "relu", "pooler", "pooler_unit"),
+        **parts.relu_units(variant.relu),
     }
-    if facts.get("pooler_hidden_act", "gelu") == "relu":
-        found["pooler_unit"] = Scale(1, per=("pooler",))
-    if variant.relu:
-        found["unit.{i}"] = Scale(1, per=("ffn.{i}",))
-    return found
 
 
 def task_heads(facts: Facts, variant: Variant) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -131,10 +108,8 @@ def task_heads(facts: Facts, variant: Variant) -> tuple[dict[str, str], tuple[st
     tensors = {
         "pooler.dense.weight?": f"{pooler} residual'",
         "pooler.dense.bias?": pooler,
-        "classifier.weight?": "_labels " + (pooler.replace("_unit", "_unit'") if sequence else "residual'"),
-        "classifier.bias?": "_labels",
-        "qa_outputs.weight?": "_labels residual'",
-        "qa_outputs.bias?": "_labels",
+        **parts.labels("classifier", pooler.replace("_unit", "_unit'") if sequence else "residual'"),
+        **parts.labels("qa_outputs"),
         "cls.predictions.bias?": "_vocab",
         "cls.predictions.decoder.bias?": "_vocab",
         **({} if variant.tied else {"cls.predictions.decoder.weight?": "_vocab transform'"}),
@@ -142,12 +117,7 @@ def task_heads(facts: Facts, variant: Variant) -> tuple[dict[str, str], tuple[st
     }
     readers = ["pooler.dense.weight", "qa_outputs.weight", *([] if sequence else ["classifier.weight"])]
     for head in ("cls.predictions.transform.", "lm_predictions.lm_head."):
-        tensors |= {
-            head + "dense.weight?": f"{inner} residual'",
-            head + "dense.bias?": inner,
-            head + "LayerNorm.weight?": f"|{inner}|",
-            head + "LayerNorm.bias?": inner,
-        }
+        tensors |= parts.dense_and_norm(head + "dense", head + "LayerNorm", inner)
         readers.append(head + "dense.weight")
     return tensors, tuple(readers)
 
@@ -158,7 +128,7 @@ def stream_norms(facts: Facts, variant: Variant, head_readers: Sequence[str]) ->
     It cannot where padding is set to zero after the norm (the embeddings' and the convolution's), where query and key
     also project the relative table, and where the convolution's activation, not a bias, is added to it.
     """
-    chain = post_norm_chain(
+    chain = parts.post_norm_chain(
         embeddings=EMBEDDINGS + "LayerNorm",
         depth=facts["num_hidden_layers"],
         attention=(QKV, OUTPUT + "dense.bias", OUTPUT + "LayerNorm"),
@@ -172,13 +142,13 @@ def stream_norms(facts: Facts, variant: Variant, head_readers: Sequence[str]) ->
 
 def gauges(variant: Variant) -> list[Gauge]:
     """With position-to-content attention the key bias meets position queries, so softmax does not drop it."""
-    found: list[Gauge] = [
+    gauges: list[Gauge] = [
         ValueBias(SELF + "value_proj.bias", "vo.{i}", OUTPUT + "dense.weight"),
         KeyBias(SELF + "pos_key_proj.bias", "qk.{i}"),
         Shift((TABLES[1], TABLES[0])),
         Shift((TABLES[2], TABLES[0])),
     ]
-    return found if "p2c" in variant.kinds else [KeyBias(SELF + "key_proj.bias", "qk.{i}"), *found]
+    return gauges if "p2c" in variant.kinds else [KeyBias(SELF + "key_proj.bias", "qk.{i}"), *gauges]
 
 
 def writers_below(variant: Variant) -> list[str]:

@@ -1,51 +1,24 @@
 """Gemma and Gemma-2: Llama's blocks with gains stored as 1 + w; Gemma-2 also has norms after each branch."""
 
-from isomerge.architectures import architecture
-from isomerge.architectures.llama import (
-    ATTENTION,
-    FINAL_READERS,
-    LAYER,
-    QKV,
-    TIES,
-    attention_spaces,
-    attention_tensors,
-    ends,
-    gated_spaces,
-    gated_tensors,
-    sizes,
-)
-from isomerge.symmetry.architecture import Architecture, Facts, Norm, ValueBias
+from isomerge.architectures import architecture, parts
+from isomerge.symmetry.architecture import Architecture, Facts
 from isomerge.symmetry.groups import Rotation, SignedPermutation
-
-GATED = (LAYER + "mlp.gate_proj.weight", LAYER + "mlp.up_proj.weight")
 
 
 def with_offset(facts: Facts, *, before_ffn: str, after: tuple[str, ...], rotates: bool) -> Architecture:
     """`before_ffn` is the norm in front of the feed-forward, `after` the norms on the branches' outputs."""
-    width, *_ = sizes(facts)
-    return Architecture(
-        prefix="model.",
-        repeat={"i": facts["num_hidden_layers"]},
-        spaces={
+    width = facts["hidden_size"]
+    return parts.rotary_decoder(
+        facts,
+        {
             "residual": Rotation(width) if rotates else SignedPermutation(width),
-            **attention_spaces(facts),
-            **gated_spaces(facts),
+            **parts.attention_spaces(facts),
+            **parts.gated_spaces(facts),
         },
-        tensors={
-            **attention_tensors(),
-            **gated_tensors(),
-            **ends(facts),
-            **{LAYER + norm + ".weight": "|residual|" for norm in ("input_layernorm", before_ffn, *after)},
-            "model.norm.weight": "|residual|",
-        },
-        norms=[
-            Norm(LAYER + "input_layernorm", QKV, kind="rms", offset=1.0),
-            Norm(LAYER + before_ffn, GATED, kind="rms", offset=1.0),
-            Norm("model.norm", FINAL_READERS, kind="rms", offset=1.0),
-        ],
-        gauges=[ValueBias(ATTENTION + "v_proj.bias", "vo.{i}", ATTENTION + "o_proj.weight")],
-        tied=TIES,
-        untied_config={"tie_word_embeddings": False},
+        parts.attention_tensors() | parts.gated_tensors(),
+        norms={"input_layernorm": parts.QKV, before_ffn: parts.GATE_AND_UP},
+        after=after,
+        offset=1.0,
     )
 
 

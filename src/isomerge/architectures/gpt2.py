@@ -1,8 +1,8 @@
 """GPT-2: LayerNorm in front, learned positions, transposed (`Conv1D`) weights, q, k and v in one tensor."""
 
-from isomerge.architectures import architecture
+from isomerge.architectures import architecture, parts
 from isomerge.symmetry.architecture import Architecture, Facts, KeyBias, Norm, Shift, ValueBias
-from isomerge.symmetry.groups import Invertible, Permutation, RotationFixingOnes, Scale
+from isomerge.symmetry.groups import Permutation, RotationFixingOnes
 
 MODEL = "transformer."
 LAYER = MODEL + "h.{i}."
@@ -20,29 +20,24 @@ def gpt2(facts: Facts) -> Architecture:
         repeat={"i": facts["n_layer"]},
         spaces={
             "residual": Permutation(width) if facts.tied else RotationFixingOnes(width),
-            "head.{i}": Permutation(heads),
-            "qk.{i}": Invertible(width // heads, per=("head.{i}",)),
-            "vo.{i}": Invertible(width // heads, per=("head.{i}",)),
+            **parts.head_spaces(heads, width // heads),
             "ffn.{i}": Permutation(facts.get("n_inner", 4 * width)),
-            **({"unit.{i}": Scale(1, per=("ffn.{i}",))} if relu else {}),
+            **parts.relu_units(relu),
         },
         tensors={
             TABLE: "_vocab residual",
             POSITIONS: "_positions residual",
-            LAYER + "ln_1.weight": "|residual|",
-            LAYER + "ln_1.bias": "residual",
+            **parts.layer_norms(LAYER + "ln_1"),
             LAYER + "attn.c_attn.weight": "residual' " + QKV,
             LAYER + "attn.c_attn.bias": QKV,
             LAYER + "attn.c_proj.weight": "(head.{i} vo.{i}') residual",
             LAYER + "attn.c_proj.bias": "residual",
-            LAYER + "ln_2.weight": "|residual|",
-            LAYER + "ln_2.bias": "residual",
-            LAYER + "mlp.c_fc.weight": "residual' (ffn.{i} unit.{i})" if relu else "residual' ffn.{i}",
-            LAYER + "mlp.c_fc.bias": "(ffn.{i} unit.{i})" if relu else "ffn.{i}",
-            LAYER + "mlp.c_proj.weight": "(ffn.{i} unit.{i}') residual" if relu else "ffn.{i} residual",
+            **parts.layer_norms(LAYER + "ln_2"),
+            LAYER + "mlp.c_fc.weight": "residual' " + parts.unit_axis(relu),
+            LAYER + "mlp.c_fc.bias": parts.unit_axis(relu),
+            LAYER + "mlp.c_proj.weight": parts.unit_axis(relu, dual=True) + " residual",
             LAYER + "mlp.c_proj.bias": "residual",
-            MODEL + "ln_f.weight": "|residual|",
-            MODEL + "ln_f.bias": "residual",
+            **parts.layer_norms(MODEL + "ln_f"),
             **({} if facts.tied or facts.head != "lm" else {OUTPUT: "_vocab residual'"}),
             **{head + ".weight?": "_labels residual'" for head in HEADS},
             **{head + ".bias?": "_labels" for head in HEADS},
@@ -63,5 +58,5 @@ def gpt2(facts: Facts) -> Architecture:
             LAYER + "mlp.c_proj.weight", LAYER + "mlp.c_proj.bias",
         ],
         tied={OUTPUT: (TABLE, 1.0)},
-        untied_config={"tie_word_embeddings": False},
+        untied_config=parts.UNTIED,
     )  # fmt: skip

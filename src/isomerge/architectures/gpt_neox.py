@@ -1,8 +1,8 @@
 """GPT-NeoX and Pythia: LayerNorm in front, rotary positions on part of each head, q, k and v interleaved by head."""
 
-from isomerge.architectures import architecture
+from isomerge.architectures import architecture, parts
 from isomerge.symmetry.architecture import Architecture, Facts, KeyBias, Norm, Shift, ValueBias
-from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotary, RotationFixingOnes, Scale
+from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotary, RotationFixingOnes
 
 MODEL = "gpt_neox."
 LAYER = MODEL + "layers.{i}."
@@ -34,7 +34,6 @@ def gpt_neox(facts: Facts) -> Architecture:
     query = [name for name in inner if name != "vo.{i}"]
     qkv = "(head.{i} [" + " | ".join([*query, *(name + "'" for name in query), "vo.{i}"]) + "])"
     relu = facts.get("hidden_act", "gelu") == "relu"
-    ffn = "(ffn.{i} unit.{i})" if relu else "ffn.{i}"
     return Architecture(
         prefix=MODEL,
         repeat={"i": facts["num_hidden_layers"]},
@@ -43,7 +42,7 @@ def gpt_neox(facts: Facts) -> Architecture:
             "head.{i}": Permutation(heads),
             **inner,
             "ffn.{i}": Permutation(facts["intermediate_size"]),
-            **({"unit.{i}": Scale(1, per=("ffn.{i}",))} if relu else {}),
+            **parts.relu_units(relu),
         },
         tensors={
             TABLE: "_vocab residual",
@@ -51,16 +50,9 @@ def gpt_neox(facts: Facts) -> Architecture:
             ATTENTION + "query_key_value.bias?": qkv,
             ATTENTION + "dense.weight": "residual (head.{i} vo.{i}')",
             ATTENTION + "dense.bias?": "residual",
-            MLP + "dense_h_to_4h.weight": ffn + " residual'",
-            MLP + "dense_h_to_4h.bias": ffn,
-            MLP + "dense_4h_to_h.weight": "residual " + ffn.replace("unit.{i}", "unit.{i}'"),
-            MLP + "dense_4h_to_h.bias": "residual",
-            LAYER + "input_layernorm.weight": "|residual|",
-            LAYER + "input_layernorm.bias": "residual",
-            LAYER + "post_attention_layernorm.weight": "|residual|",
-            LAYER + "post_attention_layernorm.bias": "residual",
-            MODEL + "final_layer_norm.weight": "|residual|",
-            MODEL + "final_layer_norm.bias": "residual",
+            **parts.feed_forward(MLP + "dense_h_to_4h", MLP + "dense_4h_to_h", relu),
+            **parts.layer_norms(LAYER + "input_layernorm", LAYER + "post_attention_layernorm"),
+            **parts.layer_norms(MODEL + "final_layer_norm"),
             **({} if facts.tied or facts.head != "lm" else {OUTPUT: "_vocab residual'"}),
             **{head + ".weight?": "_labels residual'" for head in HEADS},
             **{head + ".bias?": "_labels" for head in HEADS},
@@ -82,7 +74,7 @@ def gpt_neox(facts: Facts) -> Architecture:
             MLP + "dense_4h_to_h.weight", MLP + "dense_4h_to_h.bias",
         ],
         tied={OUTPUT: (TABLE, 1.0)},
-        untied_config={"tie_word_embeddings": False},
+        untied_config=parts.UNTIED,
     )  # fmt: skip
 
 

@@ -88,14 +88,14 @@ def propose(checkpoint: Checkpoint) -> list[list[Part]]:
     for name, shape in shapes.items():
         if len(shape) == 2 and (match := LAYER.match(name)):
             stems[match[1] or ""][match[3]].add(int(match[2]))
-    found = []
+    guesses = []
     for stem, rests in stems.items():
         parts = (*feed_forwards(stem, rests, shapes), *attentions(stem, rests, shapes, checkpoint.config))
         for used, alternatives in parts:
             for part in alternatives:
                 part.layers = sorted(set.intersection(*(rests[rest] for rest in used)))
-            found.append([part for part in alternatives if part.layers and _fits(part, shapes)])
-    return _with_distinct_spaces([alternatives for alternatives in found if alternatives])
+            guesses.append([part for part in alternatives if part.layers and _fits(part, shapes)])
+    return _with_distinct_spaces([alternatives for alternatives in guesses if alternatives])
 
 
 def feed_forwards(stem: str, rests: Mapping[str, set[int]], shapes: Shapes) -> Found:
@@ -179,14 +179,14 @@ def _inner_spaces(inner: int, outer: str, config: Mapping[str, Any]) -> list[tup
     """What queries and keys may share: anything, or what commutes with rotary positions on all or part of the head."""
     per = (outer,)
     turning = tuple(Rotary(inner, per=per, layout=layout) for layout in ("half", "interleaved") if inner % 2 == 0)
-    found: list[tuple[str, Options]] = [("qk.{i}", {"qk.{i}": (Invertible(inner, per=per), *turning)})]
+    choices: list[tuple[str, Options]] = [("qk.{i}", {"qk.{i}": (Invertible(inner, per=per), *turning)})]
     widths = {int(inner * fraction) for fraction in _values(config, ("partial_rotary_factor", "rotary_pct"))}
     for width in sorted(widths | _values(config, ("rotary_dim",))):
         if 0 < width < inner and width % 2 == 0:
             turning = tuple(Rotary(width, per=per, layout=layout) for layout in ("half", "interleaved"))
             rest = {"rotary.{i}": turning, "qk.{i}": (Invertible(inner - width, per=per),)}
-            found.insert(0, ("[rotary.{i} | qk.{i}]", rest))
-    return found
+            choices.insert(0, ("[rotary.{i} | qk.{i}]", rest))
+    return choices
 
 
 def _dual(key: str) -> str:
@@ -202,8 +202,8 @@ def _output_of(parent: str, rests: Mapping[str, set[int]], used: Sequence[str]) 
 
 def _patterns(name: str, axis: str, number: int, shapes: Shapes, *, bias: bool = True) -> dict[str, str]:
     """Patterns of a weight whose axis `number` carries spaces, and of its bias where that axis is the output."""
-    found = {name + ".weight": f"{axis} _" if number == 0 else f"_ {axis}"}
-    return found | ({name + ".bias": axis} if bias and _sample(name, shapes, "bias") else {})
+    patterns = {name + ".weight": f"{axis} _" if number == 0 else f"_ {axis}"}
+    return patterns | ({name + ".bias": axis} if bias and _sample(name, shapes, "bias") else {})
 
 
 def _sample(name: str, shapes: Shapes, kind: str = "weight") -> tuple[int, ...]:
@@ -222,14 +222,14 @@ def _fits(part: Part, shapes: Shapes) -> bool:
     return True
 
 
-def _with_distinct_spaces(found: list[list[Part]]) -> list[list[Part]]:
+def _with_distinct_spaces(guesses: list[list[Part]]) -> list[list[Part]]:
     """Two parts of one layer (an encoder's and a decoder's attention, say) get a word in front of their spaces."""
     owners: dict[str, set[str]] = defaultdict(set)
-    for alternatives in found:
+    for alternatives in guesses:
         for part in alternatives:
             for space in part.options:
                 owners[space].add(part.where)
-    for alternatives in found:
+    for alternatives in guesses:
         for part in alternatives:
             if any(len(owners[space]) > 1 for space in part.options):
                 word = re.sub(r"\W+", "_", part.where).strip("_") + "."
@@ -238,7 +238,7 @@ def _with_distinct_spaces(found: list[list[Part]]) -> list[list[Part]]:
                     word + space: tuple(replace(g, per=tuple(word + p for p in g.per)) for g in groups)
                     for space, groups in part.options.items()
                 }
-    return found
+    return guesses
 
 
 def _values(config: Any, keys: Sequence[str]) -> set[Any]:

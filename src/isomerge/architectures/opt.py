@@ -1,8 +1,8 @@
 """OPT: LayerNorm in front, ReLU, learned positions; the 350m variant has norms *on* the stream and a narrow table."""
 
-from isomerge.architectures import architecture
+from isomerge.architectures import architecture, parts
 from isomerge.symmetry.architecture import Architecture, Facts, Gauge, KeyBias, Norm, Shift, StreamNorm, ValueBias
-from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotation, RotationFixingOnes, Scale
+from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotation, RotationFixingOnes
 
 MODEL = "model.decoder."
 LAYER = MODEL + "layers.{i}."
@@ -19,7 +19,6 @@ def opt(facts: Facts) -> Architecture:
     before = facts.get("do_layer_norm_before", True)
     narrow = facts.get("word_embed_proj_dim", width) != width
     relu = facts.get("activation_function", "relu") == "relu"
-    ffn = "(ffn.{i} unit.{i})" if relu else "ffn.{i}"
     last = (PROJECT_OUT,) if narrow else () if facts.tied else HEADS  # what reads the last hidden state, and only that
     free = before and (narrow or not facts.tied)  # a narrow table does not live in the stream, so it may stay tied
     return Architecture(
@@ -27,11 +26,9 @@ def opt(facts: Facts) -> Architecture:
         repeat={"i": facts["num_hidden_layers"]},
         spaces={
             "residual": RotationFixingOnes(width) if free else Permutation(width),
-            "head.{i}": Permutation(heads),
-            "qk.{i}": Invertible(width // heads, per=("head.{i}",)),
-            "vo.{i}": Invertible(width // heads, per=("head.{i}",)),
+            **parts.head_spaces(heads, width // heads),
             "ffn.{i}": Permutation(facts["ffn_dim"]),
-            **({"unit.{i}": Scale(1, per=("ffn.{i}",))} if relu else {}),
+            **parts.relu_units(relu),
             **(table_spaces(facts) if narrow else {}),
         },
         tensors={
@@ -40,10 +37,7 @@ def opt(facts: Facts) -> Architecture:
             **{ATTENTION + f"{x}_proj.bias?": p for x, p in QKV.items()},
             ATTENTION + "out_proj.weight": "residual (head.{i} vo.{i}')",
             ATTENTION + "out_proj.bias?": "residual",
-            LAYER + "fc1.weight": ffn + " residual'",
-            LAYER + "fc1.bias?": ffn,
-            LAYER + "fc2.weight": "residual " + ffn.replace("unit.{i}", "unit.{i}'"),
-            LAYER + "fc2.bias?": "residual",
+            **parts.feed_forward(LAYER + "fc1", LAYER + "fc2", relu, optional="?"),
             **{norm + ".weight?": "|residual|" for norm in NORMS},
             **{norm + ".bias?": "residual" for norm in NORMS},
             **ends(facts, narrow),
@@ -56,7 +50,7 @@ def opt(facts: Facts) -> Architecture:
         ],
         writers=writers(facts, before, narrow),
         tied={OUTPUT: (TABLE, 1.0)},
-        untied_config={"tie_word_embeddings": False},
+        untied_config=parts.UNTIED,
     )
 
 

@@ -76,17 +76,17 @@ def scales_output(facts: Facts) -> bool:
 def stack_spaces(facts: Facts, stack: str, letter: str, feed_forward: str) -> dict[str, Group]:
     """One order of heads for the whole stack: all its layers share one table of position biases."""
     head, i = f"{stack}.head", "{" + letter + "}"
-    found: dict[str, Group] = {
+    spaces: dict[str, Group] = {
         head: Permutation(facts["num_heads"]),
         f"{stack}.qk.{i}": Invertible(facts["d_kv"], per=(head,)),
         f"{stack}.vo.{i}": Invertible(facts["d_kv"], per=(head,)),
         f"{stack}.ffn.{i}": Permutation(facts["d_ff"]),
     }
     if feed_forward.startswith("gated"):
-        found[f"{stack}.up.{i}"] = SignedScale(1, per=(f"{stack}.ffn.{i}",))
+        spaces[f"{stack}.up.{i}"] = SignedScale(1, per=(f"{stack}.ffn.{i}",))
     elif feed_forward == "relu":
-        found[f"{stack}.unit.{i}"] = Scale(1, per=(f"{stack}.ffn.{i}",))
-    return found
+        spaces[f"{stack}.unit.{i}"] = Scale(1, per=(f"{stack}.ffn.{i}",))
+    return spaces
 
 
 def cross_spaces(facts: Facts) -> dict[str, Group]:

@@ -1,8 +1,8 @@
 """ViT and DeiT: LayerNorm in front, learned positions, a class token (DeiT: a distillation token too)."""
 
-from isomerge.architectures import architecture
+from isomerge.architectures import architecture, parts
 from isomerge.symmetry.architecture import Architecture, Facts, KeyBias, Norm, Shift, ValueBias
-from isomerge.symmetry.groups import Invertible, Permutation, RotationFixingOnes, Scale, SignedPermutation
+from isomerge.symmetry.groups import Permutation, RotationFixingOnes, SignedPermutation
 
 
 @architecture("vit", "deit", summary="pre-LayerNorm encoder, learned positions, image classification")
@@ -11,7 +11,7 @@ def vit(facts: Facts) -> Architecture:
     name = facts["model_type"]
     layer = name + ".encoder.layer.{i}."
     attention = layer + "attention.attention."
-    output = layer + "attention.output.dense."
+    output = layer + "attention.output.dense"
     embeddings = name + ".embeddings."
     relu = facts.get("hidden_act", "gelu") == "relu"
     return Architecture(
@@ -19,11 +19,9 @@ def vit(facts: Facts) -> Architecture:
         repeat={"i": facts["num_hidden_layers"]},
         spaces={
             "residual": RotationFixingOnes(width),
-            "head.{i}": Permutation(heads),
-            "qk.{i}": Invertible(width // heads, per=("head.{i}",)),
-            "vo.{i}": Invertible(width // heads, per=("head.{i}",)),
+            **parts.head_spaces(heads, width // heads),
             "ffn.{i}": Permutation(facts["intermediate_size"]),
-            **({"unit.{i}": Scale(1, per=("ffn.{i}",))} if relu else {}),
+            **parts.relu_units(relu),
             "pooler": SignedPermutation(width) if facts.get("pooler_act", "tanh") == "tanh" else Permutation(width),
         },
         tensors={
@@ -33,24 +31,10 @@ def vit(facts: Facts) -> Architecture:
             embeddings + "position_embeddings": "_ _positions residual",
             embeddings + "patch_embeddings.projection.weight": "residual _channels _height _width",
             embeddings + "patch_embeddings.projection.bias": "residual",
-            attention + "query.weight": "(head.{i} qk.{i}) residual'",
-            attention + "query.bias?": "(head.{i} qk.{i})",
-            attention + "key.weight": "(head.{i} qk.{i}') residual'",
-            attention + "key.bias?": "(head.{i} qk.{i}')",
-            attention + "value.weight": "(head.{i} vo.{i}) residual'",
-            attention + "value.bias?": "(head.{i} vo.{i})",
-            output + "weight": "residual (head.{i} vo.{i}')",
-            output + "bias": "residual",
-            layer + "intermediate.dense.weight": "(ffn.{i} unit.{i}) residual'" if relu else "ffn.{i} residual'",
-            layer + "intermediate.dense.bias": "(ffn.{i} unit.{i})" if relu else "ffn.{i}",
-            layer + "output.dense.weight": "residual (ffn.{i} unit.{i}')" if relu else "residual ffn.{i}",
-            layer + "output.dense.bias": "residual",
-            layer + "layernorm_before.weight": "|residual|",
-            layer + "layernorm_before.bias": "residual",
-            layer + "layernorm_after.weight": "|residual|",
-            layer + "layernorm_after.bias": "residual",
-            name + ".layernorm.weight": "|residual|",
-            name + ".layernorm.bias": "residual",
+            **parts.query_key(attention + "query", attention + "key", bias="?"),
+            **parts.value_output(attention + "value", output, bias="?"),
+            **parts.feed_forward(layer + "intermediate.dense", layer + "output.dense", relu),
+            **parts.layer_norms(layer + "layernorm_before", layer + "layernorm_after", name + ".layernorm"),
             name + ".pooler.dense.weight?": "pooler residual'",
             name + ".pooler.dense.bias?": "pooler",
             **{head + ".weight?": "_labels residual'" for head in CLASSIFIERS},
@@ -63,7 +47,7 @@ def vit(facts: Facts) -> Architecture:
         ],
         gauges=[
             KeyBias(attention + "key.bias", "qk.{i}"),
-            ValueBias(attention + "value.bias", "vo.{i}", output + "weight"),
+            ValueBias(attention + "value.bias", "vo.{i}", output + ".weight"),
             Shift((embeddings + "patch_embeddings.projection.bias", embeddings + "position_embeddings")),
             Shift((embeddings + "cls_token", embeddings + "position_embeddings")),
             Shift((embeddings + "distillation_token", embeddings + "position_embeddings")),
@@ -72,7 +56,7 @@ def vit(facts: Facts) -> Architecture:
             embeddings + "cls_token", embeddings + "distillation_token", embeddings + "mask_token",
             embeddings + "position_embeddings", embeddings + "patch_embeddings.projection.weight",
             embeddings + "patch_embeddings.projection.bias",
-            output + "weight", output + "bias", layer + "output.dense.weight", layer + "output.dense.bias",
+            output + ".weight", output + ".bias", layer + "output.dense.weight", layer + "output.dense.bias",
         ],
     )  # fmt: skip
 

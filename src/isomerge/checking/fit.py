@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from isomerge.alignment.compatible import problems_between
+from isomerge.alignment.compatibility import problems_between
 from isomerge.checkpoint import Checkpoint, is_harmless_buffer, require_floating
 from isomerge.checkpoint.base import main_dtype, name_some
 from isomerge.errors import IsomergeError

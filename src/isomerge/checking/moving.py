@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isomerge.alignment.evidence import LARGE, Block, Pair, of_one_root, unit_blocks
 from isomerge.alignment.levels import Scope
-from isomerge.alignment.nested import Unit
+from isomerge.alignment.units import Unit
 from isomerge.architectures import FAMILIES, describe
 from isomerge.checking.chance import shuffled_rest
 from isomerge.checking.stream import judge_stream
@@ -27,7 +27,6 @@ from isomerge.choices import LEVELS
 from isomerge.errors import IsomergeError
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, layer_of
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.groups import Permutation
 from isomerge.symmetry.transform import Transform
 
 WORK = 40_000_000_000  # multiplications for all attention units, and as many by chance; more are judged by distance
@@ -116,7 +115,7 @@ class _Judge:
         if not apart:
             return row
         group = self.architecture.spaces[root]
-        if isinstance(group, Permutation) and group.size >= LARGE and not _nested(unit, self.architecture):
+        if group.reorders and not group.signed and group.size >= LARGE and not _nested(unit, self.architecture):
             return row | self._counted(self._wide(root, pair, around), apart)
         cost = sum(_cost(pair, n, unit) for n in names)
         if self.work + cost > WORK:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isomerge.alignment import leaf
 from isomerge.alignment.evidence import common_part, cross
+from isomerge.alignment.solvers.table import solve
 from isomerge.checking.chance import more_than_chance, shuffled_rest
 from isomerge.checking.sums import product, squared
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.groups import Group, Trivial
+from isomerge.symmetry.groups import Group
 from isomerge.symmetry.patterns import Layout, Segment, bind
 from isomerge.symmetry.transform import Transform
 
@@ -98,10 +98,10 @@ class _Seen:
 
 def _solved(group: Group, seen: _Seen) -> tuple[Tensor | None, float]:
     """The best move, and the share of the squared distance that it takes away; None where it is not looked for."""
-    widest = WIDEST_ORDER if group.name.endswith("ermutation") else WIDEST_ROTATION
-    if isinstance(group, Trivial) or len(seen.products) > widest or not seen.apart:
+    widest = WIDEST_ORDER if group.reorders else WIDEST_ROTATION
+    if not group.movable or len(seen.products) > widest or not seen.apart:
         return None, 0.0
-    element, earned = leaf.solve(group, seen.products[None])
+    element, earned = solve(group, seen.products[None])
     return element[0], 2 * (float(earned[0]) - seen.here) / seen.apart
 
 

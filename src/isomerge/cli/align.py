@@ -28,10 +28,10 @@ from isomerge.cli.flags import (
 from isomerge.cli.interruption import announce_output
 from isomerge.cli.merge import written_record
 from isomerge.cli.output import Voice, as_record
-from isomerge.cli.report import add_report
 from isomerge.cli.request import reserve_output
 from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
+from isomerge.results import plain
 
 # Flags that change what the run prints or may replace, and not what it computes.
 NOT_RECORDED = ("json", "quiet", "debug", "force", "report")
@@ -96,23 +96,34 @@ def align(
 
     start = time.perf_counter()
     with voice.work() as progress:
-        alignment = isomerge.align(
-            source, None if nearest else anchor, others=models[1:] if nearest else models[2:], level=level, scale=scale,
-            layers=layers, only=only, sweeps=sweeps, many=many, transform=transform, data=data, evidence=evidence,
-            limit=limit, threads=threads, device=device, max_memory=max_memory, progress=progress,
-        )  # fmt: skip
-        written = alignment.save(out, shard_size=shard_size, out_dtype=out_dtype, force=force, anchor_out=anchor_out)
+        options: dict[str, Any] = {
+            "level": level, "scale": scale, "layers": layers, "only": only, "sweeps": sweeps, "data": data,
+            "evidence": evidence, "limit": limit, "threads": threads, "device": device, "max_memory": max_memory,
+            "progress": progress,
+        }  # fmt: skip
+        alignment: isomerge.Alignment | isomerge.AlignedFamily
+        if len(models) > 2 or nearest or many == "universe":
+            family = isomerge.align_family(
+                models if nearest or many == "universe" else [source, *models[2:]],
+                anchor=None if nearest or many == "universe" else anchor,
+                many=many,
+                **options,
+            )
+            alignment = family if len(family.members) > 1 else family.members[0]
+        else:
+            alignment = isomerge.align(source, anchor, transform=transform, **options)
+        written = alignment.save(
+            out, shard_size=shard_size, out_dtype=out_dtype, force=force, anchor_out=anchor_out, report=report
+        )
         if save_transform:
             alignment.save_transform(save_transform)
         record = as_record(alignment.report()) | written_record(written)
+        if save_transform:
+            alignment.save_transform(save_transform)
+        record = {**plain(alignment.report()), **written_record(written)}
         if report:
-            from isomerge.reporting.aligned import AlignRun, write_align_reports
+            pass
 
-            run = AlignRun(alignment, _request(context), _took(start, threads, device))
-            add_report(record, *write_align_reports(run, written))
-            if run.problems:
-                failed = (f"Verification failed: {problem}" for problem in run.problems)
-                record["notes"] = [*record.get("notes", ()), *failed]
     voice.show(record, align_table)
 
 
@@ -138,8 +149,8 @@ def _request(context: typer.Context) -> dict[str, Any]:
 
 
 def _took(start: float, threads: int | None, device: str) -> dict[str, Any]:
-    from isomerge.alignment.parallel import thread_count
     from isomerge.merging.run.memory import peak_memory
+    from isomerge.threads import thread_count
 
     return {
         "seconds": time.perf_counter() - start,

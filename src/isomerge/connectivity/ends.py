@@ -10,10 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isomerge.alignment.alignment import Alignment
-from isomerge.alignment.api import align
-from isomerge.alignment.move import Move
-from isomerge.alignment.reporting import verdict
+from isomerge.alignment.api import align_family
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.memory import is_transformers_model
@@ -71,24 +68,14 @@ def aligned_ends(
     checkpoints: Sequence[Checkpoint], given: Sequence[Any], level: str, device: str
 ) -> tuple[Ends, list[str], list[str]]:
     """All models next to the first; with the verdict on each and notes. Nothing is rounded in between."""
-    found = align(checkpoints[1], checkpoints[0], others=checkpoints[2:], level=level, device=device)
-    known = [found] if isinstance(found, Alignment) else found.members
-    if any(bool(a.fragile) != bool(known[0].fragile) for a in known):
-        raise RequestError(
-            f"Aligning to {checkpoints[0].name}: its gains are too small to bring some of the models to it. "
-            "Name another model first."
-        )
-    anchor = max(known, key=lambda a: len(a.transform.elements)).anchor_move()
-    states = [_moved(move) for move in (anchor, *(a.move() for a in known))]
-    changes = anchor.model.architecture.untied_config
+    family = align_family(checkpoints[1:], anchor=checkpoints[0], level=level, device=device)
+    _ = family.fragile  # refuse models of which only some can be brought to the first
+    moved = [family.moved(checkpoint) for checkpoint in checkpoints]
+    states = [model.state_dict(floating(model.model.checkpoint)) for model in moved]
+    changes = moved[0].model.architecture.untied_config
     configs = [{**c.config, **changes} for c in checkpoints]
-    notes = list(dict.fromkeys(note for a in known for note in a.solution.notes))
-    verdicts = [verdict(a.solution) for a in known]
-    return _ends(checkpoints, configs, states, given[0], device), verdicts, notes
-
-
-def _moved(move: Move) -> dict[str, Tensor]:
-    return dict(move.produce(move.plan(floating(move.model.checkpoint)), lambda *_: None))
+    verdicts = [member.verdict for member in family.members]
+    return _ends(checkpoints, configs, states, given[0], device), verdicts, family.solver_notes()
 
 
 def shared_positions(checkpoints: Sequence[Checkpoint]) -> dict[str, int]:

@@ -32,7 +32,6 @@ def demo(out: str | Path, *, seeds: int = 1, force: bool = False, progress: Prog
     """
     if seeds < 1:
         raise RequestError(f"Running the demo: {seeds} pairs cannot be trained. Ask for at least one.")
-    from isomerge.alignment.parallel import parallel
     from isomerge.demonstration.digits import load_digits
     from isomerge.demonstration.folder import claim, require_free
     from isomerge.demonstration.how import how
@@ -40,6 +39,7 @@ def demo(out: str | Path, *, seeds: int = 1, force: bool = False, progress: Prog
     from isomerge.merging.run.memory import peak_memory
     from isomerge.reporting.page import write_report
     from isomerge.reporting.record import PAGE, RECORD, write_text
+    from isomerge.threads import parallel
 
     start = time.perf_counter()
     out = Path(out)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.evaluation.probe import load_stock, outputs, random_inputs
-from isomerge.symmetry.groups import Group, Permutation, Trivial
+from isomerge.symmetry.groups import Group, Trivial
 from isomerge.symmetry.patterns import Layout, bind
 from isomerge.symmetry.transform import Transform, batch_sizes
 
@@ -94,7 +94,7 @@ class Prover:
 
     def _refutation(self, part: Part, space: str, group: Group) -> str | None:
         """Why a space does not carry a group, or None when it provably does."""
-        if isinstance(group, Permutation) and group.size == 1:
+        if group.reorders and not group.signed and group.size == 1:
             return "of one unit moves nothing"
         spaces = part.spaces({space: group})
         moving = {space.replace("{i}", str(i)) for i in part.layers}

@@ -11,16 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isomerge.alignment.alignment import Alignment
-from isomerge.alignment.api import align
-from isomerge.alignment.move import Move
-from isomerge.alignment.reporting import verdict
+from isomerge.alignment.api import align_family
+from isomerge.alignment.record import space_moves
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
 from isomerge.merging.run.rows import TensorSource
 from isomerge.merging.run.sources import Computed, Stored
-from isomerge.reporting.spaces import space_moves
+from isomerge.symmetry.moved import MovedModel
 
 
 @dataclass
@@ -28,8 +26,8 @@ class AlignedModels:
     """Models in the anchor's basis, under the names the anchor has on disk."""
 
     anchor: Checkpoint
-    own: Move
-    moves: Mapping[Checkpoint, Move]
+    own: MovedModel
+    moves: Mapping[Checkpoint, MovedModel]
     notes: list[str]
     record: dict[str, Any]
     _plan: dict[str, TensorInfo] | None = None
@@ -102,7 +100,7 @@ class AlignedModels:
                 return Computed(info, label, partial(_part_of, move, name, file))
         return Stored(checkpoint, file)  # no symmetry touches it
 
-    def _part(self, move: Move, name: str, file: str) -> Tensor:
+    def _part(self, move: MovedModel, name: str, file: str) -> Tensor:
         files = self.own.model.files.get(name, (name,))
         if len(files) == 1:
             return self.own.model.split(name, move.tensor(name))[file]
@@ -116,7 +114,7 @@ class AlignedModels:
             return self._stacks[key][file]
 
 
-def _part_of(move: Move, name: str, file: str) -> Tensor:
+def _part_of(move: MovedModel, name: str, file: str) -> Tensor:
     return move.model.split(name, move.tensor(name))[file]
 
 
@@ -125,30 +123,25 @@ def align_models(models: Sequence[Checkpoint], anchor: Checkpoint, **options: An
     others = [model for model in models if model is not anchor]
     if not others:
         return None
-    found = align(others[0], anchor, others=others[1:], **options)
-    known = [found] if isinstance(found, Alignment) else found.members
-    if len(known) > len(others):  # a common mean is the goal, and the anchor moves like the others
+    if options.get("many") == "universe":  # a common mean is the goal, and the anchor moves like the others
         others.insert(1, anchor)
-    if any(bool(a.fragile) != bool(known[0].fragile) for a in known):
-        raise RequestError(
-            "Merging with alignment: the gains of the anchor are too small to bring some of the models to it. "
-            "Name another anchor (align: {anchor: …}, or --base)."
-        )
-    moves = {other: a.move() for other, a in zip(others, known, strict=True)}
-    own = moves.get(anchor) or max(known, key=lambda a: len(a.transform.elements)).anchor_move()
-    moves[anchor] = own
-    notes = list(dict.fromkeys(n for a in known for n in a.solution.notes))
+        family = align_family(others, **options)
+    else:
+        family = align_family(others, anchor=anchor, **options)
+    _ = family.fragile  # refuse models of which only some can be brought to the anchor
+    moves = {model: family.moved(model) for model in (*others, anchor)}
+    own = moves[anchor]
+    notes = family.solver_notes()
     if own.model.architecture.untied_config:
         notes.append("input and output table were tied and are now separate, since the stream was rotated")
     records = [
         {
-            "model": other.name,
-            "verdict": verdict(a.solution),
-            "moved": len(a.transform.elements),
-            "spaces": space_moves(a.solution),
+            "model": model.name,
+            "verdict": member.verdict,
+            "moved": len(member.transform.elements),
+            "spaces": space_moves(member),
         }
-        for other, a in zip(others, known, strict=True)
+        for model, member in zip(others, family.members, strict=True)
     ]
-    return AlignedModels(
-        anchor, own, moves, notes, {"anchor": anchor.name, "level": known[0].solution.scope.level, "models": records}
-    )
+    level = family.members[0].scope.level
+    return AlignedModels(anchor, own, moves, notes, {"anchor": anchor.name, "level": level, "models": records})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isomerge.reporting.measured import space_place
-from isomerge.symmetry.groups import Group, Rotary, SignedScale
+from isomerge.symmetry.groups import Group
 from isomerge.symmetry.transform import Transform
 
 LISTED = 20  # of one space: a record stays small, whatever the size of the model
@@ -57,10 +57,10 @@ def _told(space: str, group: Group, element: Tensor) -> tuple[Sequence[str], Map
     The angle is that between an element and the identity, cos φ = tr g / (√n ‖g‖): by so much a vector is turned in the
     mean. The factor of a matrix is its mean stretch ‖g‖ / √n. One trace and one norm: cheap for the widest stream.
     """
-    if isinstance(group, SignedScale):
+    if group.element == "factor":
         alone = group.size == 1
         return (group.per if alone else (*group.per, space)), {"factor": element.squeeze(-1) if alone else element}
-    if isinstance(group, Rotary):
+    if group.element == "pairs":
         trace, squares, size = element.real.sum(-1), element.abs().square().sum(-1), element.shape[-1]
     else:
         trace, squares = element.diagonal(dim1=-2, dim2=-1).sum(-1), element.square().sum((-2, -1))

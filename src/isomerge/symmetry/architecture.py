@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any
 
-from isomerge.symmetry.groups import Group, Trivial
+from isomerge.symmetry.groups import Group
 
 RESIDUAL = "residual"
 ATTENTION_WORDS = {"head", "kv", "cross", "gain"}
@@ -159,7 +159,11 @@ class Architecture:
         return self.root(parents[0]) if parents else space
 
     def movable(self) -> list[str]:
-        return sorted(name for name, group in self.spaces.items() if not isinstance(group, Trivial))
+        return sorted(name for name, group in self.spaces.items() if group.movable)
+
+    def moves(self, space: str) -> bool:
+        """Whether the model has this space and it may move."""
+        return space in self.spaces and self.spaces[space].movable
 
 
 def part_of(space: str) -> str:
@@ -219,5 +223,5 @@ class Facts:
         return self.config[key]
 
     def get(self, key: str, default: Any = None) -> Any:
-        found = self.config.get(key)
-        return default if found is None else found
+        value = self.config.get(key)
+        return default if value is None else value

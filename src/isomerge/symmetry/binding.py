@@ -90,24 +90,24 @@ def bind_model(checkpoint: Checkpoint, architecture: Architecture) -> BoundModel
     missing, problems = [], []
     for template, pattern in spec.tensors.items():
         name, optional = template.removesuffix("?"), template.endswith("?")
-        found = find(name, checkpoint, spec)
-        if found is None and name in spec.tied:
+        stored = find(name, checkpoint, spec)
+        if stored is None and name in spec.tied:
             source = find(spec.tied[name][0], checkpoint, spec)
             shape = checkpoint.tensors[source[0]].shape if source else None
         else:
-            shape = checkpoint.tensors[found[0]].shape if found else None
+            shape = checkpoint.tensors[stored[0]].shape if stored else None
         if shape is None:
             missing += [] if optional else [name]
             continue
         try:
-            if found and "{" in name:
-                stacks[name], shape = _stacked(name, pattern, found, checkpoint, spec)
+            if stored and "{" in name:
+                stacks[name], shape = _stacked(name, pattern, stored, checkpoint, spec)
             layouts[name] = bind(pattern, shape, spec.spaces, name)
         except SpecificationError as error:
             problems.append(str(error))
             continue
-        if found:
-            files[name] = found
+        if stored:
+            files[name] = stored
     if missing or problems:
         lines = [f"missing: {', '.join(missing[:6])}{' …' if len(missing) > 6 else ''}"] if missing else []
         raise SpecificationError(
@@ -116,7 +116,7 @@ def bind_model(checkpoint: Checkpoint, architecture: Architecture) -> BoundModel
             + ". The weights are not those of the architecture config.json names, or the checkpoint is incomplete: "
             "get weights and config.json again from where the model came."
         )  # fmt: skip
-    require_floating(checkpoint, weights={file for found in files.values() for file in found})
+    require_floating(checkpoint, weights={file for names in files.values() for file in names})
     touched = {space for layout in layouts.values() for space in layout.spaces()}
     spec = replace(spec, spaces={name: group for name, group in spec.spaces.items() if name in touched})
     spec, extra, stale, notes = _account_for_the_rest(checkpoint, spec, files, layouts)
@@ -144,12 +144,12 @@ def _account_for_the_rest(
 
 def _spellings(name: str, spec: Architecture) -> list[str]:
     """The specification's name, without its prefix or with another, and with the old LayerNorm names."""
-    found = [name]
+    spellings = [name]
     if spec.prefix and name.startswith(spec.prefix):
-        found += [other + name.removeprefix(spec.prefix) for other in ("", *spec.other_prefixes)]
+        spellings += [other + name.removeprefix(spec.prefix) for other in ("", *spec.other_prefixes)]
     for new, old in OLD_NAMES:
-        found += [n.replace(new, old) for n in found if n.endswith(new)]
-    return found
+        spellings += [n.replace(new, old) for n in spellings if n.endswith(new)]
+    return spellings
 
 
 def find(name: str, checkpoint: Checkpoint, spec: Architecture) -> tuple[str, ...] | None:

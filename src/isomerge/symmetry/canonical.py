@@ -23,7 +23,6 @@ from torch import Tensor
 
 from isomerge.symmetry.architecture import RESIDUAL, KeyBias, Norm, ValueBias
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.groups import Trivial
 from isomerge.symmetry.patterns import Segment
 
 SMALL_GAIN = 1e-3  # a gain below this fraction of the median cannot be divided by safely
@@ -57,9 +56,7 @@ class Canonical:
     ) -> None:
         self.model = model
         self.stored = record
-        spaces = model.architecture.spaces
-        movable = {s for s in moving if not isinstance(spaces.get(s, Trivial(0)), Trivial)}
-        self.moving = movable if gauges else set()
+        self.moving = {s for s in moving if model.architecture.moves(s)} if gauges else set()
         stream = RESIDUAL in self.moving
         norms = model.architecture.norms if stream else ()
         self.folds = [f for n in norms if isinstance(n, Norm) and (f := self._fold(n))]
@@ -202,7 +199,8 @@ class Canonical:
         return [] if shift is None else [(weight, shift)]
 
     def _read_by(self, weight: str, values: Tensor, shift: Tensor) -> Tensor:
-        return torch.tensordot(values, shift, dims=([self._axis(weight, dual=True)], [0]))
+        read: Tensor = torch.tensordot(values, shift, dims=([self._axis(weight, dual=True)], [0]))
+        return read
 
     def _value_biases_into(self, bias: str) -> list[ValueBias]:
         return [g for g in self.values if self.model.bias_of(g.output) == bias]
@@ -218,7 +216,9 @@ class Canonical:
         names = [a.space for a in value.atoms]
         shape = [n if a.space in names else 1 for a, n in zip(reader.atoms, reader.sizes, strict=True)]
         vector = vector.reshape(shape).expand(reader.sizes)
-        return torch.tensordot(vector.flatten(), reader.take(output, axis).flatten(0, len(reader.sizes) - 1), dims=1)
+        columns = reader.take(output, axis).flatten(0, len(reader.sizes) - 1)
+        passed: Tensor = torch.tensordot(vector.flatten(), columns, dims=1)
+        return passed
 
     def _dropped_segments(self, bias: str) -> list[Segment]:
         """The segments of a bias that the canonical form sets to zero."""
@@ -227,6 +227,19 @@ class Canonical:
         if not wanted:
             return []
         return [s for s in self.model.layouts[bias].axes[0] if (s.atoms[-1].space, s.atoms[-1].dual) in wanted]
+
+
+class AnchorGauge(dict[str, Tensor]):
+    """The anchor's gauge, entry by entry on demand; tensors only the source has keep the source's own."""
+
+    def __init__(self, anchor: Canonical, source: Canonical) -> None:
+        super().__init__()
+        self.anchor, self.source = anchor, source
+
+    def __missing__(self, key: str) -> Tensor:
+        kind, name = key.split(":", 1)
+        owner = self.anchor if name in self.anchor.model.layouts else self.source
+        return owner._own(kind, name)
 
 
 def _scaled(tensor: Tensor, axis: int, factor: Tensor) -> Tensor:

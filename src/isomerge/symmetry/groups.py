@@ -13,6 +13,9 @@ and moved to a device like any other tensor:
 | Scale, SignedScale | float64 (…, n) | y = s x |
 
 An axis marked `'` transforms by the dual g⁻ᵀ. Permutations and rotations are their own dual.
+
+What a group is, it declares; nothing asks for its class. The table in `alignment/solvers/table.py` says which solver
+serves which group.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from isomerge.errors import SpecificationError
 
 TOLERANCE = 1e-8  # how far from the group an element may lie (all solves are in float64)
 Self = TypeVar("Self", bound="Group")
+GROUPS: dict[str, type[Group]] = {}
+"""Every group by its name, entered where its class is defined."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,26 @@ class Group(ABC):
     size: int
     per: tuple[str, ...] = ()
     name: ClassVar[str]
+    element: ClassVar[str]
+    """How an element is stored: "order", "matrix", "pairs" (complex numbers), "factor" or "nothing"."""
+    movable: ClassVar[bool] = True
+    """It has more elements than the identity."""
+    reorders: ClassVar[bool] = False
+    """Units change places."""
+    signed: ClassVar[bool] = False
+    """Units may change sign, each by itself."""
+    rotates: ClassVar[bool] = False
+    """Any orthogonal matrix, or every one that fixes some vector: continuous, and its own dual."""
+    fixes_ones: ClassVar[bool] = False
+    """The vector of ones stays as it is."""
+
+    @property
+    def balanced(self) -> bool:
+        """It has sizes to choose, which balancing the two factors fixes before the rest is solved."""
+        return False
+
+    def __init_subclass__(cls) -> None:
+        GROUPS[cls.name] = cls
 
     def __post_init__(self) -> None:
         if isinstance(self.per, str):
@@ -77,6 +102,10 @@ class Group(ABC):
         """Where each unit comes from, for groups that move units; None where units keep their place."""
         return None
 
+    def moves_units(self, element: Tensor) -> bool:
+        """Whether an element changes the place or the sign of a unit: more than noise could ask for."""
+        return self.reorders and not self.is_identity(element)
+
     def is_identity(self, element: Tensor) -> bool:
         return torch.equal(element, self.identity(element.shape[: len(self.per)]).to(element.device))
 
@@ -90,7 +119,9 @@ class Trivial(Group):
     """Only the identity: a space that must stay as it is."""
 
     name: ClassVar[str] = "identity"
-    dimension: ClassVar[int] = 0  # type: ignore[assignment]
+    element: ClassVar[str] = "nothing"
+    movable: ClassVar[bool] = False
+    dimension: ClassVar[int] = 0
 
     def identity(self, batch: Sequence[int] = ()) -> Tensor:
         return torch.ones(*batch, 1, dtype=torch.float64)
@@ -116,7 +147,9 @@ class Permutation(Group):
     """Every order of the units (hidden units of a GELU layer, attention heads, experts)."""
 
     name: ClassVar[str] = "permutation"
-    dimension: ClassVar[int] = 0  # type: ignore[assignment]
+    element: ClassVar[str] = "order"
+    reorders: ClassVar[bool] = True
+    dimension: ClassVar[int] = 0
 
     def identity(self, batch: Sequence[int] = ()) -> Tensor:
         return torch.arange(self.size).expand(*batch, self.size).contiguous()
@@ -148,7 +181,10 @@ class SignedPermutation(Group):
     """Every order of the units with a free sign each (tanh units, a residual stream under RMSNorm gains)."""
 
     name: ClassVar[str] = "signed permutation"
-    dimension: ClassVar[int] = 0  # type: ignore[assignment]
+    element: ClassVar[str] = "order"
+    reorders: ClassVar[bool] = True
+    signed: ClassVar[bool] = True
+    dimension: ClassVar[int] = 0
 
     @staticmethod
     def encode(order: Tensor, sign: Tensor) -> Tensor:
@@ -184,6 +220,11 @@ class Invertible(Group):
     """Every invertible matrix: the inner space of a head, met by one factor as g and by the other as g⁻ᵀ."""
 
     name: ClassVar[str] = "invertible"
+    element: ClassVar[str] = "matrix"
+
+    @property
+    def balanced(self) -> bool:
+        return not self.rotates
 
     @property
     def dimension(self) -> int:
@@ -215,10 +256,11 @@ class Invertible(Group):
         return second @ first
 
     def inverse(self, element: Tensor) -> Tensor:
-        return torch.linalg.inv(element)
+        inverse: Tensor = torch.linalg.inv(element)
+        return inverse
 
     def dual(self, element: Tensor) -> Tensor:
-        return torch.linalg.inv(element).mT
+        return self.inverse(element).mT
 
     def contains(self, element: Tensor) -> bool:
         if not torch.isfinite(element).all():
@@ -232,6 +274,7 @@ class Rotation(Invertible):
     """Every orthogonal matrix (reflections included), e.g. of a residual stream under RMSNorm."""
 
     name: ClassVar[str] = "rotation"
+    rotates: ClassVar[bool] = True
 
     @property
     def dimension(self) -> int:
@@ -256,6 +299,7 @@ class RotationFixingOnes(Rotation):
     """Orthogonal matrices with g·1 = 1: what commutes with the centring inside a LayerNorm."""
 
     name: ClassVar[str] = "rotation fixing 1"
+    fixes_ones: ClassVar[bool] = True
 
     @property
     def dimension(self) -> int:
@@ -284,6 +328,14 @@ class Rotary(Group):
     phase: str = "any"
     scale: bool = True
     name: ClassVar[str] = "rotary"
+    element: ClassVar[str] = "pairs"
+
+    @property
+    def balanced(self) -> bool:
+        return self.scale
+
+    def moves_units(self, element: Tensor) -> bool:
+        return self.phase == "sign" and bool((element.real < 0).any())
 
     @property
     def dimension(self) -> int:
@@ -342,6 +394,15 @@ class SignedScale(Group):
     """A non-zero factor per unit, of either sign (the `up` half of a gated feed-forward)."""
 
     name: ClassVar[str] = "signed scale"
+    element: ClassVar[str] = "factor"
+    signed: ClassVar[bool] = True
+
+    @property
+    def balanced(self) -> bool:
+        return True
+
+    def moves_units(self, element: Tensor) -> bool:
+        return bool((element < 0).any())
 
     @property
     def dimension(self) -> int:
@@ -375,6 +436,7 @@ class Scale(SignedScale):
     """A positive factor per unit (ReLU units)."""
 
     name: ClassVar[str] = "scale"
+    signed: ClassVar[bool] = False
 
     def random(self, batch: Sequence[int], generator: torch.Generator) -> Tensor:
         return super().random(batch, generator).abs()
@@ -401,7 +463,8 @@ def _multiplied_by_head(matrix: Tensor, x: Tensor) -> Tensor:
 def random_orthogonal(size: int, batch: Sequence[int], generator: torch.Generator) -> Tensor:
     """Haar-distributed: the sign fix makes the QR factor unique, hence uniform."""
     q, r = torch.linalg.qr(torch.randn(*batch, size, size, generator=generator, dtype=torch.float64))
-    return q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+    haar: Tensor = q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+    return haar
 
 
 def ones_first_basis(size: int) -> Tensor:
@@ -411,11 +474,3 @@ def ones_first_basis(size: int) -> Tensor:
     if size == 1:
         return torch.ones(1, 1, dtype=torch.float64)
     return torch.eye(size, dtype=torch.float64) - 2 * torch.outer(v, v) / (v @ v)
-
-
-GROUPS: dict[str, type[Group]] = {
-    g.name: g
-    for g in (
-        Permutation, SignedPermutation, Rotation, RotationFixingOnes, Rotary, Scale, SignedScale, Invertible, Trivial,
-    )
-}  # fmt: skip

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -95,6 +95,13 @@ class Layout:
 
     def spaces(self) -> frozenset[str]:
         return self._spaces
+
+    def segments_with(self, *spaces: str) -> Iterator[tuple[int, Segment]]:
+        """The segments that any of these spaces is part of, with their axes."""
+        for axis, segments in enumerate(self.axes):
+            for segment in segments:
+                if any(atom.space in spaces for atom in segment.atoms):
+                    yield axis, segment
 
     def axis_of(self, space: str, *, dual: bool | None = None) -> int | None:
         """The first axis that is exactly this space (the whole of it), or None."""
@@ -190,19 +197,19 @@ def bind(pattern: str, shape: Sequence[int], spaces: Mapping[str, Group], tensor
         whole = _whole_axis(node, length, spaces)
         if whole is not None:
             size = math.prod(whole.sizes)
-            found: tuple[Segment, ...] = (whole,)
+            axis: tuple[Segment, ...] = (whole,)
         else:
             size, segments = _segments(node, length, spaces, pattern)
             plain = len(segments) == 1
-            found = tuple(Segment(a, tuple(i.shape), None if plain else i) for a, i in segments)
+            axis = tuple(Segment(a, tuple(i.shape), None if plain else i) for a, i in segments)
         if size != length:
             raise SpecificationError(
                 f'Binding tensor {tensor} of shape {tuple(shape)} to "{pattern}": axis {number} should have {size} '
                 f"entries and has {length}. config.json and the weights disagree; compare them."
             )
-        for segment in found:
+        for segment in axis:
             _check_parents(segment.atoms, spaces, pattern)
-        axes.append(found)
+        axes.append(axis)
     return Layout(pattern, tuple(shape), tuple(axes))
 
 
@@ -235,19 +242,19 @@ def _segments(
         size = length if node.free else spaces[node.space].size
         return size, [((node,), torch.arange(size))]
     if isinstance(node, Concatenation):
-        offset, found = 0, []
+        offset, placed = 0, []
         for part in node.parts:
             size, segments = _segments(part, length, spaces, pattern)
-            found += [(atoms, index + offset) for atoms, index in segments]
+            placed += [(atoms, index + offset) for atoms, index in segments]
             offset += size
-        return offset, found
-    size, found = 1, [((), torch.zeros((), dtype=torch.int64))]
+        return offset, placed
+    size, placed = 1, [((), torch.zeros((), dtype=torch.int64))]
     for factor in node.factors:
         inner, segments = _segments(factor, length, spaces, pattern)
-        found = [
+        placed = [
             (left + atoms, index.reshape(*index.shape, *[1] * position.ndim) * inner + position)
-            for left, index in found
+            for left, index in placed
             for atoms, position in segments
         ]
         size *= inner
-    return size, found
+    return size, placed

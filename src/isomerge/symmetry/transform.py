@@ -67,8 +67,8 @@ class Transform:
         return batch_sizes(self.spaces, space)
 
     def element(self, space: str) -> Tensor:
-        found = self.elements.get(space)
-        return self.spaces[space].identity(self.batch(space)) if found is None else found
+        element = self.elements.get(space)
+        return self.spaces[space].identity(self.batch(space)) if element is None else element
 
     def then(self, second: Transform) -> Transform:
         """The transform that does this one first and `second` after it."""

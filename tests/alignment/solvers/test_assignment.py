@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from isomerge.alignment.solvers import assign, assign_batch, assign_signed, identity_is_optimal
+from isomerge.alignment.solvers.assignment import assign, assign_batch, assign_signed, identity_is_optimal
 
 
 def random(*shape: int, seed: int) -> Tensor:

@@ -7,7 +7,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from isomerge.alignment.solvers import (
+from isomerge.alignment.solvers.rotation import (
     nuclear_norm,
     partial_isometry,
     partial_isometry_fixing_ones,

@@ -9,6 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from isomerge.alignment.solvers.scale import balance_scale
+from isomerge.symmetry.groups import Rotary
+
 _GRID = 257
 
 
@@ -88,3 +91,35 @@ def _newton(x: Tensor, s: Tensor, t: Tensor) -> Tensor:
         step = slope / curve
         x = torch.where((curve > 0) & (step.abs() < 1e-4), x - step, x)
     return x
+
+
+def complex_pairs(group: Rotary, C: Tensor) -> Tensor:
+    """Σ x·conj(y) for every rotary pair, read off a real cross-covariance (…, n, n) -> (…, n/2)."""
+    half = group.size // 2
+    j = torch.arange(half, device=C.device)
+    re, im = (j, j + half) if group.layout == "half" else (2 * j, 2 * j + 1)
+    return torch.complex(C[..., re, re] + C[..., im, im], C[..., im, re] - C[..., re, im])
+
+
+def solve_rotary(group: Rotary, C: Tensor, unsigned: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A phase, a sign or nothing per pair, as the group declares."""
+    z = complex_pairs(group, C.double())
+    if group.phase == "any":
+        return rotary_phase(z, torch.zeros_like(z)), z.abs().sum(-1)
+    if group.phase == "sign":
+        sign = rotary_sign(z.real).to(torch.complex128)
+        return sign, (sign.real * z.real).sum(-1)
+    return torch.ones_like(z), z.real.sum(-1)
+
+
+def score_rotary(group: Rotary, C: Tensor, unsigned: Tensor | None) -> Tensor:
+    """What the best phases earn, without building them."""
+    if group.phase == "any":
+        return complex_pairs(group, C.double()).abs().sum(-1)
+    return solve_rotary(group, C, unsigned)[1]
+
+
+def balance_rotary(group: Rotary, X: Tensor, Y: Tensor) -> tuple[Tensor, int]:
+    """`balance_scale` for every pair."""
+    squares = [group.pairs(z).abs().square().sum(-1) for z in (X, Y)]
+    return balance_scale(*squares).to(torch.complex128), 0

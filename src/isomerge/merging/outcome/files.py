@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from isomerge import __version__
-from isomerge.alignment.parallel import thread_count
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.hashing import hash_tensors
 from isomerge.checkpoint.lock import Lock, LockedInput, current_versions, locked_input, locked_tensors
@@ -21,6 +20,7 @@ from isomerge.checkpoint.writer import CheckpointWriter, side_copies
 from isomerge.evaluation.reproduce import run_versions
 from isomerge.merging.run.rows import BLOCK_ELEMENTS
 from isomerge.merging.whole import EVERY
+from isomerge.threads import thread_count
 
 if TYPE_CHECKING:
     from isomerge.merging.outcome.merged import Merged

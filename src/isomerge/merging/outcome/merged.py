@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from isomerge.alignment.parallel import ahead, thread_count
 from isomerge.checkpoint import Checkpoint, TensorInfo, Written, parse_dtype, refuse_overwrite
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
@@ -25,6 +24,7 @@ from isomerge.merging.run.jobs import Job, run
 from isomerge.merging.run.memory import peak_memory
 from isomerge.merging.run.sources import InputHashes
 from isomerge.results import Result, plain
+from isomerge.threads import ahead, thread_count
 
 if TYPE_CHECKING:
     from isomerge.merging.data_sets import DataSet

@@ -16,7 +16,6 @@ from isomerge.merging.reconstruct.walk import bias_name
 from isomerge.merging.reconstruct.watch import Use
 from isomerge.symmetry.architecture import RESIDUAL, layer_of, part_of
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.groups import Permutation, Rotation, RotationFixingOnes, Trivial
 
 TINY = 1e-11  # keeps a regression on units that are never on solvable
 PULL = 1e-6  # of the mean energy: directions without evidence stay those of the mean
@@ -26,7 +25,7 @@ Tell = Callable[[int, int], None]
 
 def turns(bound: BoundModel) -> bool:
     """May the residual stream be written in any basis?"""
-    return isinstance(bound.architecture.spaces.get(RESIDUAL), Rotation)
+    return RESIDUAL in bound.architecture.spaces and bound.architecture.spaces[RESIDUAL].rotates
 
 
 def choosable(bound: BoundModel) -> dict[str, str]:
@@ -39,11 +38,11 @@ def choosable(bound: BoundModel) -> dict[str, str]:
     shared = {
         layer_of(name)
         for name, group in spaces.items()
-        if part_of(name) == "attention" and not group.per and not isinstance(group, (Permutation, Trivial))
+        if part_of(name) == "attention" and not group.per and group.movable and (group.signed or not group.reorders)
     }
     found = {}
     for space, group in spaces.items():
-        if not isinstance(group, Permutation) or group.per or space == RESIDUAL:
+        if not group.reorders or group.signed or group.per or space == RESIDUAL:
             continue
         if part_of(space) == "attention" and layer_of(space) in shared:
             continue
@@ -70,7 +69,7 @@ def all_joint(bound: BoundModel) -> bool:
     return turns(bound) and all(
         bound.architecture.root(name) in known or name == RESIDUAL
         for name, group in spaces.items()
-        if not isinstance(group, Trivial)
+        if group.movable
     )
 
 
@@ -133,7 +132,7 @@ def find_stream(
     eye = torch.eye(width, dtype=energy.dtype, device=energy.device)
     # A LayerNorm takes the mean over the units away: that direction stays itself, and all others are free.
     fixed = torch.full_like(eye[:, :1], width**-0.5)
-    fixed = fixed if isinstance(bound.architecture.spaces[RESIDUAL], RotationFixingOnes) else fixed[:, :0]
+    fixed = fixed if bound.architecture.spaces[RESIDUAL].fixes_ones else fixed[:, :0]
     free = torch.linalg.eigh(eye - fixed @ fixed.T).eigenvectors[:, fixed.shape[1] :]
     mean, kept = (torch.cat([part * scale for scale in scales]) for part in (free, fixed))
     energy = energy + PULL * energy.trace() / width * (mean @ mean.T)

@@ -89,15 +89,15 @@ def _separated(parents: Parents, states: Sequence[State]) -> tuple[Parents, list
 def canonical(parents: Parents, states: Sequence[State]) -> tuple[Parents, list[State]]:
     """The same models with every norm folded into its readers and nothing tied to anything, so that the stream may be
     written in any basis. Their functions do not change."""
-    from isomerge.alignment.move import Move
     from isomerge.architectures import describe
     from isomerge.symmetry.canonical import Canonical
+    from isomerge.symmetry.moved import MovedModel
     from isomerge.symmetry.transform import Transform
 
     bounds, found = [], []
     for state in states:
         bound = describe(_in_memory(state, parents.config), untie=True)
-        move = Move(bound, Transform(bound.architecture.spaces), Canonical(bound, [RESIDUAL]), None)
+        move = MovedModel(bound, Transform(bound.architecture.spaces), Canonical(bound, [RESIDUAL]), None)
         moved: State = {}
         for name in bound.layouts:
             moved |= bound.split(name, move.tensor(name))

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isomerge.alignment.parallel import thread_count, workers
 from isomerge.checkpoint import CastReport, TensorInfo, cast
 from isomerge.checkpoint.hashing import raw_bytes
 from isomerge.checkpoint.writer import CheckpointWriter
@@ -21,6 +20,7 @@ from isomerge.errors import CheckpointError, RequestError
 from isomerge.merging.methods import Method
 from isomerge.merging.run.rows import TensorGroup, TensorSource, spans
 from isomerge.merging.statistics.warning import told_together
+from isomerge.threads import thread_count, workers
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from isomerge.alignment.parallel import thread_count
 from isomerge.checkpoint import parse_size
 from isomerge.errors import RequestError
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import BLOCK_ELEMENTS, rows_of
 from isomerge.merging.run.sources import Computed, Stored
+from isomerge.threads import thread_count
 
 # The methods' temporaries, in blocks of the computing dtype beside those of the inputs; measured, with room to spare.
 TEMPORARIES = 10

@@ -28,8 +28,8 @@ from isomerge.symmetry.canonical import SMALL_GAIN, Canonical, Fold
 from isomerge.symmetry.patterns import Layout, Segment
 
 if TYPE_CHECKING:
-    from isomerge.alignment.move import Move
     from isomerge.merging.aligned import AlignedModels
+    from isomerge.symmetry.moved import MovedModel
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _finite(product: Tensor, label: str) -> Tensor:
     return product
 
 
-def moved_grams(move: Move, statistics: Statistics) -> Statistics:
+def moved_grams(move: MovedModel, statistics: Statistics) -> Statistics:
     """All Gram matrices of a file for the moved model, under the moved model's names."""
     tensors: dict[str, Tensor] = {}
     maps: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def moved_grams(move: Move, statistics: Statistics) -> Statistics:
     return Statistics.of(tensors, {**statistics.info, "what": ["gram"], "maps": maps, "aligned": True})
 
 
-def moved_samples(move: Move, statistics: Statistics, name: str) -> list[Samples]:
+def moved_samples(move: MovedModel, statistics: Statistics, name: str) -> list[Samples]:
     """For each file of a weight of the specification (several for stacked experts), what the moved model reads."""
     model = move.model
     grams = [statistics.gram(file) for file in model.files.get(name, (name,))]
@@ -195,7 +195,7 @@ def _passing_through(canonical: Canonical, name: str) -> Tensor | None:
     return result
 
 
-def _transformed(move: Move, name: str, samples: list[Samples], transposed: bool) -> list[Samples]:
+def _transformed(move: MovedModel, name: str, samples: list[Samples], transposed: bool) -> list[Samples]:
     """Moved by the element on the input axis; stacked experts change places too."""
     layout = move.model.layouts[name]
     read = [0] if transposed else list(range(1, len(layout.axes)))
@@ -222,7 +222,7 @@ def _inputs(axis: Sequence[Segment]) -> tuple[Segment, ...]:
     return tuple(replace(s, atoms=tuple(replace(a, dual=not a.dual) for a in s.atoms)) for s in axis)
 
 
-def _order(move: Move, segment: Segment, count: int) -> list[int]:
+def _order(move: MovedModel, segment: Segment, count: int) -> list[int]:
     space = segment.atoms[0].space
     if not move.transform.moves(space):
         return list(range(count))
@@ -231,7 +231,7 @@ def _order(move: Move, segment: Segment, count: int) -> list[int]:
     return [int(k) for k in order]
 
 
-def _transformed_stack(move: Move, segment: Segment, samples: list[Samples]) -> list[Samples]:
+def _transformed_stack(move: MovedModel, segment: Segment, samples: list[Samples]) -> list[Samples]:
     """Each expert has its own inputs: the stack's units move together, once, and each expert's own on both sides."""
     outer = frozenset({segment.atoms[0].space})
 

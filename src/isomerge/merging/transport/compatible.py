@@ -7,7 +7,6 @@ from isomerge.checkpoint.checks import DEPTH_KEYS
 from isomerge.errors import RequestError
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, part_of
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.groups import Permutation, Trivial
 
 
 def require_same_kind(source: Checkpoint, anchor: Checkpoint) -> None:
@@ -38,12 +37,12 @@ def require_transportable(source: BoundModel, anchor: BoundModel, moving: Archit
         if size == group.size:
             continue
         sizes = f"{size} and {group.size}"
-        counted = isinstance(group, Permutation) and part_of(anchor.architecture.root(space)) == "attention"
+        counted = group.reorders and not group.signed and part_of(anchor.architecture.root(space)) == "attention"
         if RESIDUAL not in declared:
             found.append(f"'{space}' has {sizes} units, and no specification says who reads them")
         elif counted or space in parents:
             found.append(f"'{space}' has {sizes} units: numbers of heads, groups and experts must be equal")
-        elif isinstance(moving.spaces[space], Trivial):
+        elif not moving.spaces[space].movable:
             found.append(f"'{space}' has {sizes} units and stays as it is, so the numbers must be equal")
     for name in sorted(set(source.layouts) & set(anchor.layouts)):
         a, b = anchor.layouts[name], source.layouts[name]

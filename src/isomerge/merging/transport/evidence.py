@@ -20,7 +20,6 @@ from isomerge.calibration.sites import Site
 from isomerge.merging.transport.plans import Plans, input_axes
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.groups import Trivial
 from isomerge.symmetry.patterns import Segment
 
 
@@ -151,4 +150,4 @@ def _rows(name: str, axis: int, number: int, source: BoundModel, anchor: BoundMo
 
 def fixed_spaces(plans: Plans) -> set[str]:
     """Spaces whose units keep their place."""
-    return {name for name, group in plans.architecture.spaces.items() if isinstance(group, Trivial)}
+    return {name for name, group in plans.architecture.spaces.items() if not group.movable}

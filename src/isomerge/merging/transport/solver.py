@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from isomerge.alignment.solvers import assign
+from isomerge.alignment.solvers.assignment import assign
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
 
 SOLVERS = ("emd", "sinkhorn")

@@ -1,4 +1,4 @@
-"""How one model is moved, tensor by tensor."""
+"""A model moved by a transform, tensor by tensor; its function does not change."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isomerge.alignment.parallel import ahead, thread_count
 from isomerge.checkpoint import CastReport, TensorInfo, cast, require_finite
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
-from isomerge.symmetry.transform import Transform
+from isomerge.symmetry.transform import Transform, random_transform
+from isomerge.threads import ahead, thread_count
 
 
 @dataclass(frozen=True)
-class Move:
-    """How a model is moved: its canonical form, the transform, and the gauge to write it in (None: canonical)."""
+class MovedModel:
+    """A model, its canonical form, the transform that moves it, and the gauge to write it in (None: canonical)."""
 
     model: BoundModel
     transform: Transform
@@ -65,6 +65,10 @@ class Move:
         for parts in ahead(made, names, workers):
             yield from parts
 
+    def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """Every tensor under its name on disk, in its stored dtype or in `dtype`."""
+        return dict(self.produce(self.plan(dtype), lambda *_: None))
+
     def produce(
         self, plan: Mapping[str, TensorInfo], report: Callable[[str, CastReport], None]
     ) -> Iterator[tuple[str, Tensor]]:
@@ -88,3 +92,11 @@ class Move:
         tensor = self.model.checkpoint.read(file)
         require_finite(file, tensor, self.model.checkpoint)
         return tensor
+
+
+def scrambled(model: BoundModel, seed: int = 0, *, gauges: bool = True) -> MovedModel:
+    """The model moved by a random element of every space that can move, written in its own gauge."""
+    transform = random_transform(model.architecture.spaces, seed, only=model.architecture.movable())
+    canonical = Canonical(model, transform.elements, gauges=gauges)
+    gauge = None if canonical.fragile_gains() else canonical
+    return MovedModel(model, transform, canonical, gauge)

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from isomerge.alignment import leaf, solvers
 from isomerge.alignment.evidence import Block, is_shared
-from isomerge.symmetry.groups import Group, Permutation, SignedPermutation, Trivial
+from isomerge.alignment.solvers.assignment import assign_batch
+from isomerge.alignment.solvers.table import score, solve
+from isomerge.symmetry.groups import Group
 
 FEW_ORDERS = 24
 MOST_ROUNDS = 50
@@ -37,14 +40,9 @@ class Unit:
         self.children = {s: [c for c, g in self.spaces.items() if g.per and g.per[-1] == s] for s in self.spaces}
 
     @property
-    def fixed_root(self) -> bool:
-        """The units of the root keep their places, so only h against h matters."""
-        return not isinstance(self.spaces[self.root], Permutation | SignedPermutation)
-
-    @property
     def diagonal(self) -> bool:
         """Only root unit h against root unit h is needed: a batch of small products instead of one large one."""
-        return self.fixed_root and bool(self.children[self.root])
+        return self._fixed(self.root) and bool(self.children[self.root])
 
     @property
     def simple(self) -> bool:
@@ -57,13 +55,13 @@ class Unit:
 
         What stays in its place is left out: it earns the same whatever the others do.
         """
-        found: dict[str, Tensor] = {}
+        sums: dict[str, Tensor] = {}
         for block in blocks:
             if block.depth > 1:
                 *_, space = block.spaces
                 value = self._uncoupled(Block(block.spaces[1:], block.unsigned, block.value)).value
-                found[space] = value if space not in found else found[space] + value
-        return {space: C for space, C in found.items() if not isinstance(self.spaces[space], Trivial)}
+                sums[space] = value if space not in sums else sums[space] + value
+        return {space: C for space, C in sums.items() if self.spaces[space].movable}
 
     def solve(self, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
         """Elements of every space of the unit, and what they earn together."""
@@ -80,7 +78,7 @@ class Unit:
         group = self.spaces[space]
         if not self.children[space]:
             C, unsigned = _sum(blocks)
-            element, scores = leaf.solve(group, C, unsigned, spoil=space == self.root)
+            element, scores = solve(group, C, unsigned, spoil=space == self.root)
             return {space: element}, scores
         direct = [b for b in blocks if b.depth == 1]
         inner = [b for b in blocks if b.depth > 1]
@@ -89,59 +87,46 @@ class Unit:
             chosen = group.identity((pairs,)).to(inner[0].value.device)
             order = torch.arange(group.size, device=chosen.device).expand(pairs, -1)
         else:
-            table = self._score_children(space, [_all_pairs(b) for b in inner]).reshape(pairs, group.size, group.size)
+            scored = self._solve_children(space, [_all_pairs(b) for b in inner], build=False)[1]
+            table = scored.reshape(pairs, group.size, group.size)
             C, unsigned = _sum(direct) if direct else (torch.zeros_like(table), None)
-            if isinstance(group, SignedPermutation):  # the inner scores do not depend on the sign
+            if group.signed:  # the inner scores do not depend on the sign
                 unsigned = table if unsigned is None else unsigned + table
             else:
                 C = C + table
-            chosen, _ = leaf.solve(group, C, unsigned)
-            order = chosen if isinstance(group, Permutation) else chosen.abs() - 1
+            chosen, _ = solve(group, C, unsigned)
+            places = group.order(chosen)
+            assert places is not None
+            order = places
         elements, scores = self._solve_children(space, [_chosen(b, order) for b in inner])
         elements = {s: e.reshape(pairs, group.size, *e.shape[1:]) for s, e in elements.items()}
         earned = scores.reshape(pairs, group.size).sum(-1)
         for block in direct:
             picked = torch.take_along_dim(block.value, order[:, None, :].to(block.value.device), dim=1)[:, 0]
-            sign = 1 if block.unsigned or isinstance(group, Permutation) else chosen.sign()
+            sign = 1 if block.unsigned or (group.reorders and not group.signed) else chosen.sign()
             earned = earned + (picked * sign).sum(-1)
         return {space: chosen, **elements}, earned
 
     def _fixed(self, space: str) -> bool:
-        return not isinstance(self.spaces[space], Permutation | SignedPermutation)
+        """Its units keep their places."""
+        return not self.spaces[space].reorders
 
-    def _score_children(self, space: str, blocks: Sequence[Block]) -> Tensor:
-        """What every pair's best inner elements earn together."""
-        blocks = [self._uncoupled(b) for b in blocks]
-        if self._coupled(blocks):
-            return self._alternate(space, blocks)[1]
-        total = None
-        for child in self.children[space]:
-            own = [b for b in blocks if b.spaces[0] == child]
-            if not own:
-                continue
-            if self.children[child]:
-                scores = self._solve(child, own)[1]
-            else:
-                scores = leaf.score(self.spaces[child], *_sum(own))
-            total = scores if total is None else total + scores
-        assert total is not None
-        return total
-
-    def _solve_children(self, space: str, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
+    def _solve_children(self, space: str, blocks: Sequence[Block], *, build: bool = True) -> tuple[Elements, Tensor]:
+        """The best inner elements of every pair, and what they earn together; without `build` only the latter."""
         blocks = [self._uncoupled(b) for b in blocks]
         if self._coupled(blocks):
             return self._alternate(space, blocks)
         elements: Elements = {}
-        total = None
+        scores = []
         for child in self.children[space]:
             own = [b for b in blocks if b.spaces[0] == child]
-            if not own:
-                continue
-            found, scores = self._solve(child, own)
-            elements |= found
-            total = scores if total is None else total + scores
-        assert total is not None
-        return elements, total
+            if own and (build or self.children[child]):
+                solved, earned = self._solve(child, own)
+                elements |= solved
+                scores.append(earned)
+            elif own:
+                scores.append(score(self.spaces[child], *_sum(own)))
+        return elements, _total(scores)
 
     def _coupled(self, blocks: Sequence[Block]) -> bool:
         """A block over two siblings: neither is nested in the other."""
@@ -183,31 +168,26 @@ class Unit:
 
     def _given_order(self, query: str, blocks: Sequence[Block], order: Tensor) -> tuple[Elements, Tensor]:
         """The shared spaces for a fixed order of the query heads."""
-        elements: Elements = {}
-        total = None
-        for space, C in self._summed(query, blocks, order).items():
-            elements[space], scores = leaf.solve(self.spaces[space], C)
-            total = scores if total is None else total + scores
-        assert total is not None
-        return elements, total
+        solved = {s: solve(self.spaces[s], C) for s, C in self._summed(query, blocks, order).items()}
+        return {s: element for s, (element, _) in solved.items()}, _total([earned for _, earned in solved.values()])
 
     def _summed(self, query: str, blocks: Sequence[Block], order: Tensor) -> dict[str, Tensor]:
         """Per shared space: its own blocks plus those of the query heads, paired by `order`."""
-        found: dict[str, Tensor] = {}
+        sums: dict[str, Tensor] = {}
         for block in blocks:
             value = block.value
             if block.spaces[0] == query:  # (pairs, h, e, h, e) -> Σ_h of the chosen pairs
                 index = order[:, None, None, :, None].to(value.device)
                 value = torch.take_along_dim(value, index, dim=1).squeeze(1).sum(2)
             space = block.spaces[-1]
-            found[space] = value if space not in found else found[space] + value
-        return found
+            sums[space] = value if space not in sums else sums[space] + value
+        return sums
 
     def _first_order(self, query: str, blocks: Sequence[Block]) -> Tensor:
         """Per-head scores that share the key/value term out evenly."""
         size = self.spaces[query].size
-        total = None
-        for space in {b.spaces[-1] for b in blocks}:
+        tables = []
+        for space in dict.fromkeys(b.spaces[-1] for b in blocks):
             own = [b.value for b in blocks if b.spaces == (space,)]
             heads = [b.value for b in blocks if b.spaces == (query, space)]
             if not heads:
@@ -215,24 +195,16 @@ class Unit:
             C = sum(heads[1:], start=heads[0]).transpose(2, 3)  # (pairs, h, h, e, e)
             C = C + sum(own[1:], start=own[0])[:, None, None] / size if own else C
             pairs, _, _, n, m = C.shape
-            scores = leaf.score(self.spaces[space], C.reshape(-1, n, m)).reshape(pairs, size, size)
-            total = scores if total is None else total + scores
-        assert total is not None
-        return solvers.assign_batch(total)[0]
+            tables.append(score(self.spaces[space], C.reshape(-1, n, m)).reshape(pairs, size, size))
+        return assign_batch(_total(tables))[0]
 
     def _improved(self, query: str, blocks: Sequence[Block], order: Tensor) -> Tensor:
         """Alternate: elements for the order, the order for the elements, until nothing changes."""
         for _ in range(MOST_ROUNDS):
             elements, _ = self._given_order(query, blocks, order)
-            total = None
-            for block in blocks:
-                if block.spaces[0] != query:
-                    continue
-                space = block.spaces[1]
-                scores = _earned_per_head(self.spaces[space], elements[space], block.value)
-                total = scores if total is None else total + scores
-            assert total is not None
-            following = solvers.assign_batch(total)[0]
+            heads = [b for b in blocks if b.spaces[0] == query]
+            tables = [_earned_per_head(self.spaces[b.spaces[1]], elements[b.spaces[1]], b.value) for b in heads]
+            following = assign_batch(_total(tables))[0]
             if torch.equal(following, order):
                 break
             order = following
@@ -244,6 +216,10 @@ def _earned_per_head(group: Group, element: Tensor, value: Tensor) -> Tensor:
     pairs, heads, n = value.shape[:3]
     moved = group.act(element, value.permute(0, 2, 1, 3, 4).reshape(pairs, n, -1))
     return moved.reshape(pairs, n, heads, heads, n).diagonal(dim1=1, dim2=4).sum(-1)
+
+
+def _total(scores: Sequence[Tensor]) -> Tensor:
+    return reduce(operator.add, scores)
 
 
 def _sum(blocks: Sequence[Block]) -> tuple[Tensor, Tensor | None]:

@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from isomerge.alignment import noise
-from isomerge.alignment.activations import Activations, Request
-from isomerge.alignment.compatible import require_compatible, require_same_spaces
+from isomerge.alignment import distance
+from isomerge.alignment.activations import ActivationRequest, Activations
+from isomerge.alignment.compatibility import require_compatible, require_same_spaces
 from isomerge.alignment.evidence import Pair, common_part
+from isomerge.alignment.head_scales import rescaled_all
 from isomerge.alignment.levels import Scope
-from isomerge.alignment.parallel import Run
-from isomerge.alignment.prepared import Prepared
-from isomerge.alignment.rescale import rescaled_all
+from isomerge.alignment.preparation import PreparedModel
+from isomerge.alignment.result import Alignment
 from isomerge.alignment.sweep import Sweeper, Tick, no_tick
 from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
-from isomerge.symmetry.groups import Permutation, Rotary, SignedPermutation, SignedScale, Trivial
 from isomerge.symmetry.transform import Transform, dimension
+from isomerge.threads import Run
 
 NO_GAIN = 1e-9  # of the median: what is divided by less has no digits left
-
-
-@dataclass
-class Solution:
-    """What was found: the transform in canonical, unbalanced coordinates, and what was left alone and why."""
-
-    source: BoundModel
-    anchor: BoundModel | None  # None: known only by the gauge stored with a transform
-    scope: Scope
-    transform: Transform
-    stays: dict[str, str] = field(default_factory=dict)
-    objective: list[float] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def untied(self) -> bool:
-        """An output table had to be separated from the input table, in the source or in the anchor."""
-        models = [m for m in (self.source, self.anchor) if m is not None]
-        return any(m.architecture.untied_config for m in models)
 
 
 def solve_pair(
@@ -58,8 +39,8 @@ def solve_pair(
     device: str = "cpu",
     tick: Tick = no_tick,
     untie: bool | None = None,
-    request: Request | None = None,
-) -> Solution:
+    request: ActivationRequest | None = None,
+) -> Alignment:
     """The transform that brings `source` next to `anchor`. `budget` bounds what may be kept between sweeps (bytes).
 
     `request` names data whose activations decide for some spaces.
@@ -73,39 +54,39 @@ def solve_pair(
     activations = None
     if request is not None:
         seen = request.seen(source, anchor, models[0])
-        activations = seen.prepared(models[0].architecture, (sides[0].balance, sides[1].balance))
-    solution = _solve(sides, scope, run, sweeps, tick, activations)
-    if untie is None and solution.untied and _needs_no_rotation(solution.transform.elements.get(RESIDUAL)):
-        if RESIDUAL in solution.stays and activations is None:  # looked at, and not merely held
-            return _as_they_are(solution, describe_all([source, anchor], scope, False, device), sides)
+        activations = seen.evidence_for(models[0].architecture, (sides[0].balance, sides[1].balance))
+    alignment = _solve(sides, scope, run, sweeps, tick, activations)
+    if untie is None and alignment.untied and _needs_no_rotation(alignment.transform.elements.get(RESIDUAL)):
+        if RESIDUAL in alignment.stays and activations is None:  # looked at, and not merely held
+            return _as_they_are(alignment, describe_all([source, anchor], scope, False, device), sides)
         return solve_pair(
             source, anchor, scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick, untie=False,
             request=request,
         )  # fmt: skip
-    return solution
+    return alignment
 
 
-def _as_they_are(solution: Solution, models: list[BoundModel], sides: list[Prepared]) -> Solution:
+def _as_they_are(alignment: Alignment, models: list[BoundModel], sides: list[PreparedModel]) -> Alignment:
     """The same for models whose tables stay tied: of a stream that stays, nothing depends on how they are stored.
 
     Tied, it could only change its order and signs, which are rotations that gained nothing.
     """
     source, anchor = models
     moving = source.architecture.movable()
-    stays = {space: reason for space, reason in solution.stays.items() if space in moving}
-    transform = Transform(source.architecture.spaces, solution.transform.elements)
+    stays = {space: reason for space, reason in alignment.stays.items() if space in moving}
+    transform = Transform(source.architecture.spaces, alignment.transform.elements)
     notes = _notes(source, anchor, sides)
-    return Solution(source, anchor, solution.scope, transform, stays, solution.objective, notes)
+    return Alignment(source, anchor, alignment.scope, transform, stays, alignment.objective, notes)
 
 
-def solve_to_anchor(checkpoints: list[Checkpoint], anchor: Checkpoint, scope: Scope, **options: Any) -> list[Solution]:
+def solve_to_anchor(checkpoints: list[Checkpoint], anchor: Checkpoint, scope: Scope, **options: Any) -> list[Alignment]:
     """Every model to one anchor, all tied or all untied, so that any of the outputs can be averaged."""
-    solutions = [solve_pair(c, anchor, scope, **options) for c in checkpoints]
-    if len({s.untied for s in solutions}) == 1:
-        return solutions
+    alignments = [solve_pair(c, anchor, scope, **options) for c in checkpoints]
+    if len({s.untied for s in alignments}) == 1:
+        return alignments
     return [
         s if s.untied else solve_pair(c, anchor, scope, **options, untie=True)
-        for s, c in zip(solutions, checkpoints, strict=True)
+        for s, c in zip(alignments, checkpoints, strict=True)
     ]
 
 
@@ -130,7 +111,7 @@ def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool, devic
     for model in models[:-1]:
         require_same_spaces(model, models[-1])
     models = [replace(m, architecture=scope.restrict(m.architecture)) for m in models]
-    held = {s for m in models for s, g in m.architecture.spaces.items() if isinstance(g, Trivial)}
+    held = {s for m in models for s, g in m.architecture.spaces.items() if not g.movable}
     alone = {s for m in models for s in m.architecture.spaces if any(s not in n.architecture.spaces for n in models)}
     if alone:  # a leftover pooler, say
         note = f"held at the identity, since not every model has it: {', '.join(sorted(alone))}"
@@ -149,15 +130,14 @@ def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool, devic
     ]
 
 
-def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -> list[Prepared]:
+def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -> list[PreparedModel]:
     """Canonical and, where the level rescales, balanced; kept in memory between sweeps if that fits the budget."""
-    spaces = models[0].architecture.spaces
     moving = models[0].architecture.movable()
-    many_passes = not isinstance(spaces.get(RESIDUAL, Trivial(0)), Trivial)
+    many_passes = models[0].architecture.moves(RESIDUAL)
     keep = many_passes and sum(8 * m.parameters() for m in models) <= budget
     wide = any(m.stored_precision == torch.float64 for m in models)
     precision = torch.float64 if wide else torch.float32
-    sides = [Prepared(m, moving, gauges=scope.gauges, precision=precision, keep=keep) for m in models]
+    sides = [PreparedModel(m, moving, gauges=scope.gauges, precision=precision, keep=keep) for m in models]
     if scope.gauges and scope.rescales:
         for side in sides:
             side.balance_spaces(moving, run)
@@ -165,8 +145,8 @@ def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -
 
 
 def _solve(
-    sides: list[Prepared], scope: Scope, run: Run, sweeps: int, tick: Tick, activations: Activations | None
-) -> Solution:
+    sides: list[PreparedModel], scope: Scope, run: Run, sweeps: int, tick: Tick, activations: Activations | None
+) -> Alignment:
     source, anchor = (side.model for side in sides)
     spaces = source.architecture.spaces
     moving = source.architecture.movable()
@@ -174,25 +154,24 @@ def _solve(
     pair = Pair(sides[0].tensor, sides[1].tensor, common, source.architecture)
     folded = set(sides[0].canonical.norm_weight)
     sweeper = Sweeper(pair, run, tick, skip_names=folded, device=source.device, activations=activations)
-    found = sweeper.solve(sweeps)
+    solved = sweeper.solve(sweeps)
     if scope.level == "rotation" and scope.rescales:
-        found = rescaled_all(pair, found, run)
-    total = _unbalanced(sides, found)
+        solved = rescaled_all(pair, solved, run)
+    total = _unbalanced(sides, solved)
     stays: dict[str, str] = {}
     if scope.level == "full":
-        judged = sweeper.judged_by_weights(found)
+        judged = sweeper.judged_by_weights(solved)
         stays = _left_alone(sides, _unbalanced(sides, judged), judged, run)
         stays = _whole_units(stays, total, judged, activations)
         total = Transform(spaces, {s: e for s, e in total.elements.items() if s not in stays})
     total = total.without_identities()
     stays |= {s: "already in its best place" for s in moving if s not in total.elements and s not in stays}
-    solution = Solution(source, anchor, scope, total, stays, sweeper.objective)
-    solution.notes = [*_notes(source, anchor, sides), *(activations.notes if activations else [])]
-    return solution
+    notes = [*_notes(source, anchor, sides), *(activations.notes if activations else [])]
+    return Alignment(source, anchor, scope, total, stays, sweeper.objective, notes)
 
 
-def _unbalanced(sides: list[Prepared], found: Transform) -> Transform:
-    return sides[0].balance.then(found).then(sides[1].balance.inverse()) if sides[0].balance.elements else found
+def _unbalanced(sides: list[PreparedModel], solved: Transform) -> Transform:
+    return sides[0].balance.then(solved).then(sides[1].balance.inverse()) if sides[0].balance.elements else solved
 
 
 def _whole_units(
@@ -204,18 +183,18 @@ def _whole_units(
     """
     if activations is None:
         return stays
-    found = dict(stays)
+    reasons = dict(stays)
     for root in activations.roots():
         members = [s for s in total.spaces if activations.architecture.root(s) == root]
         moving = [s for s in judged.without_identities().elements if s in members and s not in stays]
         for space in members:
-            found.pop(space, None)
+            reasons.pop(space, None)
             if not moving and space in total.elements:
-                found[space] = "moving it gains no more than noise would"
-    return found
+                reasons[space] = "moving it gains no more than noise would"
+    return reasons
 
 
-def _left_alone(sides: list[Prepared], total: Transform, found: Transform, run: Run) -> dict[str, str]:
+def _left_alone(sides: list[PreparedModel], total: Transform, solved: Transform, run: Run) -> dict[str, str]:
     """Spaces that need nothing: no unit of theirs moves, and the rest gains no more than noise would let it.
 
     Compared as they will be written: a stream that stays is not folded, so noise in its norms is none in its readers.
@@ -224,7 +203,7 @@ def _left_alone(sides: list[Prepared], total: Transform, found: Transform, run: 
     moving = [s for s in spaces if s != RESIDUAL or RESIDUAL in total.elements]
     source, anchor = (Canonical(side.model, moving) for side in sides)
     architecture = source.model.architecture
-    moved_roots = {architecture.root(s) for s, e in found.elements.items() if _is_discrete_move(spaces[s], e)}
+    moved_roots = {architecture.root(s) for s, e in solved.elements.items() if spaces[s].moves_units(e)}
     stream = total.only([RESIDUAL])
 
     def stays(space: str) -> bool:
@@ -239,26 +218,16 @@ def _left_alone(sides: list[Prepared], total: Transform, found: Transform, run: 
             start = stream.act(source.tensor(name), layout)
             start, moved, target = common_part(start, own.act(start, layout), anchor.tensor(name))
             fall = float((start - target).square().sum() - (moved - target).square().sum())
-            gain += noise.precision(start, target) * fall
+            gain += distance.precision(start, target) * fall
             parameters += target.numel()
-        return noise.is_noise(gain, dimension(spaces, space), parameters)
+        return distance.is_noise(gain, dimension(spaces, space), parameters)
 
     names = sorted(total.without_identities().elements)
     kept = [s for s, stay in zip(names, run(stays, names), strict=True) if stay]
     return {s: "moving it gains no more than noise would" for s in kept}
 
 
-def _is_discrete_move(group: object, element: Tensor) -> bool:
-    if isinstance(group, Permutation | SignedPermutation):
-        return not group.is_identity(element)
-    if isinstance(group, SignedScale):
-        return bool((element < 0).any())
-    if isinstance(group, Rotary) and group.phase == "sign":
-        return bool((element.real < 0).any())
-    return False
-
-
-def _notes(source: BoundModel, anchor: BoundModel, sides: list[Prepared]) -> list[str]:
+def _notes(source: BoundModel, anchor: BoundModel, sides: list[PreparedModel]) -> list[str]:
     notes = [*source.architecture.notes, *source.notes, *(n for n in anchor.notes if n not in source.notes)]
     for side in sides:
         for space, count in side.skipped.items():
@@ -268,16 +237,3 @@ def _notes(source: BoundModel, anchor: BoundModel, sides: list[Prepared]) -> lis
         if len(set(shapes)) == 2:
             notes.append(f"{name}: {shapes[0]} and {shapes[1]}; the common part is compared")
     return list(dict.fromkeys(notes))
-
-
-class AnchorGauge(dict[str, Tensor]):
-    """The anchor's gauge, entry by entry on demand; tensors only the source has keep the source's own."""
-
-    def __init__(self, anchor: Canonical, source: Canonical) -> None:
-        super().__init__()
-        self.anchor, self.source = anchor, source
-
-    def __missing__(self, key: str) -> Tensor:
-        kind, name = key.split(":", 1)
-        owner = self.anchor if name in self.anchor.model.layouts else self.source
-        return owner._own(kind, name)

@@ -6,38 +6,39 @@ With rotary positions the factor is one modulus per frequency, solved together w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from isomerge.alignment import solvers
 from isomerge.alignment.evidence import Pair
-from isomerge.alignment.parallel import Run
-from isomerge.symmetry.groups import Group, Permutation, Rotary
+from isomerge.alignment.solvers.table import SOLVERS
+from isomerge.symmetry.groups import Group, Rotary
 from isomerge.symmetry.transform import Transform
+from isomerge.threads import Run
 
 BLOCK = 1024
 """Numbers solved at once: each takes some 30 kB meanwhile, so that memory does not grow with the model."""
 
 
-def rescaled_all(pair: Pair, found: Transform, run: Run) -> Transform:
+def rescaled_all(pair: Pair, solved: Transform, run: Run) -> Transform:
     """Every continuous element of a transform with its best scale: a·R, or r·phase per rotary pair."""
     spaces = pair.architecture.spaces
-    wanted = [s for s in found.elements if not isinstance(spaces[s], Permutation)]
-    sums = dict(zip(wanted, run(lambda s: _sums(pair, s, found.elements[s]), wanted), strict=True))
-    rotary = [s for s in wanted if isinstance(spaces[s], Rotary)]
-    others = [s for s in wanted if s not in rotary]
-    scaled = _together(lambda N, a, b, M: solvers.rotary_scaled(a, b, N, M), {s: sums[s] for s in rotary}, run)
-    scales = _together(partial(solvers.head_scale, signed=True), {s: sums[s] for s in others}, run)
-    scaled |= {s: found.elements[s] * scale[:, None, None] for s, scale in scales.items()}
-    return Transform(found.spaces, {**found.elements, **scaled})
+    wanted = [s for s in solved.elements if SOLVERS[spaces[s].name].rescale]
+    sums = dict(zip(wanted, run(lambda s: _sums(pair, s, solved.elements[s]), wanted), strict=True))
+    batches: dict[Any, list[str]] = {}
+    for space in wanted:
+        batches.setdefault(SOLVERS[spaces[space].name].rescale, []).append(space)
+    scaled = dict(solved.elements)
+    for rescale, members in batches.items():
+        for space, scale in _together(rescale, {s: sums[s] for s in members}, run).items():
+            # A rotary solver gives the whole number, phase and modulus; others the factor of a rotation.
+            scaled[space] = scale if scale.is_complex() else solved.elements[space] * scale[:, None, None]
+    return Transform(solved.spaces, scaled)
 
 
 def _together(solve: Callable[..., Tensor], sums: Mapping[str, Sequence[Tensor]], run: Run) -> dict[str, Tensor]:
     """The numbers of all spaces in common blocks: a space has few of them, and solving takes hundreds of steps."""
-    if not sums:
-        return {}
     sides = [torch.cat([part.flatten() for part in side]) for side in zip(*sums.values(), strict=True)]
     blocks = list(zip(*(side.split(BLOCK) for side in sides), strict=True))
     sizes = [own[0].numel() for own in sums.values()]
@@ -52,16 +53,13 @@ def _sums(pair: Pair, space: str, element: Tensor) -> list[Tensor]:
     sums: dict[bool, list[Tensor]] = {False: [], True: []}  # by side: [‖source‖², ⟨source, anchor⟩]
     for name in pair.touching([space]):
         source, anchor = (t.double() for t in pair.tensors(name))
-        for axis, segments in enumerate(pair.layouts[name].axes):
-            for segment in segments:
-                if segment.atoms[-1].space != space:
-                    continue
-                left, right = segment.take(source, axis), segment.take(anchor, axis)
-                if not isinstance(group, Rotary):
-                    left = moved.act_on_segment(left, segment)
-                side = sums[segment.atoms[-1].dual]
-                terms = _terms(group, left, right)
-                side[:] = terms if not side else [a + b for a, b in zip(side, terms, strict=True)]
+        for axis, segment in pair.layouts[name].segments_with(space):
+            left, right = segment.take(source, axis), segment.take(anchor, axis)
+            if group.element != "pairs":  # phases are solved again, with their moduli
+                left = moved.act_on_segment(left, segment)
+            side = sums[segment.atoms[-1].dual]
+            terms = _terms(group, left, right)
+            side[:] = terms if not side else [a + b for a, b in zip(side, terms, strict=True)]
     (forward, forward_cross), (dual, dual_cross) = sums[False], sums[True]
     return [t.cpu() for t in (forward.real, forward_cross, dual_cross, dual.real)]
 

@@ -27,7 +27,6 @@ from collections.abc import Iterator
 from isomerge.symmetry.architecture import RESIDUAL, KeyBias, Norm, RowShift, Shift, StreamNorm, ValueBias
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
-from isomerge.symmetry.groups import Trivial
 from isomerge.symmetry.transform import dimension
 
 
@@ -37,7 +36,7 @@ def gauges(model: BoundModel) -> list[tuple[str, int]]:
     A stream that is itself the output (bare encoders) keeps only the gauges inside attention.
     """
     found = [*_attention(model)]
-    if not isinstance(model.architecture.spaces.get(RESIDUAL, Trivial(0)), Trivial):
+    if model.architecture.moves(RESIDUAL):
         found += [*_norms(model), *_means(model), *_shifts(model)]
     return [(name, size) for name, size in found if size]
 

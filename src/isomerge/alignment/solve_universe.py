@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from isomerge.alignment.evidence import Pair, common_part
+from isomerge.alignment.head_scales import rescaled_all
 from isomerge.alignment.levels import Scope
-from isomerge.alignment.pairwise import Solution, describe_all, prepare_all, rotates_the_stream, solve_to_anchor
-from isomerge.alignment.parallel import Run
-from isomerge.alignment.prepared import Prepared
-from isomerge.alignment.rescale import rescaled_all
+from isomerge.alignment.preparation import PreparedModel
+from isomerge.alignment.result import Alignment
+from isomerge.alignment.solve_pair import describe_all, prepare_all, rotates_the_stream, solve_to_anchor
 from isomerge.alignment.sweep import Sweeper, Tick, no_tick
 from isomerge.checkpoint import Checkpoint
 from isomerge.symmetry.patterns import Layout
 from isomerge.symmetry.transform import Transform
+from isomerge.threads import Run
 
 MOST_ROUNDS = 20
 STOPS_MOVING = 1e-7  # relative change of the mean below which it has arrived
@@ -38,8 +39,8 @@ def nearest_to_mean(checkpoints: list[Checkpoint]) -> int:
 def solve_universe(
     checkpoints: list[Checkpoint], scope: Scope, *, run: Run, sweeps: int, budget: int, device: str,
     tick: Tick = no_tick,
-) -> tuple[int, list[Solution]]:  # fmt: skip
-    """Every model to one common mean. Returns the model whose gauge they are written in, and a solution each.
+) -> tuple[int, list[Alignment]]:  # fmt: skip
+    """Every model to one common mean. Returns the model whose gauge they are written in, and an alignment each.
 
     Start from the medoid, align all models to the same current mean, update it from all at once, until it stops moving.
     """
@@ -49,27 +50,27 @@ def solve_universe(
     others = solve_to_anchor(rest, checkpoints[medoid], scope, **options)
     anchor = others[0].anchor
     if anchor is not None and all(not s.transform.elements for s in others):  # siblings: the mean is the plain one
-        itself = Solution(anchor, anchor, scope, Transform(others[0].transform.spaces))
+        itself = Alignment(anchor, anchor, scope, Transform(others[0].transform.spaces))
         return medoid, others[:medoid] + [itself] + others[medoid:]
     models = describe_all(checkpoints, scope, rotates_the_stream(scope), device)
     sides = prepare_all(models, scope, run, budget)
     names = {n: lay for n, lay in models[0].layouts.items() if all(n in m.layouts for m in models)}
-    found = _to_common_mean(sides, medoid, names, run, sweeps, tick)
-    solutions = []
-    for side, own in zip(sides, found, strict=True):
+    transforms = _to_common_mean(sides, medoid, names, run, sweeps, tick)
+    alignments = []
+    for side, own in zip(sides, transforms, strict=True):
         total = own
         if scope.level == "rotation" and scope.rescales:
             total = rescaled_all(Pair(side.tensor, sides[medoid].tensor, names, side.model.architecture), own, run)
         if side.balance.elements:
             total = side.balance.then(own).then(sides[medoid].balance.inverse())
-        solution = Solution(side.model, models[medoid], scope, total.without_identities())
-        solution.notes = [*side.model.architecture.notes, *side.model.notes]
-        solutions.append(solution)
-    return medoid, solutions
+        notes = [*side.model.architecture.notes, *side.model.notes]
+        total = total.without_identities()
+        alignments.append(Alignment(side.model, models[medoid], scope, total, solver_notes=notes))
+    return medoid, alignments
 
 
 def _to_common_mean(
-    sides: list[Prepared], medoid: int, names: Mapping[str, Layout], run: Run, sweeps: int,
+    sides: list[PreparedModel], medoid: int, names: Mapping[str, Layout], run: Run, sweeps: int,
     tick: Tick,
 ) -> list[Transform]:  # fmt: skip
     # Sums in an order that depends on the models and not on the list make the result independent of it, to the bit.
@@ -78,13 +79,13 @@ def _to_common_mean(
     folded = set(sides[0].canonical.norm_weight)
     best: tuple[float, list[Transform]] | None = None
     for _ in range(MOST_ROUNDS):
-        found = []
+        transforms = []
         for side in sides:
             pair = Pair(side.tensor, mean.__getitem__, dict(names), side.model.architecture)
-            found.append(Sweeper(pair, run, tick, skip_names=folded).solve(sweeps))
-        mean, change, spread = _new_mean(sides, found, order, mean, names)
+            transforms.append(Sweeper(pair, run, tick, skip_names=folded).solve(sweeps))
+        mean, change, spread = _new_mean(sides, transforms, order, mean, names)
         if best is None or spread < best[0]:
-            best = spread, found
+            best = spread, transforms
         if change <= STOPS_MOVING:
             break
     assert best is not None
@@ -92,8 +93,8 @@ def _to_common_mean(
 
 
 def _new_mean(
-    sides: list[Prepared],
-    found: list[Transform],
+    sides: list[PreparedModel],
+    transforms: list[Transform],
     order: list[int],
     old: Mapping[str, Tensor],
     names: Mapping[str, Layout],
@@ -101,7 +102,7 @@ def _new_mean(
     """The mean of all moved models, how far it moved, and how far the models are from it."""
     mean, change, size, spread = {}, 0.0, 0.0, 0.0
     for name in names:
-        moved = common_part(*(found[k].act(sides[k].tensor(name), sides[k].model.layouts[name]) for k in order))
+        moved = common_part(*(transforms[k].act(sides[k].tensor(name), sides[k].model.layouts[name]) for k in order))
         mean[name] = torch.stack(moved).mean(0)
         change += float((mean[name] - common_part(mean[name], old[name])[1]).square().sum())
         size += float(mean[name].square().sum())
@@ -109,5 +110,5 @@ def _new_mean(
     return mean, (change / max(size, 1e-300)) ** 0.5, spread
 
 
-def _fingerprint(side: Prepared, names: Mapping[str, Layout]) -> tuple[float, ...]:
+def _fingerprint(side: PreparedModel, names: Mapping[str, Layout]) -> tuple[float, ...]:
     return tuple(float(side.tensor(name).sum()) for name in list(names)[:8])

@@ -1,37 +1,93 @@
-"""What an alignment says of itself: distances tensor by tensor, the verdict, what moved and why the rest stays."""
+"""What an alignment reports: distances tensor by tensor, what moved and why the rest stays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from isomerge.alignment.distance import squared
 from isomerge.alignment.evidence import common_part
-from isomerge.alignment.pairwise import Solution
 from isomerge.checkpoint import CastReport
+from isomerge.results import Result
 from isomerge.symmetry.binding import BoundModel
+from isomerge.symmetry.transform import Transform
 
 Distance = tuple[float, float, float]  # ‖source − anchor‖², ‖moved − anchor‖², ‖anchor‖²
 Provider = Callable[[str], Tensor]
 
 
-def distances(
+@dataclass
+class BeforeAndAfter(Result):
+    """Relative distances; None where there was nothing to compare with."""
+
+    before: float | None
+    after: float | None
+
+
+@dataclass
+class SpaceReport(Result):
+    """One space: how much of it moved (the share of its units where they change places), the gain, or why it stays."""
+
+    name: str
+    group: str
+    moved: bool | float
+    gain: float | None
+    reason: str | None
+
+
+@dataclass
+class AlignmentReport(Result):
+    """What `Alignment.report` returns."""
+
+    source: str
+    anchor: str | None
+    family: str
+    level: str
+    verdict: str
+    distance: BeforeAndAfter
+    spaces: list[SpaceReport]
+    objective: list[float]
+    max_output_difference: float | None
+    max_output_difference_reason: str | None
+    gauge: str
+    untied: bool
+    notes: list[str]
+    seconds: float
+
+
+@dataclass
+class FamilyReport(Result):
+    """What `AlignedFamily.report` returns: one report per model, and the means over them."""
+
+    anchor: str
+    many: str
+    verdict: str
+    distance: BeforeAndAfter
+    spaces: list[SpaceReport]
+    models: list[AlignmentReport]
+    max_output_difference: float | None
+    max_output_difference_reason: str | None
+    notes: list[str]
+    seconds: float
+
+
+def distances_between(
     source: BoundModel, anchor: BoundModel, moved: Provider, target: Provider, stays: Callable[[str], bool]
 ) -> dict[str, Distance]:
     """Per tensor both have; `target` is the anchor in the form the moved source is compared with.
 
     What `stays` is the same before and after, and is not made again.
     """
-    found = {}
+    distances = {}
     for name in sorted(set(source.layouts) & set(anchor.layouts)):
         start, goal = common_part(*(model.raw(name, model.stored_precision) for model in (source, anchor)))
         before, size = squared(start, goal), squared(goal)
         after = before if stays(name) else squared(*common_part(moved(name), target(name)))
-        found[name] = before, after, size
-    return found
+        distances[name] = before, after, size
+    return distances
 
 
 def relative(rows: Iterable[Distance], column: int) -> float | None:
@@ -41,38 +97,24 @@ def relative(rows: Iterable[Distance], column: int) -> float | None:
     return (sum(r[column] for r in rows) / size) ** 0.5 if size > 0 else None
 
 
-def are_siblings(solution: Solution) -> bool:
-    """Nothing needs to move, though it could."""
-    return not solution.transform.elements and bool(solution.source.architecture.movable())
-
-
-def verdict(solution: Solution) -> str:
-    """One line."""
-    moved, spaces = solution.transform.elements, solution.source.architecture.spaces
-    if are_siblings(solution):
-        return "siblings: nothing needs to move; the output is the source, bit for bit"
-    if not moved:
-        return "unmoved: no space of this model may move here (see the notes); the output is the source, bit for bit"
-    return f"aligned: {len(moved)} of {len(spaces)} spaces moved"
-
-
-def spaces(solution: Solution, distances: Mapping[str, Distance]) -> list[dict[str, Any]]:
-    """A row per space: how much of it moved, what that gained, or why it stays."""
+def space_reports(
+    model: BoundModel, transform: Transform, stays: Mapping[str, str], distances: Mapping[str, Distance] | None
+) -> list[SpaceReport]:
+    """A row per space; without `distances` gains are unknown."""
     rows = []
-    model = solution.source
     for space, group in sorted(model.architecture.spaces.items()):
-        touched = [distances[n] for n in model.touching(space) if n in distances]
-        before, after = (sum(t[k] for t in touched) for k in (0, 1))
-        element = solution.transform.elements.get(space)
+        gain = None
+        if distances is not None:
+            touched = [distances[n] for n in model.touching(space) if n in distances]
+            before, after = (sum(t[k] for t in touched) for k in (0, 1))
+            gain = (before - after) / before if before > 0 else 0.0
+        element = transform.elements.get(space)
         order = None if element is None else group.order(element)
         moved: bool | float = element is not None
         if order is not None:
             moved = float((order.cpu() != torch.arange(group.size)).double().mean())
-        rows.append({
-            "name": space, "group": group.name, "moved": moved,
-            "gain": None if solution.anchor is None else (before - after) / before if before > 0 else 0.0,
-            "reason": None if element is not None else solution.stays.get(space, "held at the identity"),
-        })  # fmt: skip
+        reason = None if element is not None else stays.get(space, "held at the identity")
+        rows.append(SpaceReport(space, group.name, moved, gain, reason))
     return rows
 
 

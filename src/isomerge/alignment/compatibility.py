@@ -24,26 +24,28 @@ def require_compatible(source: Checkpoint, anchor: Checkpoint) -> None:
     """Raise with every reason why the two do not fit together."""
     for checkpoint in (source, anchor):
         require_model(checkpoint)
-    if found := problems_between(source, anchor):
+    if problems := problems_between(source, anchor):
         raise RequestError(
-            f"Aligning {source.name} to {anchor.name}: {'; '.join(found)}. Only two checkpoints of one architecture "
+            f"Aligning {source.name} to {anchor.name}: {'; '.join(problems)}. Only two checkpoints of one architecture "
             "and size have a symmetry in common; pick models that share them (fine-tunes, or other seeds)."
         )
 
 
 def require_same_spaces(source: BoundModel, anchor: BoundModel) -> None:
     """The weights themselves must agree too: spaces of the same size, tensors that mean the same."""
-    found = []
+    problems = []
     for name in sorted(set(source.layouts) & set(anchor.layouts)):
         a, b = source.layouts[name], anchor.layouts[name]
         if a.pattern != b.pattern:
-            found.append(f"{name} plays different roles (is one model tied, or of another head class?)")
+            problems.append(
+                f"{name} is used differently in the two models; check `tie_word_embeddings` and the head class"
+            )
     for name, group in source.architecture.spaces.items():
         other = anchor.architecture.spaces.get(name)
         if other is not None and other.size != group.size:
-            found.append(f"space {name} has {group.size} units and {other.size}")
-    if found:
-        shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+            problems.append(f"space {name} has {group.size} units and {other.size}")
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise RequestError(
             f"Aligning {source.name} to {anchor.name}: {shown}. "
             "Align checkpoints of the same architecture and head class."
