@@ -9,7 +9,7 @@ import torch
 
 from data.small import DIGITS, SENTENCES, digits, llama, vit
 from isomerge.connectivity import barrier
-from isomerge.evaluation.tasks import evaluate
+from isomerge.evaluation.evaluate import evaluate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 

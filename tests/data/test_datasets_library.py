@@ -13,7 +13,7 @@ from data.small import SENTENCES, bert, bert_tokenizer  # noqa: E402
 from isomerge.calibration import calibrate  # noqa: E402
 from isomerge.data import open_data  # noqa: E402
 from isomerge.errors import RequestError  # noqa: E402
-from isomerge.evaluation.tasks import evaluate  # noqa: E402
+from isomerge.evaluation.evaluate import evaluate  # noqa: E402
 
 LABELS = [number % 2 for number in range(len(SENTENCES))]
 

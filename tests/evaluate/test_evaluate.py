@@ -28,8 +28,8 @@ import isomerge.evaluation
 from data.small import DIGITS, SENTENCES, bert, bert_tokenizer, digits, gpt2, llama, t5, vit
 from isomerge.data import open_data
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
-from isomerge.evaluation.tasks import evaluate
-from isomerge.evaluation.tasks.tags import entities
+from isomerge.evaluation.evaluate import evaluate
+from isomerge.evaluation.tasks import entities
 
 LABELS = ["good", "bad", "odd"] * (len(SENTENCES) // 3)
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.small import gpt2
 from isomerge.errors import RequestError
-from isomerge.evaluation.tasks import evaluate
+from isomerge.evaluation.evaluate import evaluate
 
 QUESTIONS = [("the cat sat on the", ["mat", "film", "bird"], 0), ("anna lives in", ["good", "rome", "ran"], 1),
              ("a dog", ["paris", "very", "slept"], 2), ("the film was", ["bad", "hill", "bob"], 0)]  # fmt: skip

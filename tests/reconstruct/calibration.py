@@ -13,7 +13,8 @@ from align import tiny
 from isomerge.alignment.scramble import scrambled
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
-from isomerge.evaluation.probe import load_stock, outputs
+from isomerge.evaluation.probe import outputs
+from isomerge.running.stock import load_stock
 
 Data = list[dict[str, Tensor]]
 

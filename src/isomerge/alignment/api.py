@@ -21,7 +21,7 @@ from isomerge.alignment.storage import load_solution
 from isomerge.alignment.sweep import Tick
 from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require_floating
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.evaluation.device import require_device
+from isomerge.running.stock import require_device
 
 KEPT_BETWEEN_SWEEPS = 8 << 30  # bytes, where --max-memory says nothing
 MANY = ("anchor", "universe")

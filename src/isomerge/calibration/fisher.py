@@ -23,11 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isomerge.calibration.batches import Batch, Batches, Progress, Reading, examples_in, forward
-from isomerge.calibration.maps import Stock
-from isomerge.calibration.squares import Squares
+from isomerge.calibration.squared_gradients import SquaredGradients
 from isomerge.checkpoint.module import saved_state
+from isomerge.data.base import Batch, Batches
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
+from isomerge.running.passes import DataPass, Progress, examples_in
+from isomerge.running.stock import StockModel
 
 KINDS = ("true", "empirical")
 EXACT_CLASSES = 16
@@ -37,7 +38,7 @@ IGNORED = -100
 
 
 def diagonal_fisher(
-    stock: Stock,
+    stock: StockModel,
     batches: Batches,
     *,
     kind: str = "true",
@@ -46,7 +47,7 @@ def diagonal_fisher(
     names: Collection[str] | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
-) -> tuple[dict[str, Tensor], dict[str, Any], Reading]:
+) -> tuple[dict[str, Tensor], dict[str, Any], DataPass]:
     """Fisher information under the checkpoint's names, how it was computed, and what was read. Uses up the module.
 
     `names` are those of the tensors to measure, if not all.
@@ -55,14 +56,13 @@ def diagonal_fisher(
         raise RequestError(f"Measuring Fisher information: '{kind}' is not a kind of it. {did_you_mean(kind, KINDS)}")
     if samples < 1:
         raise RequestError(f"Measuring Fisher information with {samples} draws per example: at least one is needed.")
-    model = stock.model
     for parameter in _measured(stock, names):
         parameter.requires_grad_(True)
     exact = True
 
     def scores(batch: Batch, first: int) -> Iterator[Tensor]:
         nonlocal exact
-        found = predictions(model, batch, stock.checkpoint.name)
+        found = predictions(stock, batch)
         _require_finite(found, stock, first)
         if kind == "empirical":
             yield _chosen(found.scores, found.labels)
@@ -72,8 +72,8 @@ def diagonal_fisher(
             yield from _expected(found, few)
             yield from _drawn_scores(found, ~few, samples, seed, first)
 
-    squares = Squares(model, scores)
-    reading = Reading(
+    squares = SquaredGradients(stock.module, scores)
+    reading = DataPass(
         batches, device=stock.device, dtype=stock.dtype, limit=limit, progress=progress, what="Fisher information"
     )
     done = 0
@@ -103,11 +103,10 @@ class Predictions:
     """(predictions,), where the data have some."""
 
 
-def predictions(model: Any, batch: Batch, name: str) -> Predictions:
+def predictions(stock: StockModel, batch: Batch) -> Predictions:
     """Run a model. Padding and positions without a label are left out; a causal language model predicts the next
     token."""
-    made = forward(model, batch, name)
-    logits = made.get("logits")
+    model, logits = stock.module, stock.forward(batch).get("logits")
     if logits is None:
         raise RequestError(
             f"Measuring Fisher information of a {type(model).__name__}: it has no logits, so it says nothing about "
@@ -170,7 +169,7 @@ def _drawn_scores(found: Predictions, which: Tensor, samples: int, seed: int, fi
     """Labels drawn from the model's own predictions, one sum for all examples per draw."""
     for draw in range(samples if bool(which.any()) else 0):
         labels = torch.zeros_like(found.example)
-        for example in found.example[which].unique().tolist():
+        for example in torch.unique(found.example[which]).tolist():  # type: ignore[no-untyped-call]
             mine = found.example == example
             labels[mine] = _drawn(found.scores[mine], seed, first + example, draw)
         yield _chosen(found.scores[which], labels[which]) / samples**0.5
@@ -183,7 +182,7 @@ def _drawn(scores: Tensor, seed: int, example: int, draw: int) -> Tensor:
     return torch.multinomial(chances, 1, generator=generator)[:, 0].to(scores.device)
 
 
-def _require_finite(found: Predictions, stock: Stock, first: int) -> None:
+def _require_finite(found: Predictions, stock: StockModel, first: int) -> None:
     wrong = ~found.scores.detach().isfinite().all(1)
     if bool(wrong.any()):
         raise IsomergeError(
@@ -193,24 +192,24 @@ def _require_finite(found: Predictions, stock: Stock, first: int) -> None:
         )
 
 
-def _measured(stock: Stock, names: Collection[str] | None) -> Iterator[Tensor]:
+def _measured(stock: StockModel, names: Collection[str] | None) -> Iterator[Tensor]:
     """The parameters that these tensors are in memory; one that is stacked or cut there may be any of the rest."""
     if names is None or not all(name in stock.layout.in_memory for name in names):
-        yield from stock.model.parameters()
+        yield from stock.module.parameters()
         return
     wanted = {stock.layout.in_memory[name] for name in names}
-    for name, parameter in stock.model.named_parameters(remove_duplicate=False):
+    for name, parameter in stock.module.named_parameters(remove_duplicate=False):
         if name in wanted:
             yield parameter
 
 
-def _on_disk(stock: Stock, found: dict[int, Tensor], names: Collection[str] | None) -> dict[str, Tensor]:
+def _on_disk(stock: StockModel, found: dict[int, Tensor], names: Collection[str] | None) -> dict[str, Tensor]:
     """Under the names and in the shapes of the checkpoint. What is no parameter counts nothing.
 
     Where a tensor is stacked or cut in memory, the values take the places of the weights, and transformers is asked how
     it would save them.
     """
-    values = {n: found[id(p)] for n, p in stock.model.named_parameters(remove_duplicate=False) if id(p) in found}
+    values = {n: found[id(p)] for n, p in stock.module.named_parameters(remove_duplicate=False) if id(p) in found}
     wanted = [
         name for name, info in stock.checkpoint.tensors.items()
         if info.dtype.is_floating_point and (names is None or name in names)
@@ -218,7 +217,7 @@ def _on_disk(stock: Stock, found: dict[int, Tensor], names: Collection[str] | No
     in_memory = {name: stock.layout.in_memory.get(name, name) for name in wanted}
     saved: dict[str, Tensor] = {}
     if any(name not in stock.layout.in_memory and memory not in values for name, memory in in_memory.items()):
-        model = stock.model.double()
+        model = stock.module.double()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(found[id(parameter)])

@@ -34,8 +34,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isomerge.calibration.maps import LinearMap, Stock
 from isomerge.errors import RequestError, did_you_mean
+from isomerge.running.linear_maps import LinearMap, outputs_as_rows
+from isomerge.running.stock import StockModel
 from isomerge.symmetry.architecture import Norm
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.patterns import Atom, Segment
@@ -80,8 +81,8 @@ class Site:
             values = _normalised(module, given, self.norm)
         elif self.map is not None and self.kind == "in":
             values = self.map.rows_in(module, given)
-        elif self.map is not None and isinstance(module, (nn.Conv1d, nn.Conv2d)):
-            values = made.flatten(2).transpose(1, 2)
+        elif self.map is not None:
+            values = outputs_as_rows(module, made)
         if self.centred:
             values = values - values.mean(-1, keepdim=True)
         if self.segment.index is not None:
@@ -90,7 +91,7 @@ class Site:
 
 
 def sites_of(
-    bound: BoundModel, stock: Stock, *, spaces: Iterable[str] | None = None, roles: Iterable[str] = ROLES
+    bound: BoundModel, stock: StockModel, *, spaces: Iterable[str] | None = None, roles: Iterable[str] = ROLES
 ) -> dict[str, Site]:
     """Every site of a model, by name; only those that touch one of `spaces`, where they are named."""
     wanted = set(roles)
@@ -104,7 +105,7 @@ def sites_of(
     return {site.name: site for site in found if site.role in wanted and chosen & set(site.spaces)}
 
 
-def _norm_sites(bound: BoundModel, stock: Stock) -> list[Site]:
+def _norm_sites(bound: BoundModel, stock: StockModel) -> list[Site]:
     in_front = {n.name + ".weight": n.kind for n in bound.architecture.norms if isinstance(n, Norm)}
     layer_norms = bool(bound.architecture.writers)
     memory = _in_memory(bound, stock)
@@ -123,8 +124,8 @@ def _norm_sites(bound: BoundModel, stock: Stock) -> list[Site]:
     return found
 
 
-def _map_sites(bound: BoundModel, stock: Stock) -> list[Site]:
-    maps = {m.module: m for m in stock.maps()}
+def _map_sites(bound: BoundModel, stock: StockModel) -> list[Site]:
+    maps = {m.module: m for m in stock.maps}
     behind_norm = {r for n in bound.architecture.norms if isinstance(n, Norm) for r in n.readers}
     found = []
     for name, module in _in_memory(bound, stock).items():
@@ -152,7 +153,7 @@ def _segments(name: str, kind: str, axis: tuple[Segment, ...], module: str, line
     return found
 
 
-def _in_memory(bound: BoundModel, stock: Stock) -> dict[str, str]:
+def _in_memory(bound: BoundModel, stock: StockModel) -> dict[str, str]:
     """From the specification's weights to their modules; those stacked in memory are left out."""
     found = {}
     for name in bound.layouts:

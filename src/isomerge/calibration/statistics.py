@@ -138,7 +138,3 @@ def open_statistics(source: str | Path | Statistics) -> Statistics:
             "tool's file; name one that `isomerge calibrate` wrote."
         )
     return Statistics(stored, json.loads(text))
-
-
-def zeros(width: int, device: str) -> Tensor:
-    return torch.zeros(width, dtype=torch.float64, device=device)

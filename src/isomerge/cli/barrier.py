@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isomerge.cli.common import Debug, Device, Json, Level, Quiet, Seed, Voice
-from isomerge.cli.eval import BatchSize, Data, Kind, Label, Length, Limit, Split, Task, Text, said
+from isomerge.cli.eval import BatchSize, Data, Kind, Label, Length, Limit, Split, Task, Text, data_source, said
 from isomerge.errors import RequestError
 
 if TYPE_CHECKING:
@@ -54,19 +54,18 @@ def barrier(
         raise RequestError(f"--plot {plot}: there is no folder {plot.parent}. Make it first.")
     if level != "full" and not align:
         raise RequestError(f"--level {level} says how --align moves the models, and it is not given. Add --align.")
-    from isomerge import connect
+    import isomerge
 
     options: dict[str, Any] = {
-        "data": data, "task": task, "align": align, "level": level, "split": split, "text": text, "label": label,
-        "kind": kind, "length": length, "limit": limit, "batch_size": batch_size, "device": device, "seed": seed,
-        "plot": plot,
+        "data": data_source(data, split, text, label, kind, length, limit), "task": task, "align": align,
+        "level": level, "batch_size": batch_size, "device": device, "seed": seed, "plot": plot,
     }  # fmt: skip
     voice = Voice(json, quiet)
     with voice.work("steps") as progress:
         if third is not None:
-            record = connect.plane(first, second, third, points=points or 13, progress=progress, **options)
+            record = isomerge.plane(first, second, third, points=points or 13, progress=progress, **options).to_dict()
         else:
-            record = connect.barrier(first, second, points=points or 11, progress=progress, **options)
+            record = isomerge.barrier(first, second, points=points or 11, progress=progress, **options).to_dict()
     if plot is not None:
         record["plot"] = str(plot)
     voice.show(record, barrier_table if third is None else plane_table)

@@ -69,13 +69,13 @@ def calibrate(
         raise RequestError(f"Writing the statistics {out}: nothing may be written into {place}. Name another folder.")
 
     from isomerge.calibration import calibrate as measure
-    from isomerge.calibration.batches import BATCH_SIZE
     from isomerge.data import open_data
+    from isomerge.running.passes import BATCH_SIZE
 
     start = time.perf_counter()
     voice = Voice(json, quiet)
     with voice.work("steps") as progress:
-        opened = open_data(data, kind=kind, split=split, text=text, label=label, length=length)
+        opened = open_data(data, kind=kind, split=split, text=text, label=label, length=length, limit=limit)
         found = measure(
             model,
             opened,
@@ -84,7 +84,6 @@ def calibrate(
             samples=samples,
             only=only,
             device=device,
-            limit=limit,
             batch_size=batch_size or BATCH_SIZE,
             seed=seed,
             progress=progress,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isomerge.cli.common import Debug, Device, Json, Quiet, Seed, Voice
-from isomerge.cli.eval import BatchSize, Data, Kind, Label, Length, Limit, Split, Task, Text, said, used
+from isomerge.cli.eval import BatchSize, Data, Kind, Label, Length, Limit, Split, Task, Text, data_source, said, used
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,9 +36,9 @@ def ensemble(
     voice = Voice(json, quiet)
     with voice.work("steps") as progress:
         record = isomerge.ensemble(
-            models, data, task, split=split, text=text, label=label, kind=kind, length=length, limit=limit,
-            batch_size=batch_size, device=device, seed=seed, progress=progress,
-        )  # fmt: skip
+            models, data_source(data, split, text, label, kind, length, limit), task, batch_size=batch_size,
+            device=device, seed=seed, progress=progress,
+        ).to_dict()  # fmt: skip
     voice.show(record, ensemble_table)
 
 

@@ -76,26 +76,35 @@ def eval_(
     debug: Debug = False,
 ) -> None:
     """Measure MODEL on data: accuracy and F1, entity F1, correlation or perplexity, as its class is for."""
-    from isomerge.evaluation.tasks.run import evaluate
+    from isomerge.evaluation.evaluate import evaluate
 
     voice = Voice(json, quiet)
     with voice.work("steps") as progress:
         record = evaluate(
             model,
-            data,
+            data_source(data, split, text, label, kind, length, limit),
             task,
-            split=split,
-            text=text,
-            label=label,
-            kind=kind,
-            length=length,
             limit=limit,
             batch_size=batch_size,
             device=device,
             seed=seed,
             progress=progress,
-        )
+        ).to_dict()
     voice.show(record, eval_table)
+
+
+def data_source(
+    path: Path | None,
+    split: str | None,
+    text: str | None,
+    label: str | None,
+    kind: str | None,
+    length: int | None,
+    limit: int | None,
+) -> dict[str, Any] | None:
+    """What the flags say of data, as the library takes it."""
+    options = {"split": split, "text": text, "label": label, "kind": kind, "length": length, "limit": limit}
+    return None if path is None else {"path": str(path), **options}
 
 
 def eval_table(record: dict[str, Any]) -> RenderableType:

@@ -12,8 +12,6 @@ from isomerge.cli.common import Debug, Force, Json, Quiet, Threads, Voice, reser
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from isomerge.checkpoint.lock import Lock
-
 
 def reproduce(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="A folder with an isomerge.lock.json.")],
@@ -31,8 +29,7 @@ def reproduce(
     Ends with 0 if the two are identical. OUT itself is not touched; the new copy is removed unless -o names a folder.
     """
     from isomerge.checkpoint.lock import read_lock
-    from isomerge.evaluation.reproduce import pinned_inputs
-    from isomerge.evaluation.reproduce import reproduce as make_again
+    from isomerge.merging.reproduce import reproduce as make_again
 
     inputs = [entry.source for entry in read_lock(folder).inputs]
     if out is not None:
@@ -40,20 +37,7 @@ def reproduce(
 
     voice = Voice(json, quiet)
     with voice.work("both") as progress:
-
-        def rerun(lock: Lock, place: Path) -> Any:
-            from isomerge.merging.api import merge_recipe
-
-            merged = merge_recipe(
-                lock.recipe, models=pinned_inputs(lock), device=lock.options.get("device", "cpu"), threads=threads,
-                progress=progress,
-            )  # fmt: skip
-            return merged.save(
-                place, shard_size=lock.options.get("shard_size", "5GB"), out_dtype=lock.options.get("out_dtype"),
-                force=force, lock=out is not None, report=out is not None,
-            )  # fmt: skip
-
-        record = make_again(folder, rerun, out=out, threads=threads, progress=progress)
+        record = make_again(folder, out=out, threads=threads, force=force, progress=progress).to_dict()
     voice.show(record, reproduce_table)
     if record["verdict"] != "identical":
         raise typer.Exit(1)

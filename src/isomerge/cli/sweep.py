@@ -14,7 +14,7 @@ import typer
 from isomerge.cli.common import Debug, Json, Quiet, Voice, choice
 from isomerge.cli.completion import offer
 from isomerge.cli.errors import announce_output
-from isomerge.cli.eval import BatchSize, Data, Kind, Label, Length, Limit, Split, Task, Text, said
+from isomerge.cli.eval import BatchSize, Data, Kind, Label, Length, Limit, Split, Task, Text, data_source, said
 from isomerge.cli.merge import Align, Base, Level, MaxMemory, Method, Models, Threads, Tokenizer, Weights, flags_of
 from isomerge.cli.request import DataFlags, Request, read_request
 from isomerge.errors import RequestError
@@ -135,6 +135,8 @@ def sweep(
     count = len(grid(axes, mode, force=force)) if search is None else search
     if data is None:
         raise RequestError("Sweeping needs data to measure on: name it with --data PATH.")
+    if test_split is not None and test is None:
+        raise RequestError("--test-split is the part of --test, and there is none. Name it with --test PATH.")
     if out is not None:
         announce_output(out)
 
@@ -145,8 +147,8 @@ def sweep(
     told = None if json or quiet else f"{count} {what} of {', '.join(axis.name for axis in axes)}"
     with voice.work("both") as progress, _interruptible(out), _data_of_its_own(request):
         found = isomerge.sweep(
-            recipe, over or [], data=data, task=task, mode=mode, search=search, by=by, test=test, test_split=test_split,
-            split=split, text=text, label=label, kind=kind, length=length, batch_size=batch_size, limit=limit,
+            recipe, over or [], data=data_source(data, split, text, label, kind, length, limit), task=task, mode=mode,
+            search=search, by=by, test=test and {"path": str(test), "split": test_split}, batch_size=batch_size,
             seed=seed, device=device, threads=threads, max_memory=max_memory, out=out, plot=plot, force=force,
             same_ids=request.recipe is None and tokenizer != ROWS,
             progress=_announced(told, progress) if told else progress,
@@ -196,7 +198,7 @@ def _interruptible(out: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from isomerge.sweeping.kept import POINTS
+        from isomerge.sweeping.saved_points import POINTS
 
         path = None if out is None else out / POINTS
         done = len(path.read_text(encoding="utf-8").splitlines()) if path is not None and path.exists() else 0

@@ -33,7 +33,7 @@ def verify(
 
     voice = Voice(json, quiet)
     with voice.work() as progress:
-        record = verify_folder(folder, deep=not quick, threads=threads, progress=progress)
+        record = verify_folder(folder, deep=not quick, threads=threads, progress=progress).to_dict()
         record |= {"report": None, "notes": []}
         try:
             record["report"] = record_verification(folder.expanduser(), record, deep=not quick)

@@ -41,7 +41,7 @@ class Corpus(Data):
         self._tokens: tuple[Any, Spool] | None = None
 
     @cached_property
-    def sha256(self) -> str:  # type: ignore[override]
+    def sha256(self) -> str:
         digest = hashlib.sha256()
         for path in self._paths:
             digest.update(path.read_bytes())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from isomerge.data.base import Data
 from isomerge.data.columns import LABELS
+from isomerge.data.options import DataOptions
 from isomerge.data.rows import TAGS, from_records
 from isomerge.data.splits import pick_split, same_split
 from isomerge.data.texts import TextData
@@ -40,27 +42,18 @@ def load_saved_dataset(path: Any) -> Any:
         raise RequestError(f"While opening data {path}: the 'datasets' package could not read it ({error}).") from error
 
 
-def open_dataset(
-    source: Any,
-    *,
-    split: str | None,
-    text: str | None,
-    label: str | None,
-    length: int | None,
-    tokenizer: Any,
-    prefer: str,
-) -> Data:
+def open_dataset(source: Any, options: DataOptions, tokenizer: Any, prefer: str) -> Data:
     """Texts of a `Dataset` or of one part of a `DatasetDict`."""
     notes: list[str] = []
     name = "a datasets object"
     if isinstance(source, Mapping):
         parts = {same_split(part): part for part in source}
-        chosen, notes = pick_split(parts, split, prefer, name)
+        chosen, notes = pick_split(parts, options.split, prefer, name)
         source, name = source[parts[str(chosen)]], f"{name} ({chosen})"
     if not hasattr(source, "__len__"):
         raise RequestError(f"While reading {name}: it is a stream without an end. Take a part of it: Dataset.take(n).")
     features = getattr(source, "features", None) or {}
-    column = next((c for c in ([label] if label else [*TAGS, *LABELS]) if c in features), None)
+    column = next((c for c in ([options.label] if options.label else [*TAGS, *LABELS]) if c in features), None)
     feature = features.get(column) if column else None
     names = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
 
@@ -70,7 +63,7 @@ def open_dataset(
     records = [dict(record) for record in source]
     if not records:
         raise RequestError(f"While reading {name}: it is empty.")
-    examples, more = from_records(records, name, text=text, label=label, split=None, prefer=prefer, call=call)
-    data = TextData(examples, name, tokenizer=tokenizer, length=length)
+    examples, more = from_records(records, name, replace(options, split=None), prefer, call)
+    data = TextData(examples, name, tokenizer=tokenizer, length=options.length)
     data.notes += [*notes, *more]
     return data

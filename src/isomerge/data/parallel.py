@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from isomerge.data.examples import Example
-from isomerge.data.rows import Found
+from isomerge.data.rows import ExamplesAndNotes
 from isomerge.data.tables import read_lines
 from isomerge.errors import RequestError
 
@@ -20,13 +20,13 @@ def _texts_of(path: Path) -> Path:
     return path.with_name(path.name.replace("_labels", "_text"))
 
 
-def beside(path: Path) -> Callable[[Sequence[str]], Found] | None:
+def beside(path: Path) -> Callable[[Sequence[str]], ExamplesAndNotes] | None:
     """How to put the labels to the lines of `path`, if there is a file of labels beside it."""
     labels = path.with_name(path.name.replace("_text", "_labels"))
     if not path.stem.endswith("_text") or not labels.is_file():
         return None
 
-    def read(lines: Sequence[str]) -> Found:
+    def read(lines: Sequence[str]) -> ExamplesAndNotes:
         given = [line.strip() for line in read_lines(labels)]
         if len(given) != len(lines):
             raise RequestError(f"While reading {path}: it has {len(lines)} lines and {labels.name} has {len(given)}.")

@@ -9,21 +9,20 @@ from typing import Any
 from isomerge.checkpoint.base import name_some
 from isomerge.data.columns import LABELS, NOTHING, PAIRS, SPLITS, TEXTS, Columns, choose_columns
 from isomerge.data.examples import Example, Label
+from isomerge.data.options import DataOptions
 from isomerge.data.splits import pick_split, same_split
-from isomerge.data.tables import Table
+from isomerge.data.tables import TextTable
 from isomerge.errors import RequestError, did_you_mean
 
 WORDS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "ner", "pos_tags")
 
-Found = tuple[list[Example], list[str]]
+ExamplesAndNotes = tuple[list[Example], list[str]]
 """Examples, and notes on how they were read."""
 
 
-def from_table(
-    table: Table, source: str, *, text: str | None, label: str | None, split: str | None, prefer: str
-) -> Found:
-    columns = choose_columns(table.rows, text, label, source)
+def from_table(table: TextTable, source: str, options: DataOptions, prefer: str) -> ExamplesAndNotes:
+    columns, split = choose_columns(table.rows, options.text, options.label, source), options.split
     body = table.rows[1:] if columns.header else table.rows
     notes = [_layout(columns)] if columns.guessed else []
     if table.ragged:
@@ -70,14 +69,12 @@ def _example(row: Sequence[str], columns: Columns) -> Example:
 def from_records(
     records: Sequence[Mapping[str, Any]],
     source: str,
-    *,
-    text: str | None,
-    label: str | None,
-    split: str | None,
+    options: DataOptions,
     prefer: str,
     call: Callable[[Any], Any] = lambda value: value,
-) -> Found:
+) -> ExamplesAndNotes:
     """`call` turns the value of a label into its name, where the source knows names for numbers."""
+    text, label, split = options.text, options.label, options.split
     fields = list(dict.fromkeys(key for record in records[:100] for key in record))
     plain = {field.casefold(): field for field in reversed(fields)}
     notes: list[str] = []

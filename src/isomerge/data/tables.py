@@ -19,7 +19,7 @@ csv.field_size_limit(1 << 30)  # whole documents are cells too
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Cells as they are written. `ragged` counts the rows of another length, which are left out."""
 
     rows: list[list[str]]
@@ -60,7 +60,7 @@ def find_delimiter(lines: Sequence[str], candidates: str = DELIMITERS) -> str | 
     return best[1] if best and best[0] >= 0.9 else None
 
 
-def cut(lines: Sequence[str], delimiter: str) -> Table:
+def cut(lines: Sequence[str], delimiter: str) -> TextTable:
     """Cells of a table. Quotes are text in some files and marks in others: the reading with the fewest broken rows.
 
     Tables by tabs are mostly written without quoting, all others mostly with it; that decides where both readings work.
@@ -78,10 +78,10 @@ def _cells(lines: Sequence[str], delimiter: str, way: int) -> list[list[str]]:
     return list(rows)
 
 
-def _whole(rows: list[list[str]]) -> Table:
+def _whole(rows: list[list[str]]) -> TextTable:
     width = Counter(map(len, rows)).most_common(1)[0][0]
     kept = [row for row in rows if len(row) == width]
-    return Table(kept, len(rows) - len(kept))
+    return TextTable(kept, len(rows) - len(kept))
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

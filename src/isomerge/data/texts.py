@@ -43,7 +43,7 @@ class TextData(Data):
         return len(known) == len(numbers) and any(not number.is_integer() for number in known)
 
     @cached_property
-    def sha256(self) -> str:  # type: ignore[override]
+    def sha256(self) -> str:
         digest = hashlib.sha256()
         for example in self._examples:
             digest.update(json.dumps([example.text, example.pair, example.label]).encode() + b"\n")

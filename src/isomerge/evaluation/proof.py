@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.evaluation.probe import load_stock, outputs, random_inputs
+from isomerge.evaluation.probe import outputs, random_inputs
+from isomerge.running.stock import load_stock
 from isomerge.symmetry.groups import Group, Permutation, Trivial
 from isomerge.symmetry.patterns import Layout, bind
 from isomerge.symmetry.transform import Transform, batch_sizes

@@ -10,7 +10,6 @@ from typing import Any
 
 from isomerge.checkpoint import Checkpoint, require_floating
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.evaluation.device import require_device
 from isomerge.merging.combine import combine
 from isomerge.merging.data_sets import DataSets
 from isomerge.merging.differences import differences, left_out_adapters
@@ -24,6 +23,7 @@ from isomerge.merging.strangers import name_strangers
 from isomerge.merging.tokens import ROWS, require_same_ids
 from isomerge.merging.uneven import name_uneven
 from isomerge.merging.whole import EVERY
+from isomerge.running.stock import require_device
 
 
 def merge(

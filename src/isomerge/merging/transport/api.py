@@ -12,13 +12,13 @@ from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
-from isomerge.evaluation.device import require_device
 from isomerge.merging.merged import Progress
 from isomerge.merging.reconstruct.parents import prepare
 from isomerge.merging.reconstruct.result import Reconstructed
 from isomerge.merging.transport.carry import carry, distance, finished, own_state, plan_of
 from isomerge.merging.transport.pair import Request
 from isomerge.merging.transport.solver import Solver
+from isomerge.running.stock import require_device
 
 
 def fuse(

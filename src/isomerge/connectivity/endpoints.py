@@ -1,75 +1,59 @@
-"""The models a line or plane goes through, held as weights of one module that takes any mixture of them in place."""
+"""The models that a line or plane goes through, as the mixture of which it is made."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from isomerge.alignment.alignment import Alignment
 from isomerge.alignment.api import align
 from isomerge.alignment.move import Move
 from isomerge.alignment.reporting import verdict
-from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.module import is_transformers_model
 from isomerge.data.base import floating
+from isomerge.data.heads import label_names
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import RequestError
-from isomerge.evaluation.probe import load_stock
-from isomerge.evaluation.tasks.model import read_weights, require_runnable
+from isomerge.running.mixing import Mixture
+from isomerge.running.stock import load_stock, read_weights, require_device, require_runnable
 
 
-@dataclass
-class Ends:
-    """One module, and the weights of each model under its names."""
-
-    module: Any
-    weights: list[dict[str, Tensor]]
-
-    @torch.no_grad()
-    def mix(self, shares: Sequence[float]) -> Any:
-        """Put Σ share × weights into the module. A share of 1 gives that model bit by bit."""
-        own = self.module.state_dict()
-        for name in self.weights[0]:
-            target = own[name]
-            first = True
-            for share, weights in zip(shares, self.weights, strict=True):
-                if share == 0:
-                    continue
-                if first:
-                    target.copy_(weights[name]).mul_(share)
-                else:
-                    target.add_(weights[name], alpha=share)
-                first = False
-        return self.module
-
-    def inner(self, first: int, second: int) -> float:
-        """⟨W_first − W_0, W_second − W_0⟩ over all weights, each stored tensor once."""
-        total = 0.0
-        seen = set()
-        for name, origin in self.weights[0].items():
-            if origin.data_ptr() in seen:
-                continue
-            seen.add(origin.data_ptr())
-            a, b = (self.weights[k][name].double() - origin.double() for k in (first, second))
-            total += float((a * b).sum())
-        return total
+def open_models(given: Sequence[Any], device: str) -> list[Checkpoint]:
+    require_device(device)
+    checkpoints = [open_checkpoint(model) for model in given]
+    for checkpoint in checkpoints:
+        require_floating(checkpoint)
+    for other in checkpoints[1:]:
+        kinds = [c.config.get("model_type") for c in (checkpoints[0], other)]
+        if all(kinds) and kinds[0] != kinds[1]:
+            raise RequestError(
+                f"Going from {checkpoints[0].name} to {other.name}: one is a '{kinds[0]}' model and the other a "
+                f"'{kinds[1]}' model, so nothing lies between them. Name models of one architecture and size."
+            )
+        own, theirs = (label_names(c.config) for c in (checkpoints[0], other))
+        if own != theirs and sorted(own) == sorted(theirs):
+            raise RequestError(
+                f"Going from {checkpoints[0].name} to {other.name}: they have the same labels in another order "
+                f"({', '.join(own[:5])} … and {', '.join(theirs[:5])} …), so their outputs do not correspond. Name "
+                "models that were trained with one list of labels."
+            )
+    return checkpoints
 
 
-def plain_ends(checkpoints: Sequence[Checkpoint], given: Sequence[Any], device: str) -> Ends:
+def plain_mixture(checkpoints: Sequence[Checkpoint], given: Sequence[Any], device: str) -> Mixture:
     """The models as they are."""
     states = [read_weights(c) for c in checkpoints]
-    return _ends(checkpoints, [c.config for c in checkpoints], states, given[0], device)
+    return _mixture(checkpoints, [c.config for c in checkpoints], states, given[0], device)
 
 
-def aligned_ends(
+def aligned_mixture(
     checkpoints: Sequence[Checkpoint], given: Sequence[Any], level: str, device: str
-) -> tuple[Ends, list[str], list[str]]:
+) -> tuple[Mixture, list[str], list[str]]:
     """All models next to the first; with the verdict on each and notes. Nothing is rounded in between."""
     found = align(checkpoints[1], checkpoints[0], others=checkpoints[2:], level=level, device=device)
     known = [found] if isinstance(found, Alignment) else found.members
@@ -84,7 +68,7 @@ def aligned_ends(
     configs = [{**c.config, **changes} for c in checkpoints]
     notes = list(dict.fromkeys(note for a in known for note in a.solution.notes))
     verdicts = [verdict(a.solution) for a in known]
-    return _ends(checkpoints, configs, states, given[0], device), verdicts, notes
+    return _mixture(checkpoints, configs, states, given[0], device), verdicts, notes
 
 
 def _moved(move: Move) -> dict[str, Tensor]:
@@ -117,13 +101,13 @@ def _cut_positions(
     return [{name: cut(c, state, name) for name in state} for c, state in zip(checkpoints, states, strict=True)]
 
 
-def _ends(
+def _mixture(
     checkpoints: Sequence[Checkpoint],
     configs: Sequence[Mapping[str, Any]],
     states: list[dict[str, Tensor]],
     template: Any,
     device: str,
-) -> Ends:
+) -> Mixture:
     if isinstance(template, nn.Module) and not is_transformers_model(template):
         module = copy.deepcopy(template).to(device).eval()
         weights = [{k: v.to(device) for k, v in state.items()} for state in states]
@@ -141,7 +125,7 @@ def _ends(
             weights.append(dict(load_stock(config, state, dtype=dtype).to(device).state_dict()))
     _require_same_shapes(checkpoints, weights)
     floats = [name for name, tensor in weights[0].items() if tensor.is_floating_point()]
-    return Ends(module, [{name: each[name] for name in floats} for each in weights])
+    return Mixture(module, [{name: each[name] for name in floats} for each in weights])
 
 
 def _require_same_shapes(checkpoints: Sequence[Checkpoint], weights: Sequence[Mapping[str, Tensor]]) -> None:

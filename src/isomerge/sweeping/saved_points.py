@@ -14,15 +14,16 @@ from typing import Any
 from isomerge import __version__
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.evaluation.tasks.custom import find_function, is_custom
+from isomerge.evaluation.external_tasks import find_function, is_custom
 from isomerge.merging.recipe import Recipe
 from isomerge.reporting.record import plain
-from isomerge.sweeping.measuring import FACTS
 
 POINTS = "points.jsonl"
 OWN = (POINTS, "sweep.json", "best.yml", "sweep.svg")
 
-KEPT = ("loss", "metric", "seconds", "broken", *FACTS)
+FACTS = ("metric_name", "higher_is_better", "examples")
+"""What is known of a measure beside its numbers."""
+SAVED = ("loss", "metric", "seconds", "broken", *FACTS)
 NOTES = (".json", ".txt", ".model")
 """How files end that say how to run a model: its config, an adapter's, a tokenizer, how images are read."""
 
@@ -45,7 +46,7 @@ def reserve(out: Path, *, force: bool) -> None:
         )
 
 
-class Kept:
+class SavedPoints:
     """Reads what is there, and adds each point as soon as it is measured. Without a folder it remembers nothing."""
 
     def __init__(self, out: Path | None, work: Mapping[str, Any] | None) -> None:
@@ -59,8 +60,8 @@ class Kept:
 
     def find(self, recipe: Recipe) -> Numbers | None:
         """What was measured; None where nothing was. A number that is none is null in the file."""
-        found = self._known.get(self._key(recipe)) if self._work is not None else None
-        return None if found is None else {**found, **dict.fromkeys(found["broken"], math.nan)}
+        known = self._known.get(self._key(recipe)) if self._work is not None else None
+        return None if known is None else {**known, **dict.fromkeys(known["broken"], math.nan)}
 
     def add(self, recipe: Recipe, numbers: Numbers) -> None:
         if self._path is None or self._work is None:
@@ -84,7 +85,7 @@ class Kept:
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
-                self._known[row.pop("key")] = {key: row[key] for key in KEPT}
+                self._known[row.pop("key")] = {key: row[key] for key in SAVED}
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise CheckpointError(
                     f"Going on with the sweep in {self._path.parent}: line {number} of {POINTS} is no measured point. "

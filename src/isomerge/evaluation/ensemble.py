@@ -3,61 +3,73 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from isomerge.adapters.refuse import require_model
 from isomerge.checkpoint import Checkpoint, open_checkpoint
-from isomerge.data.base import Batch, Data
+from isomerge.data.base import Batch, Data, DataSource
 from isomerge.data.heads import label_names
 from isomerge.data.open import open_data
 from isomerge.errors import RequestError
-from isomerge.evaluation.tasks.base import Task
-from isomerge.evaluation.tasks.choose import HARNESS, choose_task, require_fitting, task_name
-from isomerge.evaluation.tasks.custom import is_custom
-from isomerge.evaluation.tasks.model import Loaded, load_model
-from isomerge.evaluation.tasks.run import describe, require_classes, require_numbers, usual_batch
+from isomerge.evaluation.choosing import choose_task, require_fitting, task_name
+from isomerge.evaluation.evaluate import require_classes
+from isomerge.evaluation.external_tasks import is_external
+from isomerge.evaluation.measure import labels_of, require_numbers, usual_batch
+from isomerge.evaluation.tasks import Task
+from isomerge.results import Result
+from isomerge.running.passes import Progress, examples_in
+from isomerge.running.stock import StockModel, load_model
 
-Progress = Callable[[int, int, str], None]
+
+@dataclass
+class EnsembleEvaluation(Result):
+    """The score of several models alone and together."""
+
+    models: list[dict[str, Any]]
+    """Each with `model`, `loss`, `metric` and `metrics`."""
+    ensemble: dict[str, Any]
+    """Of the mean prediction: `loss`, `metric` and `metrics`."""
+    task: str
+    metric_name: str
+    higher_is_better: bool
+    examples: int
+    data: dict[str, Any]
+    """Name, sha256, size and kind."""
+    notes: list[str]
+    seconds: float
 
 
 def ensemble(
     models: Sequence[Any],
-    data: str | Path | Data | Any,
+    data: DataSource,
     task: str | None = None,
     *,
-    split: str | None = None,
-    text: str | None = None,
-    label: str | None = None,
-    kind: str | None = None,
-    length: int | None = None,
     tokenizer: Any = None,
     batch_size: int | None = None,
     limit: int | None = None,
     seed: int = 0,
     device: str | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> EnsembleEvaluation:
     """Measure the mean of the models' probabilities (of their numbers, where a number is predicted).
 
     Each model reads the data by its own tokenizer or image settings, so models of different architectures fit together
-    as long as they answer the same questions. All are in memory at once. The record has `models[]` and `ensemble`,
-    each with `loss`, `metric` and `metrics`, and what `isomerge.evaluate` says of task and data.
+    as long as they answer the same questions. All are in memory at once. `data` is as in `isomerge.evaluate`.
 
-    >>> isomerge.ensemble(["model-a", "model-b"], "cifar10.tar.xz")["ensemble"]["metric"]          # doctest: +SKIP
+    >>> isomerge.ensemble(["model-a", "model-b"], "cifar10.tar.xz").ensemble["metric"]          # doctest: +SKIP
     0.93
     """
     start = time.perf_counter()
     _require(models, data, task)
-    opened = open_data(
-        data, kind=kind, split=split, text=text, label=label, length=length, tokenizer=tokenizer, prefer="test"
-    )
+    opened = open_data(data, tokenizer=tokenizer, prefer="test")
     checkpoints = [open_checkpoint(model) for model in models]
     for checkpoint in checkpoints:
         require_model(checkpoint)
@@ -86,7 +98,7 @@ def ensemble(
             )
             for one in loaded
         ]
-        total = opened.size if limit is None else min(limit, opened.size)
+        total = opened.used(limit)
         alone = [choose_task(one.checkpoint.config, names[0])() for one in loaded]
         together = choose_task(loaded[0].checkpoint.config, names[0])()
         examples = 0
@@ -95,19 +107,19 @@ def ensemble(
             if progress:
                 progress(examples, max(examples, total), "evaluating")
     for one, measured in zip(loaded, alone, strict=True):
-        require_numbers(measured, one)
-    whole = together.result()
-    return {
-        "models": [{"model": c.name, **_numbers(t)} for c, t in zip(checkpoints, alone, strict=True)],
-        "ensemble": _numbers(together),
-        "task": names[0],
-        "metric_name": whole["metric_name"],
-        "higher_is_better": whole["higher_is_better"],
-        "examples": examples,
-        "data": describe(opened),
-        "notes": list(opened.notes),
-        "seconds": time.perf_counter() - start,
-    }
+        require_numbers(measured, one.checkpoint)
+    score = together.result()
+    return EnsembleEvaluation(
+        models=[{"model": c.name, **_numbers(t)} for c, t in zip(checkpoints, alone, strict=True)],
+        ensemble=_numbers(together),
+        task=names[0],
+        metric_name=score.metric_name,
+        higher_is_better=score.higher_is_better,
+        examples=examples,
+        data=opened.describe(),
+        notes=list(opened.notes),
+        seconds=time.perf_counter() - start,
+    )
 
 
 def _require(models: Sequence[Any], data: Any, task: str | None) -> None:
@@ -115,16 +127,16 @@ def _require(models: Sequence[Any], data: Any, task: str | None) -> None:
         raise RequestError("Measuring an ensemble: name at least two models; for one there is isomerge eval.")
     if data is None:
         raise RequestError("Measuring an ensemble needs data: name it with --data PATH.")
-    if is_custom(task) or (task or "").startswith(HARNESS):
+    if is_external(task):
         raise RequestError(f"Measuring an ensemble: '{task}' measures one model at a time. Use isomerge eval for each.")
 
 
 def _numbers(task: Task) -> dict[str, Any]:
-    found = task.result()
-    return {key: found[key] for key in ("loss", "metric", "metrics")}
+    score = task.result()
+    return {"loss": score.loss, "metric": score.metric, "metrics": score.metrics}
 
 
-def _in_step(batches: Sequence[Iterator[Batch]], loaded: Sequence[Loaded]) -> Iterator[tuple[Batch, ...]]:
+def _in_step(batches: Sequence[Iterator[Batch]], loaded: Sequence[StockModel]) -> Iterator[tuple[Batch, ...]]:
     for side_by_side in zip_longest(*batches):
         if None in side_by_side:  # one of them has more batches than another
             fewer = next(one for one, batch in zip(loaded, side_by_side, strict=True) if batch is None)
@@ -134,27 +146,22 @@ def _in_step(batches: Sequence[Iterator[Batch]], loaded: Sequence[Loaded]) -> It
 
 
 def _add(
-    batches: tuple[Batch, ...], loaded: Sequence[Loaded], alone: Sequence[Task], together: Task, data: Data
+    batches: tuple[Batch, ...], loaded: Sequence[StockModel], alone: Sequence[Task], together: Task, data: Data
 ) -> int:
     """One batch through every model; how many examples it holds."""
-    said, right = [], None
+    predicted: list[Tensor] = []
+    right = None
     for batch, one, task in zip(batches, loaded, alone, strict=True):
-        labels = batch.get("labels")
-        if labels is None:
-            raise RequestError(
-                f"Measuring an ensemble on {data.name}: it has no labels. Name their column with --label, or use "
-                "labelled data."
-            )
-        predictions, targets = task.predict(one.run(batch), labels)
+        predictions, targets = task.predict(one.run(batch), labels_of(batch, data))
         task.add(predictions, targets)
         predictions, targets = predictions.cpu(), targets.cpu()
-        if right is not None and not (torch.equal(right, targets) and predictions.shape == said[0].shape):
+        if right is not None and not (torch.equal(right, targets) and predictions.shape == predicted[0].shape):
             raise _differ(loaded[0].checkpoint, one.checkpoint)
         right = targets
-        said.append(predictions)
+        predicted.append(predictions)
     assert right is not None
-    together.add(together.together(said), right)
-    return len(next(iter(batches[0].values())))
+    together.add(together.combine(predicted), right)
+    return examples_in(batches[0])
 
 
 def _differ(first: Checkpoint, other: Checkpoint) -> RequestError:

@@ -14,7 +14,7 @@ from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import is_harmless_buffer
 from isomerge.checkpoint.module import quiet_transformers
 from isomerge.errors import CheckpointError
-from isomerge.evaluation.probe import stock_class
+from isomerge.running.stock import stock_class
 
 # What may differ between a model and its donor without another class or another set of tensors being meant.
 NOT_STRUCTURE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}

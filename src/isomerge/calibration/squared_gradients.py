@@ -1,8 +1,8 @@
 """Σ over examples of the squared gradient of every parameter: one backward pass for a batch where that is possible.
 
-Squares of sums are no sums of squares, so examples have to be told apart (`isomerge.calibration.uses` says how). Where
-that fails — experts that pick tokens from all examples at once, a classifier that takes one example at a time — each
-example is a batch of its own, which is as exact and slower. For every size of batches one example is computed both
+Squares of sums are no sums of squares, so examples have to be told apart (how: `isomerge.calibration.parameter_uses`).
+Where that fails — experts that pick tokens from all examples at once, a classifier that takes one example at a time —
+each example is a batch of its own, which is as exact and slower. For every size of batches one example is computed both
 ways, and the slow way is taken where they differ.
 """
 
@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from isomerge.calibration.batches import Batch, examples_in
-from isomerge.calibration.uses import Unseen, Use, Uses
+from isomerge.calibration.parameter_uses import ParameterUse, ParameterUses, Unseen
+from isomerge.data.base import Batch
+from isomerge.running.passes import examples_in
 
 NEAR = 1e-2
 """How far, relative to its length, a gradient may be from the same one computed alone: above the rounding of an
@@ -29,7 +30,7 @@ Scores = Callable[[Batch, int], Iterable[Tensor]]
 first of them."""
 
 
-class Squares:
+class SquaredGradients:
     """Sums of squared gradients of the parameters that ask for gradients, in float64."""
 
     def __init__(self, model: torch.nn.Module, scores: Scores) -> None:
@@ -64,7 +65,7 @@ class Squares:
     def _together(self, batch: Batch, first: int, size: int, kind: tuple[object, ...]) -> bool:
         """False, and nothing is added, where the examples cannot be told apart."""
         try:
-            with Uses(self.parameters, batch, size) as uses:
+            with ParameterUses(self.parameters, batch, size) as uses:
                 scores = iter(self._scores(batch, first))
                 score = next(scores, None)
             if score is None:
@@ -79,7 +80,7 @@ class Squares:
             score = next(scores, None)
         return True
 
-    def _add_squares(self, score: Tensor, uses: list[Use]) -> None:
+    def _add_squares(self, score: Tensor, uses: list[ParameterUse]) -> None:
         for total, parameter, parts in self._by_parameter(score, uses):
             ids = parts[0][0].ids() if len(parts) == 1 else None
             if ids is not None:
@@ -93,11 +94,11 @@ class Squares:
             total += squares
 
     def _by_parameter(
-        self, score: Tensor, uses: list[Use]
-    ) -> Iterator[tuple[Tensor, Tensor, list[tuple[Use, Tensor]]]]:
+        self, score: Tensor, uses: list[ParameterUse]
+    ) -> Iterator[tuple[Tensor, Tensor, list[tuple[ParameterUse, Tensor]]]]:
         """Every parameter with its sum, and its uses with the gradients of what they made."""
         grads = torch.autograd.grad(score, [use.made for use in uses], retain_graph=True, allow_unused=True)
-        parts: dict[int, list[tuple[Use, Tensor]]] = {}
+        parts: dict[int, list[tuple[ParameterUse, Tensor]]] = {}
         for use, grad in zip(uses, grads, strict=True):
             if grad is not None:
                 for root in use.roots:
@@ -106,7 +107,7 @@ class Squares:
             if id(parameter) in parts:
                 yield total, parameter, parts[id(parameter)]
 
-    def _agree(self, batch: Batch, first: int, score: Tensor, uses: list[Use]) -> bool:
+    def _agree(self, batch: Batch, first: int, score: Tensor, uses: list[ParameterUse]) -> bool:
         """Whether the first example's gradients are those it has alone."""
         alone = next(iter(self._scores(_part(batch, slice(0, 1)), first)), None)
         if alone is None:
@@ -129,7 +130,7 @@ def _part(batch: Batch, part: slice) -> Batch:
     return {name: tensor[part] for name, tensor in batch.items()}
 
 
-def _summed(parts: list[tuple[Use, Tensor]], parameter: Tensor, part: slice) -> Tensor:
+def _summed(parts: list[tuple[ParameterUse, Tensor]], parameter: Tensor, part: slice) -> Tensor:
     """A parameter that is used several times has the sum of what each use says."""
     first, *others = (use.gradients(grad, parameter, part) for use, grad in parts)
     for other in others:
@@ -145,11 +146,11 @@ def _add_squares_of(examples: Tensor, total: Tensor) -> None:
             total.addcmul_(one, one)  # no large tensor in between
 
 
-def _add_rows(total: Tensor, ids: Tensor, use: Use, grad: Tensor) -> None:
+def _add_rows(total: Tensor, ids: Tensor, use: ParameterUse, grad: Tensor) -> None:
     """Of a table, each example touches the few rows that it looks up."""
     ids = ids.flatten(1)
     keys = (ids + torch.arange(len(ids), device=ids.device)[:, None] * len(total)).flatten()
-    rows, place = keys.unique(return_inverse=True)
+    rows, place = keys.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     values = torch.zeros(len(rows), total.shape[1], dtype=torch.float64, device=total.device)
     values.index_add_(0, place, grad.detach().reshape(len(place), -1).double())
     padding = use.kwargs.get("padding_idx")

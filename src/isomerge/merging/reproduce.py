@@ -6,9 +6,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,83 +17,112 @@ import torch
 from isomerge.adapters import apply_adapter, open_adapter
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
-from isomerge.checkpoint.lock import Lock, LockedInput, config_sha256, current_versions, locked_tensors, read_lock
+from isomerge.checkpoint.lock import Lock, LockedInput, config_sha256, locked_tensors, read_lock
 from isomerge.checkpoint.open import open_checkpoint
 from isomerge.data import open_data
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
 from isomerge.evaluation.verify import differences
+from isomerge.merging.api import merge_recipe
+from isomerge.results import Result
+from isomerge.running.passes import Progress
+from isomerge.running.stock import run_versions
 
-Rerun = Callable[[Lock, Path], Any]
-"""`rerun(lock, out)` merges the recipe of the lock, with its seed and options and the inputs it names, into `out`."""
-Progress = Callable[[int, int, str], None]
+
+@dataclass
+class Reproduction(Result):
+    """A model made again from its lock file, and how it compares."""
+
+    folder: str
+    verdict: str
+    """identical, different or "inputs changed"; then nothing was run"""
+    inputs: list[dict[str, Any]]
+    """What changed, by `reference`."""
+    differences: list[str]
+    expected_sha256: str
+    sha256: str | None
+    out: str | None
+    notes: list[str]
+    seconds: float
 
 
 def reproduce(
     folder: str | os.PathLike[str],
-    rerun: Rerun,
     *,
     out: str | os.PathLike[str] | None = None,
     threads: int | None = None,
+    force: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Re-create `folder` from its lock: in `out`, or beside it in a folder that is removed again.
+) -> Reproduction:
+    """Merge the recipe in the lock file of `folder` again, with the inputs it names, and compare every hash.
 
-    The record has `verdict`: "identical"; "different", with `differences`; or "inputs changed", with what changed in
-    `inputs`, and then nothing is run.
+    The copy is kept in `out`, where `force` replaces what is there; otherwise it is written beside the folder and
+    removed.
     """
     start = time.perf_counter()
     folder = Path(folder).expanduser()
     lock = read_lock(folder)
     workers = threads or os.cpu_count() or 1
-    record: dict[str, Any] = {
-        "folder": str(folder), "verdict": "inputs changed",
-        "inputs": changed_data(lock) or changed_inputs(lock, workers, progress),
-        "differences": [], "expected_sha256": lock.sha256, "sha256": None, "out": None, "notes": _notes(lock),
-    }  # fmt: skip
-    if not record["inputs"]:
+    inputs = changed_data(lock) or changed_inputs(lock, workers, progress)
+    result = Reproduction(str(folder), "inputs changed", inputs, [], lock.sha256, None, None, _notes(lock), 0.0)
+    if not inputs:
         with _place(folder, out) as place, _as_many_threads(lock):
-            rerun(lock, place)
+            _merge_again(lock, place, keep=out is not None, threads=threads, force=force, progress=progress)
             again = open_checkpoint(place)
             hashes = hash_tensors(again, threads=workers, progress=progress)
-            record["differences"] = differences(lock, locked_tensors(again.tensors, hashes), place)
-        record["sha256"] = tensors_digest(hashes)
-        record["verdict"] = "different" if record["differences"] else "identical"
-        record["out"] = str(out) if out is not None else None
-    return {**record, "seconds": time.perf_counter() - start}
+            result.differences = differences(lock, locked_tensors(again.tensors, hashes), place)
+        result.sha256 = tensors_digest(hashes)
+        result.verdict = "different" if result.differences else "identical"
+        result.out = str(out) if out is not None else None
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+def _merge_again(
+    lock: Lock, place: Path, *, keep: bool, threads: int | None, force: bool, progress: Progress | None
+) -> None:
+    """The recipe of the lock, with its options and the inputs it names, into `place`."""
+    options = lock.options
+    merged = merge_recipe(
+        lock.recipe, models=pinned_inputs(lock), device=options.get("device", "cpu"), threads=threads, progress=progress
+    )
+    merged.save(
+        place, shard_size=options.get("shard_size", "5GB"), out_dtype=options.get("out_dtype"), force=force, lock=keep,
+        report=keep,
+    )  # fmt: skip
 
 
 def changed_inputs(lock: Lock, threads: int, progress: Progress | None = None) -> list[dict[str, Any]]:
     """The inputs that are not as they were, with what changed. Headers first: no weight is read for a known answer."""
     opened: list[tuple[LockedInput, Checkpoint]] = []
-    found: list[dict[str, Any]] = []
+    changes: list[dict[str, Any]] = []
     for entry in lock.inputs:
         try:
             checkpoint = open_locked(entry)
         except CheckpointError as error:
-            found.append({"reference": entry.source, "changed": [str(error)]})
+            changes.append({"reference": entry.source, "changed": [str(error)]})
             continue
         opened.append((entry, checkpoint))
         problems = _header_changes(entry, checkpoint)
         if problems:
-            found.append({"reference": entry.source, "changed": problems})
-    if found:
-        return found
+            changes.append({"reference": entry.source, "changed": problems})
+    if changes:
+        return changes
     for entry, checkpoint in opened:
         hashes = hash_tensors(checkpoint, entry.tensors, threads=threads, progress=progress)
         changed = [name for name in hashes if hashes[name] != entry.tensors[name].sha256]
         if changed:
-            found.append({"reference": entry.source, "changed": [f"changed tensors: {name_some(changed, 20)}"]})
-    return found
+            changes.append({"reference": entry.source, "changed": [f"changed tensors: {name_some(changed, 20)}"]})
+    return changes
 
 
 def changed_data(lock: Lock) -> list[dict[str, Any]]:
     """The data that is not there any more, or not what the models were run on."""
-    found = []
+    changes = []
     for entry in lock.options.get("data", ()):
         problem = _data_change(entry)
         if problem is not None:
-            found.append({"reference": f"data {entry['name']}", "changed": [problem]})
-    return found
+            changes.append({"reference": f"data {entry['name']}", "changed": [problem]})
+    return changes
 
 
 def _data_change(entry: Mapping[str, Any]) -> str | None:
@@ -154,14 +183,6 @@ def _header_changes(entry: LockedInput, checkpoint: Checkpoint) -> list[str]:
     if other:
         changes.append(f"another shape or dtype: {name_some(other, 20)}")
     return changes
-
-
-def run_versions() -> dict[str, str]:
-    """What computes when models are run: their stock classes too."""
-    try:
-        return {**current_versions(), "transformers": version("transformers")}
-    except PackageNotFoundError:
-        return current_versions()
 
 
 def _notes(lock: Lock) -> list[str]:

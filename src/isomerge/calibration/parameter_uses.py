@@ -28,7 +28,7 @@ class Unseen(Exception):
 
 
 @dataclass(frozen=True)
-class Use:
+class ParameterUse:
     """One call that mixes something shared (a parameter, or made of parameters) with the examples."""
 
     function: Any
@@ -93,12 +93,12 @@ class Use:
         return self.args[place] if isinstance(place, int) else self.kwargs[place]  # type: ignore[no-any-return]
 
 
-class Uses(TorchFunctionMode):
+class ParameterUses(TorchFunctionMode):
     """Remembers, while a model runs, every use of its parameters on the examples of a batch."""
 
     def __init__(self, parameters: Sequence[Tensor], batch: dict[str, Tensor], examples: int) -> None:
         super().__init__()
-        self.found: list[Use] = []
+        self.found: list[ParameterUse] = []
         self._examples = examples
         self._roots: Any = WeakIdKeyDictionary({p: (p,) for p in parameters})
         self._data: Any = WeakIdKeyDictionary({tensor: True for tensor in batch.values()})
@@ -114,7 +114,7 @@ class Uses(TorchFunctionMode):
         if with_data and roots and _differentiable(made):
             self._remember(func, args, kwargs, made)
         elif roots and func in SPREADS and self._is_spread(args[0], made):
-            self.found.append(Use(func, args, kwargs, 0, roots, made, (), self._examples))
+            self.found.append(ParameterUse(func, args, kwargs, 0, roots, made, (), self._examples))
             with_data = True
         changed = args[0] if func is Tensor.__setitem__ else made
         for tensor in _tensors(changed):
@@ -139,7 +139,7 @@ class Uses(TorchFunctionMode):
             raise Unseen(f"{getattr(func, '__name__', func)}")
         for place in shared:
             roots = self._roots[flat[place]]
-            self.found.append(Use(func, tuple(args), dict(kwargs), place, roots, made, data, self._examples))
+            self.found.append(ParameterUse(func, tuple(args), dict(kwargs), place, roots, made, data, self._examples))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

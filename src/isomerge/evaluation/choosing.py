@@ -8,15 +8,17 @@ from typing import Any
 from isomerge.data.base import Data
 from isomerge.data.heads import TASKS, label_names, task_of
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.evaluation.tasks.base import Task
-from isomerge.evaluation.tasks.classes import Classification, SeveralClasses
-from isomerge.evaluation.tasks.language import Language
-from isomerge.evaluation.tasks.regression import Regression
-from isomerge.evaluation.tasks.tags import Tagging
+from isomerge.evaluation.tasks import (
+    ClassificationTask,
+    LanguageTask,
+    MultiLabelTask,
+    RegressionTask,
+    TaggingTask,
+    Task,
+)
 
-HARNESS = "lm-eval:"
 OTHERS = ("module:function", "lm-eval:NAME")
-SAID = {"texts": "texts", "pairs": "pairs of texts", "tokens": "tagged words", "corpus": "running text"}
+KIND_NAMES = {"texts": "texts", "pairs": "pairs of texts", "tokens": "tagged words", "corpus": "running text"}
 IMAGES = "a folder or archive of images in class folders"
 TEXTS = "texts: .txt, .jsonl, .csv, .tsv or CoNLL, or a folder of those"
 
@@ -48,23 +50,23 @@ def task_name(config: Mapping[str, Any], wanted: str | None, model: str) -> str:
 def choose_task(config: Mapping[str, Any], name: str) -> Callable[[], Task]:
     """A fresh task, with all counts at zero, at every call."""
     if name == "image":
-        return lambda: Classification("image")
+        return lambda: ClassificationTask("image")
     if name == "sequence":
         several = config.get("problem_type") == "multi_label_classification"
-        return SeveralClasses if several else lambda: Classification("sequence")
+        return MultiLabelTask if several else lambda: ClassificationTask("sequence")
     if name == "token":
         names = label_names(config)
-        return lambda: Tagging(names)
+        return lambda: TaggingTask(names)
     if name == "regression":
-        return Regression
-    return lambda: Language(name)
+        return RegressionTask
+    return lambda: LanguageTask(name)
 
 
 def require_fitting(data: Data, task: str, model: str) -> None:
     """Refuse images for a model of texts and the other way round, before anything is decoded."""
     if data.kind == "batches":
         return
-    given = SAID.get(data.kind, data.kind)
+    given = KIND_NAMES.get(data.kind, data.kind)
     if (data.kind == "images") != (task == "image"):
         reads, wanted = ("images", IMAGES) if task == "image" else ("texts", TEXTS)
         raise RequestError(

@@ -11,56 +11,57 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isomerge.calibration.batches import Batch, Grid, encoder_of, forward
-from isomerge.calibration.maps import Stock
+from isomerge.data.base import Batch
 from isomerge.errors import IsomergeError
+from isomerge.running.padding import PaddingMask, encoder_of
+from isomerge.running.stock import StockModel
 
 Look = Callable[[nn.Module, Tensor, Tensor], Tensor | None]
 """Picks what to see out of a module's input and output; None for nothing this time."""
-Tell = Callable[[Tensor], None]
+Receive = Callable[[Tensor], None]
 """Gets the rows of one call, (rows, width)."""
 
 
-class Watch:
+class ActivationWatch:
     """What to see of which module. Each forward pass calls the listeners once per call of the module."""
 
-    def __init__(self, stock: Stock) -> None:
+    def __init__(self, stock: StockModel) -> None:
         self.stock = stock
-        self.modules = stock.modules()
-        self.encoder = encoder_of(stock.model)
+        self.modules = stock.modules
+        self.encoder = encoder_of(stock.module)
         within = "" if self.encoder is None else next(n for n, m in self.modules.items() if m is self.encoder)
         self._encoder_name = within
-        self._listeners: dict[str, list[tuple[str, Look, Tell]]] = {}
+        self._listeners: dict[str, list[tuple[str, Look, Receive]]] = {}
         self._around: list[tuple[nn.Module, Callable[..., Any], Callable[[Any], None]]] = []
-        self._grid: Grid | None = None
+        self._padding: PaddingMask | None = None
         self._place = 0
         self._calls: Counter[str] = Counter()
         self._sums: list[tuple[str, Tensor]] = []
         self._tables: set[tuple[str, int]] | None = None
 
-    def listen(self, module: str, label: str, look: Look, tell: Tell) -> None:
-        self._listeners.setdefault(module, []).append((label, look, tell))
+    def listen(self, module: str, label: str, look: Look, receive: Receive) -> None:
+        self._listeners.setdefault(module, []).append((label, look, receive))
 
     def surround(self, module: nn.Module, enter: Callable[..., Any], leave: Callable[[Any], None]) -> None:
         """Call `enter(module, args, kwargs)` before a module runs, and `leave` with its answer afterwards."""
         self._around.append((module, enter, leave))
 
     @property
-    def grid(self) -> Grid:
-        assert self._grid is not None, "asked for outside a forward pass"
-        return self._grid
+    def padding(self) -> PaddingMask:
+        assert self._padding is not None, "asked for outside a forward pass"
+        return self._padding
 
     def run(self, batch: Batch) -> Any:
         """One forward pass, without gradients."""
         if self._tables is None:
             self._tables = self._calls_without_data(batch)
-        self._grid = Grid(batch, self.stock.model)
+        self._padding = PaddingMask(batch, self.stock.module)
         self._place += 1
         self._calls.clear()
         with torch.no_grad(), self._hooks():
-            made = forward(self.stock.model, batch, self.stock.checkpoint.name)
-        self._require_finite()
-        self._grid = None
+            made = self.stock.forward(batch)
+        self._raise_unless_finite()
+        self._padding = None
         return made
 
     def _calls_without_data(self, batch: Batch) -> set[tuple[str, int]]:
@@ -77,13 +78,13 @@ class Watch:
         return {call for call, length in lengths[0].items() if lengths[1].get(call) == length}
 
     def _lengths(self, batch: Batch) -> dict[tuple[str, int], int]:
-        found: dict[tuple[str, int], int] = {}
+        lengths: dict[tuple[str, int], int] = {}
         calls: Counter[str] = Counter()
 
         def hook(name: str) -> Callable[..., None]:
             def look(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
                 given = first_tensor((*args, *kwargs.values()))
-                found[name, calls[name]] = given.shape[:-1].numel()
+                lengths[name, calls[name]] = given.shape[:-1].numel()
                 calls[name] += 1
 
             return look
@@ -91,11 +92,11 @@ class Watch:
         handles = [self.modules[n].register_forward_hook(hook(n), with_kwargs=True) for n in self._listeners]
         try:
             with torch.no_grad():
-                forward(self.stock.model, batch, self.stock.checkpoint.name)
+                self.stock.forward(batch)
         finally:
             for handle in handles:
                 handle.remove()
-        return found
+        return lengths
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
@@ -118,7 +119,7 @@ class Watch:
                 handle.remove()
 
     def _remember(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self.grid.encoded = first_tensor(output)
+        self.padding.encoded = first_tensor(output)
 
     def _hook(self, name: str) -> Callable[..., None]:
         in_encoder = bool(self._encoder_name) and name.startswith(self._encoder_name + ".")
@@ -129,20 +130,20 @@ class Watch:
             if self._tables and call in self._tables:
                 return
             given, made = first_tensor((*args, *kwargs.values())), first_tensor(output)
-            for label, look, tell in self._listeners[name]:
+            for label, look, receive in self._listeners[name]:
                 values = look(module, given, made)
-                rows = None if values is None else self.grid.rows(values, in_encoder=in_encoder)
+                rows = None if values is None else self.padding.rows(values, in_encoder=in_encoder)
                 if rows is not None:
-                    self.told(label, rows)
-                    tell(rows)
+                    self.require_finite(label, rows)
+                    receive(rows)
 
         return hook
 
-    def told(self, label: str, rows: Tensor) -> None:
-        """Remember to look whether these rows are finite: their sum is only if all of them are."""
+    def require_finite(self, label: str, rows: Tensor) -> None:
+        """Raise after this forward pass unless the rows are finite: their sum is only if all of them are."""
         self._sums.append((label, rows.sum(dtype=torch.float64)))
 
-    def _require_finite(self) -> None:
+    def _raise_unless_finite(self) -> None:
         """Once per forward pass, since asking an accelerator for a number makes it wait."""
         labels, sums = [label for label, _ in self._sums], [total for _, total in self._sums]
         self._sums = []
@@ -167,11 +168,11 @@ def _bracket(
     return before, after
 
 
-def first_tensor(found: Any) -> Tensor:
+def first_tensor(given: Any) -> Tensor:
     """The activations among a module's inputs or outputs, which are the first of them."""
-    if isinstance(found, Tensor):
-        return found
-    values = found.values() if isinstance(found, Mapping) else found
+    if isinstance(given, Tensor):
+        return given
+    values = given.values() if isinstance(given, Mapping) else given
     return next(value for value in values if isinstance(value, Tensor))
 
 
@@ -185,12 +186,12 @@ class SameInput:
     def owner(self, name: str, values: Tensor) -> str:
         """The first map that read these values in this forward pass: `name` itself, or an earlier one."""
         self._recent = [(ref, other) for ref, other in self._recent if ref() is not None]
-        found = next((other for ref, other in self._recent if ref() is values), name)
-        if found == name:
+        owner = next((other for ref, other in self._recent if ref() is values), name)
+        if owner == name:
             self._recent.append((weakref.ref(values), name))
-        if self.owner_of.setdefault(name, found) != found:
+        if self.owner_of.setdefault(name, owner) != owner:
             raise IsomergeError(
                 f"Measuring the inputs of '{name}': it shares them with another layer in some batches only. "
                 "Please report this model."
             )
-        return found
+        return owner
