@@ -1,7 +1,7 @@
 """Two models on the same data: how the activations of one go with those of the other, site by site.
 
-    found = cross_statistics("model-b", "model-a", batches)          # first the source, then the anchor
-    for site, moments in found.of("ffn.0"):
+    crossed = cross_statistics("model-b", "model-a", batches)          # first the source, then the anchor
+    for site, moments in crossed.of("ffn.0"):
         moments.cross                # Σ x_B x_Aᵀ, (width, width): rows are the source's units, columns the anchor's
         moments.covariance()         # the same about the means, divided by the count
         moments.correlation()        # … and by both standard deviations; 0 for a unit that never changes

@@ -62,15 +62,15 @@ def diagonal_fisher(
 
     def scores(batch: Batch, first: int) -> Iterator[Tensor]:
         nonlocal exact
-        found = predictions(stock, batch)
-        _require_finite(found, stock, first)
+        predicted = predictions(stock, batch)
+        _require_finite(predicted, stock, first)
         if kind == "empirical":
-            yield _chosen(found.scores, found.labels)
+            yield _chosen(predicted.scores, predicted.labels)
         else:
-            few = _few(found, examples_in(batch))
+            few = _few(predicted, examples_in(batch))
             exact = exact and bool(few.all())
-            yield from _expected(found, few)
-            yield from _drawn_scores(found, ~few, samples, seed, first)
+            yield from _expected(predicted, few)
+            yield from _drawn_scores(predicted, ~few, samples, seed, first)
 
     squares = SquaredGradients(stock.module, scores)
     reading = DataPass(
@@ -87,8 +87,8 @@ def diagonal_fisher(
         done += examples_in(batch)
     record = {"kind": kind, "examples": done, "exact": exact if kind == "true" else None, "samples": samples,
               "seed": seed, "unit": "example"}  # fmt: skip
-    found = {id(p): total / done for p, total in zip(squares.parameters, squares.sums, strict=True)}
-    return _on_disk(stock, found, names), record, reading
+    information = {id(p): total / done for p, total in zip(squares.parameters, squares.sums, strict=True)}
+    return _on_disk(stock, information, names), record, reading
 
 
 @dataclass(frozen=True)
@@ -146,33 +146,33 @@ def _chosen(scores: Tensor, labels: Tensor | None) -> Tensor:
     return scores.gather(1, labels.reshape(-1, 1).long()).sum()
 
 
-def _few(found: Predictions, examples: int) -> Tensor:
+def _few(predicted: Predictions, examples: int) -> Tensor:
     """(predictions,): whether an example's labels are few enough to go through all of them."""
-    classes = found.scores.shape[1]
-    mine = torch.bincount(found.example, minlength=examples)[found.example]
+    classes = predicted.scores.shape[1]
+    mine = torch.bincount(predicted.example, minlength=examples)[predicted.example]
     return (mine * classes <= EXACT_SCORES) & (classes <= EXACT_CLASSES) | (classes == 1)
 
 
-def _expected(found: Predictions, which: Tensor) -> Iterator[Tensor]:
+def _expected(predicted: Predictions, which: Tensor) -> Iterator[Tensor]:
     """The n-th prediction of all examples together, label by label, times √p: squared, each counts p times."""
-    first = torch.searchsorted(found.example, found.example)  # the row where a prediction's example begins
+    first = torch.searchsorted(predicted.example, predicted.example)  # the row where a prediction's example begins
     number = torch.arange(len(first), device=first.device) - first
-    classes = found.scores.shape[1]
+    classes = predicted.scores.shape[1]
     for n in range(int(number[which].max()) + 1 if bool(which.any()) else 0):
-        scores = found.scores[which & (number == n)]
+        scores = predicted.scores[which & (number == n)]
         if classes > 1:
             scores = scores * (scores.detach() / 2).exp()
         yield from scores.sum(0)
 
 
-def _drawn_scores(found: Predictions, which: Tensor, samples: int, seed: int, first: int) -> Iterator[Tensor]:
+def _drawn_scores(predicted: Predictions, which: Tensor, samples: int, seed: int, first: int) -> Iterator[Tensor]:
     """Labels drawn from the model's own predictions, one sum for all examples per draw."""
     for draw in range(samples if bool(which.any()) else 0):
-        labels = torch.zeros_like(found.example)
-        for example in torch.unique(found.example[which]).tolist():  # type: ignore[no-untyped-call]
-            mine = found.example == example
-            labels[mine] = _drawn(found.scores[mine], seed, first + example, draw)
-        yield _chosen(found.scores[which], labels[which]) / samples**0.5
+        labels = torch.zeros_like(predicted.example)
+        for example in torch.unique(predicted.example[which]).tolist():
+            mine = predicted.example == example
+            labels[mine] = _drawn(predicted.scores[mine], seed, first + example, draw)
+        yield _chosen(predicted.scores[which], labels[which]) / samples**0.5
 
 
 def _drawn(scores: Tensor, seed: int, example: int, draw: int) -> Tensor:
@@ -182,12 +182,12 @@ def _drawn(scores: Tensor, seed: int, example: int, draw: int) -> Tensor:
     return torch.multinomial(chances, 1, generator=generator)[:, 0].to(scores.device)
 
 
-def _require_finite(found: Predictions, stock: StockModel, first: int) -> None:
-    wrong = ~found.scores.detach().isfinite().all(1)
+def _require_finite(predicted: Predictions, stock: StockModel, first: int) -> None:
+    wrong = ~predicted.scores.detach().isfinite().all(1)
     if bool(wrong.any()):
         raise IsomergeError(
             f"Measuring Fisher information of {stock.checkpoint.name}: the predictions for example "
-            f"{first + int(found.example[wrong][0])} are not finite. Look for NaN in the data, or for weights that "
+            f"{first + int(predicted.example[wrong][0])} are not finite. Look for NaN in the data, or for weights that "
             "overflow in float32."
         )
 
@@ -203,13 +203,14 @@ def _measured(stock: StockModel, names: Collection[str] | None) -> Iterator[Tens
             yield parameter
 
 
-def _on_disk(stock: StockModel, found: dict[int, Tensor], names: Collection[str] | None) -> dict[str, Tensor]:
+def _on_disk(stock: StockModel, information: dict[int, Tensor], names: Collection[str] | None) -> dict[str, Tensor]:
     """Under the names and in the shapes of the checkpoint. What is no parameter counts nothing.
 
     Where a tensor is stacked or cut in memory, the values take the places of the weights, and transformers is asked how
     it would save them.
     """
-    values = {n: found[id(p)] for n, p in stock.module.named_parameters(remove_duplicate=False) if id(p) in found}
+    parameters = stock.module.named_parameters(remove_duplicate=False)
+    values = {name: information[id(p)] for name, p in parameters if id(p) in information}
     wanted = [
         name for name, info in stock.checkpoint.tensors.items()
         if info.dtype.is_floating_point and (names is None or name in names)
@@ -220,7 +221,7 @@ def _on_disk(stock: StockModel, found: dict[int, Tensor], names: Collection[str]
         model = stock.module.double()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.copy_(found[id(parameter)])
+                parameter.copy_(information[id(parameter)])
         saved = saved_state(model, stock.checkpoint.name)
     result = {}
     for name, memory in in_memory.items():

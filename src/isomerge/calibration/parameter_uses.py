@@ -55,13 +55,13 @@ class ParameterUse:
     def gradients(self, grad: Tensor, parameter: Tensor, part: slice) -> Tensor:
         """The gradients of a parameter, (examples in the part, *its shape), from that of the call's output."""
         with torch.no_grad():
-            found = self._gradients(self._of_examples(grad, part), part)
+            gradients = self._gradients(self._of_examples(grad, part), part)
         if self.shared is parameter:
-            return found
+            return gradients
         (pulled,) = torch.autograd.grad(
-            self.shared, [parameter], found, retain_graph=True, allow_unused=True, is_grads_batched=True
+            self.shared, [parameter], gradients, retain_graph=True, allow_unused=True, is_grads_batched=True
         )
-        return found.new_zeros(len(found), *parameter.shape) if pulled is None else pulled
+        return gradients.new_zeros(len(gradients), *parameter.shape) if pulled is None else pulled
 
     def _gradients(self, grad: Tensor, part: slice) -> Tensor:
         shape = self.shared.shape
@@ -78,10 +78,10 @@ class ParameterUse:
             back: Any = torch.func.vjp(lambda shared: self._call(shared, inputs), self.shared.detach())[1]
             return back(grad)[0]  # type: ignore[no-any-return]
 
-        return torch.vmap(one)(grad, *inputs)  # type: ignore[no-any-return]
+        return torch.vmap(one)(grad, *inputs)
 
     def _of_examples(self, values: Tensor, part: slice) -> Tensor:
-        return values.detach().unflatten(0, (self.examples, -1))[part]
+        return torch.unflatten(values.detach(), 0, (self.examples, -1))[part]
 
     def _call(self, shared: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         given = dict(zip(self.data, inputs, strict=True)) | {self.place: shared}
@@ -98,7 +98,7 @@ class ParameterUses(TorchFunctionMode):
 
     def __init__(self, parameters: Sequence[Tensor], batch: dict[str, Tensor], examples: int) -> None:
         super().__init__()
-        self.found: list[ParameterUse] = []
+        self.uses: list[ParameterUse] = []
         self._examples = examples
         self._roots: Any = WeakIdKeyDictionary({p: (p,) for p in parameters})
         self._data: Any = WeakIdKeyDictionary({tensor: True for tensor in batch.values()})
@@ -114,7 +114,7 @@ class ParameterUses(TorchFunctionMode):
         if with_data and roots and _differentiable(made):
             self._remember(func, args, kwargs, made)
         elif roots and func in SPREADS and self._is_spread(args[0], made):
-            self.found.append(ParameterUse(func, args, kwargs, 0, roots, made, (), self._examples))
+            self.uses.append(ParameterUse(func, args, kwargs, 0, roots, made, (), self._examples))
             with_data = True
         changed = args[0] if func is Tensor.__setitem__ else made
         for tensor in _tensors(changed):
@@ -139,7 +139,7 @@ class ParameterUses(TorchFunctionMode):
             raise Unseen(f"{getattr(func, '__name__', func)}")
         for place in shared:
             roots = self._roots[flat[place]]
-            self.found.append(ParameterUse(func, tuple(args), dict(kwargs), place, roots, made, data, self._examples))
+            self.uses.append(ParameterUse(func, tuple(args), dict(kwargs), place, roots, made, data, self._examples))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

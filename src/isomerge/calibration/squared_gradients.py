@@ -70,13 +70,13 @@ class SquaredGradients:
                 score = next(scores, None)
             if score is None:
                 return True
-            if kind not in self._checked and not self._agree(batch, first, score, uses.found):
+            if kind not in self._checked and not self._agree(batch, first, score, uses.uses):
                 return False
             self._checked.add(kind)
         except (Unseen, ValueError, RuntimeError):  # if the model itself is at fault, it fails alone as well
             return False
         while score is not None:
-            self._add_squares(score, uses.found)
+            self._add_squares(score, uses.uses)
             score = next(scores, None)
         return True
 
@@ -113,11 +113,11 @@ class SquaredGradients:
         if alone is None:
             return False
         expected = self._gradients(alone)
-        found = {id(p): _summed(parts, p, slice(0, 1))[0] for _, p, parts in self._by_parameter(score, uses)}
+        together = {id(p): _summed(parts, p, slice(0, 1))[0] for _, p, parts in self._by_parameter(score, uses)}
         lengths = [0.0 if grad is None else float(grad.norm()) for grad in expected]
         for parameter, grad, length in zip(self.parameters, expected, lengths, strict=True):
             zero = torch.zeros_like(parameter)
-            difference = found.get(id(parameter), zero) - (zero if grad is None else grad)
+            difference = together.get(id(parameter), zero) - (zero if grad is None else grad)
             if float(difference.norm()) > NEAR * length + FLOOR * max(lengths):
                 return False
         return True

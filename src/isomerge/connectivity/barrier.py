@@ -26,7 +26,7 @@ MOST_POINTS = 10_000
 
 
 @dataclass
-class Line(Result):
+class LineCurve(Result):
     """What was measured on one line."""
 
     points: list[dict[str, Any]]
@@ -42,7 +42,7 @@ class Line(Result):
 
 
 @dataclass
-class AlignedLine(Line):
+class AlignedLineCurve(LineCurve):
     """The line after B was moved next to A without a change of its function."""
 
     level: str
@@ -51,7 +51,7 @@ class AlignedLine(Line):
 
 
 @dataclass
-class Barrier(Line):
+class Barrier(LineCurve):
     """The line between two models, and with `align` the aligned one beside it."""
 
     OPTIONAL = (*MEASURE_FACTS, "aligned")
@@ -65,7 +65,7 @@ class Barrier(Line):
     examples: int | None = None
     data: dict[str, Any] | None = None
     """Name, sha256, size and kind."""
-    aligned: AlignedLine | None = None
+    aligned: AlignedLineCurve | None = None
 
 
 def barrier(
@@ -122,7 +122,7 @@ def barrier(
         mixture, verdicts, notes = aligned_mixture(checkpoints, given, level, device)
         moved = _line(mixture, measure, names, points, tick)
         notes += broken_points(moved.points)
-        aligned = AlignedLine(**vars(moved), level=level, verdict=verdicts[0], notes=notes)
+        aligned = AlignedLineCurve(**vars(moved), level=level, verdict=verdicts[0], notes=notes)
     result = Barrier(
         **vars(line), models=names, task=measure.task, notes=[*data_notes(), *broken_points(line.points)],
         seconds=time.perf_counter() - start, aligned=aligned, **measure.facts,
@@ -174,7 +174,7 @@ def choose_measure(
 
 def _line(
     mixture: Mixture, measure: DataMeasure | LossMeasure, names: Sequence[str], points: int, tick: Callable[[], None]
-) -> Line:
+) -> LineCurve:
     measured: list[dict[str, Any]] = []
     for n in range(points):
         t = n / (points - 1)
@@ -190,7 +190,7 @@ def _line(
     sign = 1.0 if measure.facts.get("higher_is_better") is False else -1.0
     losses = [point["loss"] for point in measured]
     qualities = [None if point["metric"] is None else sign * point["metric"] for point in measured]
-    return Line(measured, height(losses), height(qualities), parents, ensemble)
+    return LineCurve(measured, height(losses), height(qualities), parents, ensemble)
 
 
 def height(values: Sequence[float | None]) -> float | None:

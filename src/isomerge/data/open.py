@@ -9,22 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint.side_files import is_weight
-from isomerge.data import archives, conll
+from isomerge.data.archives import ARCHIVE_SUFFIXES
 from isomerge.data.base import Data, DataSource
 from isomerge.data.corpus import Corpus
-from isomerge.data.datasets import is_dataset, is_saved_dataset, load_saved_dataset, open_dataset
-from isomerge.data.examples import Example
+from isomerge.data.examples import (
+    TAGGED_SUFFIXES,
+    Example,
+    ExamplesAndNotes,
+    beside,
+    from_records,
+    from_table,
+    looks_tagged,
+    parallel_labels,
+    read_tagged,
+)
 from isomerge.data.images import ImageData, is_image
+from isomerge.data.objects import ReadyData, is_dataset, is_saved_dataset, load_saved_dataset, open_dataset
 from isomerge.data.options import DataOptions, split_source
-from isomerge.data.parallel import beside, parallel_labels
-from isomerge.data.ready import ReadyData
-from isomerge.data.rows import ExamplesAndNotes, from_records, from_table
 from isomerge.data.splits import pick_split, same_split, split_of_file
-from isomerge.data.tables import SAMPLE, cut, find_delimiter, read_lines, read_records
+from isomerge.data.tables import SAMPLE_LINES, cut, find_delimiter, read_lines, read_records
 from isomerge.data.texts import TextData
 from isomerge.errors import RequestError, did_you_mean
 
-TEXT_FILES = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".tokens", ".text", ".raw", *conll.SUFFIXES)
+TEXT_FILES = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".tokens", ".text", ".raw", *TAGGED_SUFFIXES)
 DESCRIPTIONS = ("readme", "license", "sources", "mapping")
 NOT_DATA = (
     "this is a model, and not data. Name the images or texts to run the model on: a folder or archive of images in "
@@ -78,7 +85,7 @@ def _opened(source: Any, options: DataOptions, tokenizer: Any, prefer: str) -> D
             raise RequestError(f"Opening data: a {type(source).__name__} is neither a path nor batches.")
         return ReadyData(source)
     path = Path(source).expanduser()
-    if path.is_file() and path.name.lower().endswith(archives.SUFFIXES):
+    if path.is_file() and path.name.lower().endswith(ARCHIVE_SUFFIXES):
         return ImageData(path, split=options.split, prefer=prefer)
     if path.is_dir() and options.kind in (None, "images") and _holds_images(path):
         return ImageData(path, split=options.split, prefer=prefer)
@@ -107,7 +114,7 @@ def _text_files(path: Path, split: str | None, prefer: str) -> tuple[list[Path],
         if path.suffix.lower() not in TEXT_FILES:
             raise RequestError(
                 f"While opening {path}: '{path.suffix or path.name}' is not a kind of data that is known. Known are "
-                f"folders and archives of images ({', '.join(archives.SUFFIXES)}) and {', '.join(TEXT_FILES)}."
+                f"folders and archives of images ({', '.join(ARCHIVE_SUFFIXES)}) and {', '.join(TEXT_FILES)}."
             )
         return [path], []
     if not path.is_dir():
@@ -119,18 +126,18 @@ def _text_files(path: Path, split: str | None, prefer: str) -> tuple[list[Path],
     inside = {p.name for p in path.iterdir()}
     if any(map(is_weight, inside)) and inside & {"config.json", "adapter_config.json"}:
         raise RequestError(f"While opening data {path}: {NOT_DATA}")
-    found = sorted(p for p in path.iterdir() if p.is_file() and p.suffix.lower() in TEXT_FILES)
-    found = [p for p in found if not p.name.lower().startswith(DESCRIPTIONS) and not parallel_labels(p)]
-    if not found:
+    files = sorted(p for p in path.iterdir() if p.is_file() and p.suffix.lower() in TEXT_FILES)
+    files = [p for p in files if not p.name.lower().startswith(DESCRIPTIONS) and not parallel_labels(p)]
+    if not files:
         raise RequestError(
             f"While opening data {path}: the folder holds neither images nor {', '.join(TEXT_FILES)}. Name the folder "
             "that does."
         )
-    parts = [split_of_file(p.name) for p in found]
+    parts = [split_of_file(p.name) for p in files]
     if not any(parts):
-        return found, []  # a column of the table may name the parts
+        return files, []  # a column of the table may name the parts
     chosen, notes = pick_split(parts, split, prefer, str(path))
-    return [p for p, part in zip(found, parts, strict=True) if part == chosen], notes
+    return [p for p, part in zip(files, parts, strict=True) if part == chosen], notes
 
 
 def _is_elsewhere(path: Path) -> bool:
@@ -180,13 +187,13 @@ def _examples(path: Path, options: DataOptions, prefer: str) -> ExamplesAndNotes
     if suffix in (".jsonl", ".json"):
         return from_records(read_records(path), str(path), options, prefer)
     lines = read_lines(path)
-    tagged = suffix in conll.SUFFIXES or (kind is None and conll.looks_tagged(lines[:SAMPLE]))
+    tagged = suffix in TAGGED_SUFFIXES or (kind is None and looks_tagged(lines[:SAMPLE_LINES]))
     labels = beside(path)
     by_tags = kind == "tokens" or (tagged and kind is None)
     if options.split is not None and (by_tags or (labels is not None and suffix == ".txt")):
         pick_split([], options.split, prefer, str(path))  # refuses: such files have no parts
     if by_tags:
-        return conll.read_tagged(lines, str(path)), []
+        return read_tagged(lines, str(path)), []
     if kind in ("corpus", "lines", "documents"):
         return None
     if labels is not None and suffix == ".txt":

@@ -12,11 +12,9 @@ import numpy as np
 
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.data.base import Batch, Data, Wanted
-from isomerge.data.encode import Encoded, Encoder, collate
+from isomerge.data.encode import Encoded, Encoder, collate, masked
 from isomerge.data.examples import Example
-from isomerge.data.heads import label_names, task_of
-from isomerge.data.labels import match_labels
-from isomerge.data.masking import masked
+from isomerge.data.heads import label_names, match_labels, task_of
 from isomerge.errors import RequestError
 
 

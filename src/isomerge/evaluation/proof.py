@@ -30,7 +30,7 @@ class Unprovable(Exception):
 
 
 @dataclass
-class Part:
+class GuessedPart:
     """One guess at the structure of a part of every layer: patterns, and per space the groups to try, largest first."""
 
     where: str
@@ -40,12 +40,12 @@ class Part:
 
     def spaces(self, proven: Mapping[str, Group]) -> dict[str, Group]:
         """The spaces of all layers; one that is not proven stays at the identity."""
-        found: dict[str, Group] = {}
+        groups: dict[str, Group] = {}
         for space, (first, *_) in self.options.items():
             group = proven.get(space) or Trivial(first.size, first.per)
             for i in map(str, self.layers):
-                found[space.replace("{i}", i)] = replace(group, per=tuple(p.replace("{i}", i) for p in group.per))
-        return found
+                groups[space.replace("{i}", i)] = replace(group, per=tuple(p.replace("{i}", i) for p in group.per))
+        return groups
 
     def named(self) -> Iterator[tuple[str, str]]:
         """Name and pattern of every tensor."""
@@ -69,16 +69,16 @@ class Prover:
         if not torch.isfinite(self.expected).all():
             raise Unprovable("on random weights its outputs are not finite")
 
-    def best(self, alternatives: Sequence[Part]) -> tuple[Part, dict[str, Group], list[str]]:
+    def best(self, alternatives: Sequence[GuessedPart]) -> tuple[GuessedPart, dict[str, Group], list[str]]:
         """The structure with the most proven spaces, those, and what was found out about every space."""
-        found: list[tuple[Part, dict[str, Group], list[str]]] = []
+        tried: list[tuple[GuessedPart, dict[str, Group], list[str]]] = []
         for part in alternatives:
-            found.append((part, *self.prove(part)))
-            if len(found[-1][1]) == len(part.options):
+            tried.append((part, *self.prove(part)))
+            if len(tried[-1][1]) == len(part.options):
                 break
-        return max(found, key=lambda result: len(result[1]))
+        return max(tried, key=lambda result: len(result[1]))
 
-    def prove(self, part: Part) -> tuple[dict[str, Group], list[str]]:
+    def prove(self, part: GuessedPart) -> tuple[dict[str, Group], list[str]]:
         proven: dict[str, Group] = {}
         notes = []
         for space, groups in part.options.items():
@@ -89,11 +89,11 @@ class Prover:
                     proven[space] = group
                     break
                 failures.append(f"{group.name} {failure}")
-            found = f"{proven[space].name}, proven" if space in proven else f"identity: {', '.join(failures)}"
-            notes.append(f"{space.removesuffix('.{i}')} in {part.where}: {found}")
+            outcome = f"{proven[space].name}, proven" if space in proven else f"identity: {', '.join(failures)}"
+            notes.append(f"{space.removesuffix('.{i}')} in {part.where}: {outcome}")
         return proven, notes
 
-    def _refutation(self, part: Part, space: str, group: Group) -> str | None:
+    def _refutation(self, part: GuessedPart, space: str, group: Group) -> str | None:
         """Why a space does not carry a group, or None when it provably does."""
         if isinstance(group, Permutation) and group.size == 1:
             return "of one unit moves nothing"

@@ -85,8 +85,9 @@ class Task(ABC):
 def logits_of(outputs: Mapping[str, Any]) -> Tensor:
     """The logits, whichever name the class gives them."""
     for name in ("logits", "prediction_logits"):
-        if outputs.get(name) is not None:
-            return outputs[name]
+        logits: Tensor | None = outputs.get(name)
+        if logits is not None:
+            return logits
     raise RequestError(
         f"Evaluating: the model gives {', '.join(outputs)} and no logits; it has no head. Use the model with the head "
         "of its task, whose class config.json names under 'architectures'."

@@ -1,6 +1,6 @@
 """`verify`: is this folder a whole, working model, and is it the one that its lock file describes?
 
-Every check answers yes, no or "could not be asked", with one line that says what was found.
+Every check passes, fails or could not be made, with one line that says why.
 """
 
 from __future__ import annotations

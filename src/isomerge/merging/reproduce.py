@@ -1,4 +1,4 @@
-"""`reproduce`: make a model again from its lock file, and compare every hash."""
+"""`isomerge.reproduce`: make a model again from its lock file, and compare every hash."""
 
 from __future__ import annotations
 
