@@ -15,7 +15,7 @@ from typing import Any
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.errors import SpecificationError
-from isomerge.evaluation.proof import GuessedPart, Prover, Unprovable
+from isomerge.evaluation.proof import Part, Prover, Unprovable
 from isomerge.symmetry.architecture import Architecture
 from isomerge.symmetry.binding import BoundModel, bind_model
 from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotary, Scale, SignedScale
@@ -42,7 +42,7 @@ HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_atten
 LAYER = re.compile(r"^(.*?\.)?(\d+)\.(.+)\.weight$")
 Shapes = Mapping[str, tuple[int, ...]]
 Options = dict[str, tuple[Group, ...]]
-Found = Iterator[tuple[list[str], list[GuessedPart]]]  # the names used, and the structures they may have
+Found = Iterator[tuple[list[str], list[Part]]]  # the names used, and the structures they may have
 
 
 PROVEN: dict[str, Architecture] = {}  # a proof holds for every checkpoint with this config.json and these shapes
@@ -71,7 +71,7 @@ def describe_inferred(checkpoint: Checkpoint) -> BoundModel:
     return bind_model(checkpoint, PROVEN[key])
 
 
-def prove(checkpoint: Checkpoint) -> list[tuple[GuessedPart, dict[str, Group], list[str]]]:
+def prove(checkpoint: Checkpoint) -> list[tuple[Part, dict[str, Group], list[str]]]:
     """For every recognised part its best structure, the spaces that are proven, and what was found out."""
     guesses = propose(checkpoint)
     if not guesses:
@@ -81,7 +81,7 @@ def prove(checkpoint: Checkpoint) -> list[tuple[GuessedPart, dict[str, Group], l
 
 
 # --- proposing --------------------------------------------------------------------------------------------------------
-def propose(checkpoint: Checkpoint) -> list[list[GuessedPart]]:
+def propose(checkpoint: Checkpoint) -> list[list[Part]]:
     """For every recognised part of the layers, its possible structures."""
     shapes = {name: tuple(info.shape) for name, info in checkpoint.tensors.items()}
     stems: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
@@ -112,7 +112,7 @@ def feed_forwards(stem: str, rests: Mapping[str, set[int]], shapes: Shapes) -> F
             yield used, [_feed_forward_part(f"{stem}*.{parent}", names, shapes, way) for way in ways]
 
 
-def _feed_forward_part(where: str, names: Sequence[str], shapes: Shapes, read: int) -> GuessedPart:
+def _feed_forward_part(where: str, names: Sequence[str], shapes: Shapes, read: int) -> Part:
     """`read` is the axis of the inputs that carries the hidden units."""
     rows, size = _sample(names[0], shapes)[read], _sample(names[-1], shapes)[1 - read]
     fused = len(names) == 2 and rows == 2 * size  # gate and up in one
@@ -125,7 +125,7 @@ def _feed_forward_part(where: str, names: Sequence[str], shapes: Shapes, read: i
     tensors |= _patterns(names[-1], f"(ffn.{{i}} {scale}')", 1 - read, shapes, bias=False)
     signed = SignedScale(1, per=("ffn.{i}",))
     scales: tuple[Group, ...] = (signed,) if scale == "up.{i}" else (signed, Scale(1, per=("ffn.{i}",)))
-    return GuessedPart(where, tensors, {"ffn.{i}": (Permutation(size),), scale: scales})
+    return Part(where, tensors, {"ffn.{i}": (Permutation(size),), scale: scales})
 
 
 def attentions(stem: str, rests: Mapping[str, set[int]], shapes: Shapes, config: Mapping[str, Any]) -> Found:
@@ -142,7 +142,7 @@ def attentions(stem: str, rests: Mapping[str, set[int]], shapes: Shapes, config:
 
 def _attention_parts(
     where: str, names: Sequence[str], heads: int, shapes: Shapes, config: Mapping[str, Any]
-) -> Iterator[GuessedPart]:
+) -> Iterator[Part]:
     """Every layout that the sizes allow: separate or fused projections, one key for several query heads or not."""
     *projections, out = [_sample(name, shapes) for name in names]
     transposed = len(projections) == 1 and projections[0][1] == 3 * projections[0][0]  # Conv1D
@@ -172,7 +172,7 @@ def _attention_parts(
             for name, axis in zip(names[:-1], axes, strict=True):
                 tensors |= _patterns(name, axis, read, shapes)
             tensors |= _patterns(names[-1], f"({outer} {query}vo.{{i}}')", written, shapes, bias=False)
-            yield GuessedPart(where, tensors, {**options, **extra})
+            yield Part(where, tensors, {**options, **extra})
 
 
 def _inner_spaces(inner: int, outer: str, config: Mapping[str, Any]) -> list[tuple[str, Options]]:
@@ -212,7 +212,7 @@ def _sample(name: str, shapes: Shapes, kind: str = "weight") -> tuple[int, ...]:
     return next((shape for other, shape in shapes.items() if pattern.fullmatch(other)), ())
 
 
-def _fits(part: GuessedPart, shapes: Shapes) -> bool:
+def _fits(part: Part, shapes: Shapes) -> bool:
     spaces = part.spaces({})
     try:
         for name, pattern in part.named():
@@ -222,7 +222,7 @@ def _fits(part: GuessedPart, shapes: Shapes) -> bool:
     return True
 
 
-def _with_distinct_spaces(found: list[list[GuessedPart]]) -> list[list[GuessedPart]]:
+def _with_distinct_spaces(found: list[list[Part]]) -> list[list[Part]]:
     """Two parts of one layer (an encoder's and a decoder's attention, say) get a word in front of their spaces."""
     owners: dict[str, set[str]] = defaultdict(set)
     for alternatives in found:

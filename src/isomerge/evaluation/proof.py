@@ -30,7 +30,7 @@ class Unprovable(Exception):
 
 
 @dataclass
-class GuessedPart:
+class Part:
     """One guess at the structure of a part of every layer: patterns, and per space the groups to try, largest first."""
 
     where: str
@@ -69,16 +69,16 @@ class Prover:
         if not torch.isfinite(self.expected).all():
             raise Unprovable("on random weights its outputs are not finite")
 
-    def best(self, alternatives: Sequence[GuessedPart]) -> tuple[GuessedPart, dict[str, Group], list[str]]:
+    def best(self, alternatives: Sequence[Part]) -> tuple[Part, dict[str, Group], list[str]]:
         """The structure with the most proven spaces, those, and what was found out about every space."""
-        tried: list[tuple[GuessedPart, dict[str, Group], list[str]]] = []
+        tried: list[tuple[Part, dict[str, Group], list[str]]] = []
         for part in alternatives:
             tried.append((part, *self.prove(part)))
             if len(tried[-1][1]) == len(part.options):
                 break
         return max(tried, key=lambda result: len(result[1]))
 
-    def prove(self, part: GuessedPart) -> tuple[dict[str, Group], list[str]]:
+    def prove(self, part: Part) -> tuple[dict[str, Group], list[str]]:
         proven: dict[str, Group] = {}
         notes = []
         for space, groups in part.options.items():
@@ -93,7 +93,7 @@ class Prover:
             notes.append(f"{space.removesuffix('.{i}')} in {part.where}: {outcome}")
         return proven, notes
 
-    def _refutation(self, part: GuessedPart, space: str, group: Group) -> str | None:
+    def _refutation(self, part: Part, space: str, group: Group) -> str | None:
         """Why a space does not carry a group, or None when it provably does."""
         if isinstance(group, Permutation) and group.size == 1:
             return "of one unit moves nothing"
