@@ -17,7 +17,7 @@ from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 from isomerge.data import open_data
 from isomerge.data.base import Batches, Data, DataSource
 from isomerge.data.heads import task_of
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import RequestError, did_you_mean, require_type
 from isomerge.running.passes import BATCH_SIZE, DataPass, Progress, as_batches
 from isomerge.running.stock import StockModel
 from isomerge.running.watch import ActivationWatch
@@ -86,6 +86,7 @@ def calibrate(
 
 
 def _wanted(what: Iterable[str]) -> set[str]:
+    require_type("what", what, Iterable, "a set of words")
     wanted = {what} if isinstance(what, str) else set(what)
     for unknown in sorted(wanted - set(WHAT)):
         raise RequestError(f"Measuring a model: '{unknown}' cannot be measured. {did_you_mean(unknown, WHAT)}")

@@ -68,6 +68,17 @@ class Statistics:
         """The linear maps with a Gram matrix."""
         return sorted(self.info.get("maps", {}))
 
+    def to_dict(self) -> dict[str, Any]:
+        """What was measured on what, as `isomerge calibrate --json` prints it."""
+        keys = ("model", "model_sha256", "data", "source_sha256", "examples", "what")
+        return {
+            **{key: self.info.get(key) for key in keys},
+            "linear_maps": len(self.info.get("maps", {})),
+            "sites": len(self.info.get("sites", {})),
+            "fisher": self.info.get("fisher"),
+            "notes": list(self.info.get("notes", [])),
+        }
+
     def has_gram(self, weight: str) -> bool:
         return weight in self.info.get("maps", {})
 

@@ -92,11 +92,7 @@ def calibrate(
     record = {
         "out": str(out),
         "bytes": out.stat().st_size,
-        **{key: found.info[key] for key in ("model", "model_sha256", "data", "source_sha256", "examples", "what")},
-        "linear_maps": len(found.info.get("maps", {})),
-        "sites": len(found.info.get("sites", {})),
-        "fisher": found.info.get("fisher"),
-        "notes": list(opened.notes),
+        **found.to_dict(),
         "seconds": time.perf_counter() - start,
     }
     voice.show(record, calibrate_table)

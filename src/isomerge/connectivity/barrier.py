@@ -14,7 +14,7 @@ from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture, shared_positions
 from isomerge.data.base import DataSource
 from isomerge.data.open import open_data
-from isomerge.errors import RequestError
+from isomerge.errors import RequestError, require_type
 from isomerge.evaluation.measure import MEASURE_FACTS, DataMeasure, LossMeasure, Numbers
 from isomerge.reporting.curves import plot_barrier
 from isomerge.reporting.pictures import require_drawable
@@ -95,6 +95,7 @@ def barrier(
     0.02
     """
     start = time.perf_counter()
+    require_type("points", points, int, "a whole number")
     if points < 3:
         raise RequestError(f"Measuring {points} points between two models: at least 3 are needed. Try --points 11.")
     require_few(points, points)

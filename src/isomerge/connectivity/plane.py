@@ -12,7 +12,7 @@ from typing import Any
 from isomerge.connectivity.barrier import choose_measure, require_few, require_one_measure
 from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture
 from isomerge.data.base import DataSource
-from isomerge.errors import RequestError
+from isomerge.errors import RequestError, require_type
 from isomerge.evaluation.measure import MEASURE_FACTS
 from isomerge.reporting.curves import plot_plane
 from isomerge.reporting.pictures import require_drawable
@@ -73,6 +73,7 @@ def plane(
     the space of weights: x goes from A towards B, y is at right angles to it towards C.
     """
     start = time.perf_counter()
+    require_type("points", points, int, "a whole number")
     if points < 2:
         raise RequestError(f"Measuring a plane of {points} × {points} points: at least 2 are needed each way.")
     require_few(points * points, points)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.errors import RequestError
+from isomerge.errors import RequestError, require_type
 
 Batch = dict[str, torch.Tensor]
 """Keyword arguments of a stock class's forward."""
@@ -41,6 +41,9 @@ class Wanted:
     """What the model's class is for, unless another is named."""
 
     def __post_init__(self) -> None:
+        require_type("batch_size", self.batch_size, int, "a whole number")
+        require_type("limit", self.limit, (int, type(None)), "a whole number")
+        require_type("seed", self.seed, int, "a whole number")
         if self.limit is not None and self.limit < 1:
             raise RequestError(
                 f"Drawing {self.limit} examples: at least one is needed. Leave --limit out to use them all."

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.data.base import Batch, Data, DataSource
 from isomerge.data.heads import label_names
 from isomerge.data.open import open_data
-from isomerge.errors import RequestError
+from isomerge.errors import RequestError, require_type
 from isomerge.evaluation.choosing import choose_task, require_fitting, task_name
 from isomerge.evaluation.evaluate import require_classes
 from isomerge.evaluation.external_tasks import is_external
@@ -123,7 +122,8 @@ def ensemble(
 
 
 def _require(models: Sequence[Any], data: Any, task: str | None) -> None:
-    if isinstance(models, (str, Path)) or len(models) < 2:
+    require_type("models", models, Sequence, "a list of models")
+    if isinstance(models, str) or len(models) < 2:
         raise RequestError("Measuring an ensemble: name at least two models; for one there is isomerge eval.")
     if data is None:
         raise RequestError("Measuring an ensemble needs data: name it with --data PATH.")

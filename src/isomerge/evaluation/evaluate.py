@@ -17,7 +17,7 @@ from isomerge.checkpoint.base import name_some
 from isomerge.data.base import Data, DataSource
 from isomerge.data.images import is_image
 from isomerge.data.open import open_data
-from isomerge.errors import RequestError
+from isomerge.errors import RequestError, require_type
 from isomerge.evaluation.choosing import task_name
 from isomerge.evaluation.external_tasks import HARNESS, call_function, find_function, is_external, run_harness
 from isomerge.evaluation.measure import DataMeasure
@@ -67,6 +67,7 @@ def evaluate(
     0.91
     """
     start = time.perf_counter()
+    require_type("task", task, (str, type(None)), "a text")
     external = is_external(task)
     if data is None and not external:
         raise RequestError("Evaluating without data: name the data with --data PATH.")

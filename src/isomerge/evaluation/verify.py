@@ -25,7 +25,7 @@ from isomerge.checkpoint.hashing import hash_file, hash_tensors, raw_bytes, scan
 from isomerge.checkpoint.local import SINGLE_OR_INDEX, find_shards, open_folder
 from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, locked_tensors, read_lock
 from isomerge.checkpoint.staging import STAGING, STALE
-from isomerge.errors import CheckpointError, RequestError
+from isomerge.errors import CheckpointError, RequestError, require_type
 from isomerge.evaluation.class_fit import Fit, fit_stock_class, same_structure
 from isomerge.evaluation.tokens import special_token_problems, tokenizer_problems, vocabulary_rows
 from isomerge.results import Result
@@ -69,6 +69,7 @@ def verify(
     what was already wrong with the tokens of that model is reported, but not counted as a failure.
     """
     start = time.perf_counter()
+    require_type("folder", folder, (str, os.PathLike), "a path")
     folder = Path(folder).expanduser()
     if folder.is_file():
         open_checkpoint(folder)  # raises with the words of all verbs where it is no weight file that can be read

@@ -20,7 +20,7 @@ from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 from isomerge.checkpoint.lock import Lock, LockedInput, config_sha256, locked_tensors, read_lock
 from isomerge.checkpoint.open import open_checkpoint
 from isomerge.data import open_data
-from isomerge.errors import CheckpointError, IsomergeError, RequestError
+from isomerge.errors import CheckpointError, IsomergeError, RequestError, require_type
 from isomerge.evaluation.verify import differences
 from isomerge.merging.api import merge_recipe
 from isomerge.results import Result
@@ -59,6 +59,7 @@ def reproduce(
     removed.
     """
     start = time.perf_counter()
+    require_type("folder", folder, (str, os.PathLike), "a path")
     folder = Path(folder).expanduser()
     lock = read_lock(folder)
     workers = threads or os.cpu_count() or 1

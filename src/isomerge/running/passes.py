@@ -12,7 +12,7 @@ from torch import Tensor
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.hashing import raw_bytes
 from isomerge.data.base import Batch, Batches
-from isomerge.errors import RequestError
+from isomerge.errors import RequestError, require_type
 
 Progress = Callable[[int, int, str], None]
 """Called with what is done, the total, and the name of the work."""
@@ -41,6 +41,7 @@ class DataPass:
         total: int | None = None,
         what: str = "reading data",
     ) -> None:
+        require_type("limit", limit, (int, type(None)), "a whole number")
         if limit is not None and limit < 1:
             raise RequestError(f"Reading data with a limit of {limit}: at least one example is needed.")
         self.examples = 0

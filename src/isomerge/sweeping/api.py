@@ -11,7 +11,7 @@ from typing import Any
 
 from isomerge.data.base import Data, DataSource
 from isomerge.data.open import open_data
-from isomerge.errors import CheckpointError, RequestError, did_you_mean
+from isomerge.errors import CheckpointError, RequestError, did_you_mean, require_type
 from isomerge.merging.merged import Merged
 from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe.write import as_data
@@ -138,6 +138,7 @@ def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any
         raise RequestError(f"Sweeping: the best point is told by loss or metric, not by '{by}'. {did_you_mean(by, BY)}")
     if by == "metric" and loss is not None:
         raise RequestError("Sweeping by the metric: loss=function gives no metric. Leave by out, or use data.")
+    require_type("search", search, (int, type(None)), "a whole number")
     if search is not None and search < 3:
         raise RequestError(f"Searching with {search} evaluations: at least 3 are needed. Try --search 20.")
     if test is not None and data is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import RequestError, did_you_mean, require_type
 from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.recipe import Recipe, load_recipe
 from isomerge.merging.recipe.data_rules import unused_keys
@@ -38,6 +38,7 @@ class Point:
 
 def one_recipe(recipe: str | Path | Mapping[str, Any] | Recipe | Sequence[Recipe]) -> Recipe:
     """The only document: with several it would not be said which one a parameter belongs to."""
+    require_type("recipe", recipe, (str, Path, Mapping, Recipe, Sequence), "a recipe, or its path")
     documents = [recipe] if isinstance(recipe, Recipe) else recipe
     if isinstance(documents, (str, Path, Mapping)):
         documents = load_recipe(documents)

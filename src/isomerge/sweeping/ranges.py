@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from isomerge.errors import RequestError
+from isomerge.errors import RequestError, require_type
 
 Value = float | int | bool | str | None
 MOST = 1000
@@ -35,6 +35,7 @@ class Axis:
 
 def read_axes(over: Mapping[str, Any] | Iterable[str], *, search: bool, force: bool = False) -> list[Axis]:
     """As the command line writes them, or a mapping from names to such a text, to a list, or to one value."""
+    require_type("over", over, Iterable, "a mapping from names to values")
     if isinstance(over, str):
         over = [over]
     axes = [_named(name, given, force) for name, given in over.items()] if isinstance(over, Mapping) else [
