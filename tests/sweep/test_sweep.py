@@ -356,7 +356,7 @@ def test_without_a_validation_part_values_are_chosen_on_train_and_never_unasked_
     got = isomerge.sweep(recipe, {"t": [0, 1]}, data=tmp_path / "parts", test=tmp_path / "parts")
     assert got.points[0].loss == pytest.approx(truth(images / "a")[0], rel=1e-5)
     assert got.record["examples"] == 24 and got.record["test"]["examples"] == 36
-    assert any("the part 'train' was used; --split names another" in note for note in got.record["notes"])
+    assert any("using split 'train' (also available: test" in note for note in got.record["notes"])
     asked = isomerge.sweep(recipe, {"t": [0, 1]}, data={"path": tmp_path / "parts", "split": "test"})
     assert asked.record["examples"] == 36
 

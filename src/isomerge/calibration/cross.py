@@ -7,7 +7,7 @@
         moments.correlation()        # … and by both standard deviations; 0 for a unit that never changes
         site.sizes, site.spaces      # how to split either axis: (heads, inner) for ("head.0", "vo.0")
 
-What sites there are and what they are called is said in `isomerge.calibration.sites`.
+Sites and their names: `isomerge.calibration.sites`.
 """
 
 from __future__ import annotations

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from isomerge.running.linear_maps import LinearMap
 from isomerge.running.stock import StockModel
-from isomerge.running.watch import ActivationWatch, first_tensor
+from isomerge.running.watch import ActivationWatch
+
+WantedSlices = dict[tuple[int, int], list[str]]
+"""From the storage of a stacked parameter and the number of an expert to the tensors on disk."""
 
 
 @dataclass(frozen=True)
@@ -58,35 +61,19 @@ def listen_to_experts(
         slices = {key: expert_slices(watch.stock, f"{name}.{key}") for key in stacked}
         if not any(slices.values()):
             continue
-        wanted: dict[tuple[int, int], list[str]] = {}
+        wanted: WantedSlices = {}
         for key, known in slices.items():
             storage, width = stacked[key].untyped_storage().data_ptr(), stacked[key].shape[2]
             for part in known:
                 if weights is None or part.weight in weights:
                     maps[part.weight] = LinearMap(part.weight, name, None, False, width)
                     wanted.setdefault((storage, part.expert), []).append(part.weight)
-        _surround(module, watch, wanted, receive)
+
+        def products(tokens: Tensor, wanted: WantedSlices = wanted) -> ExpertProducts:
+            return ExpertProducts(tokens, watch.padding.of_length(len(tokens)), wanted, watch, receive)
+
+        watch.surround(module, products)
     return maps
-
-
-def _surround(
-    module: nn.Module,
-    watch: ActivationWatch,
-    wanted: dict[tuple[int, int], list[str]],
-    receive: Callable[[str, Tensor], None],
-) -> None:
-    """Watch the products inside a module for as long as it runs."""
-
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExpertProducts:
-        tokens = first_tensor((*args, *kwargs.values()))
-        products = ExpertProducts(tokens, watch.padding.of_length(len(tokens)), wanted, watch, receive)
-        products.__enter__()  # type: ignore[no-untyped-call]
-        return products
-
-    def leave(products: ExpertProducts) -> None:
-        products.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    watch.surround(module, enter, leave)
 
 
 class ExpertProducts(TorchFunctionMode):
@@ -96,7 +83,7 @@ class ExpertProducts(TorchFunctionMode):
         self,
         tokens: Tensor,
         keep: Tensor | None,
-        wanted: dict[tuple[int, int], list[str]],
+        wanted: WantedSlices,
         watch: ActivationWatch,
         receive: Callable[[str, Tensor], None],
     ) -> None:

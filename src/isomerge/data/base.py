@@ -92,7 +92,7 @@ class Data(ABC):
         device: str = "cpu",
         task: str | None = None,
     ) -> Iterator[Batch]:
-        """Batches for this model, the same at every call; what the settings mean is said at `Wanted`."""
+        """Batches for this model, the same at every call; `Wanted` explains the settings."""
         return self.read(
             checkpoint, Wanted(batch_size, self.limit if limit is None else limit, labels, seed, device, task)
         )

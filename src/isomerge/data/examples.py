@@ -163,13 +163,13 @@ def _plain_label(value: Any, call: Callable[[Any], Any]) -> Label:
 def _tagged(
     record: Mapping[str, Any], words: str, tags: str | None, call: Callable[[Any], Any], source: str
 ) -> Example:
-    said = tuple(map(str, record[words]))
+    sentence = tuple(map(str, record[words]))
     if tags is None or record.get(tags) is None:
-        return Example(said)
+        return Example(sentence)
     label = tuple(str(call(tag)) for tag in record[tags])
-    if len(label) != len(said):
-        raise RequestError(f"While reading {source}: a sentence has {len(said)} words and {len(label)} tags.")
-    return Example(said, None, label)
+    if len(label) != len(sentence):
+        raise RequestError(f"While reading {source}: a sentence has {len(sentence)} words and {len(label)} tags.")
+    return Example(sentence, None, label)
 
 
 def looks_tagged(lines: Sequence[str]) -> bool:

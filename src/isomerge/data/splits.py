@@ -66,4 +66,5 @@ def pick_split(
         return (parts[0] if parts else None), []
     order = (prefer, "validation", "train", *(part for part in parts if part != "test"), "test")
     chosen = next(part for part in order if part in parts)
-    return chosen, [f"of {', '.join(parts)}, the part '{chosen}' was used; --split names another"]
+    others = ", ".join(part for part in parts if part != chosen)
+    return chosen, [f"using split '{chosen}' (also available: {others}; choose with --split)"]

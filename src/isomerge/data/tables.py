@@ -158,7 +158,7 @@ def choose_columns(rows: Sequence[Sequence[str]], text: str | None, label: str |
         if not texts:
             columns = name_some(list(header), 20) if header else f"{len(first)} columns without names"
             raise RequestError(
-                f"While reading {source}: which column holds the texts cannot be told from {columns}. Name it with "
+                f"While reading {source}: it is not clear which of {columns} holds the texts. Name it with "
                 "--text NAME or --text 3, two of them with a comma between."
             )
     split = next((i for i, name in enumerate(plain) if header and name in SPLITS), None)

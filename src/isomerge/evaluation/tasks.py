@@ -48,7 +48,7 @@ class Task(ABC):
 
     @abstractmethod
     def predict(self, outputs: Mapping[str, Any], labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Predictions (log-probabilities, unless said otherwise) and their targets."""
+        """Predictions (log-probabilities, unless a task says otherwise) and their targets."""
 
     @abstractmethod
     def add(self, predictions: Tensor, targets: Tensor) -> None: ...
@@ -145,9 +145,9 @@ class ClassificationTask(Task):
         self._add_cross_entropy(predictions, targets)
         classes = predictions.shape[-1]
         counts = self._counts = self._counts or _ClassCounts(classes)
-        said, right = predictions.argmax(-1).cpu(), targets.cpu()
-        counts.hits += torch.bincount(right[said == right], minlength=classes)
-        counts.predicted += torch.bincount(said, minlength=classes)
+        predicted, right = predictions.argmax(-1).cpu(), targets.cpu()
+        counts.hits += torch.bincount(right[predicted == right], minlength=classes)
+        counts.predicted += torch.bincount(predicted, minlength=classes)
         counts.actual += torch.bincount(right, minlength=classes)
 
     def metrics(self) -> dict[str, float]:
@@ -180,11 +180,11 @@ class MultiLabelTask(Task):
         )
         self.count += len(targets)
         counts = self._counts = self._counts or _ClassCounts(predictions.shape[-1])
-        said, right = predictions > 0.5, targets > 0.5
-        counts.hits += (said & right).sum(0).cpu()
-        counts.predicted += said.sum(0).cpu()
+        predicted, right = predictions > 0.5, targets > 0.5
+        counts.hits += (predicted & right).sum(0).cpu()
+        counts.predicted += predicted.sum(0).cpu()
         counts.actual += right.sum(0).cpu()
-        self._exact += int((said == right).all(-1).sum())
+        self._exact += int((predicted == right).all(-1).sum())
 
     def metrics(self) -> dict[str, float]:
         assert self._counts is not None
@@ -280,9 +280,9 @@ class TaggingTask(Task):
     def add(self, predictions: Tensor, targets: Tensor) -> None:
         asked = targets != IGNORED
         self._add_cross_entropy(predictions[asked], targets[asked])
-        said = predictions.argmax(-1)
-        self._right += int((said[asked] == targets[asked]).sum())
-        for row, right, there in zip(said.cpu(), targets.cpu(), asked.cpu(), strict=True):
+        likeliest = predictions.argmax(-1)
+        self._right += int((likeliest[asked] == targets[asked]).sum())
+        for row, right, there in zip(likeliest.cpu(), targets.cpu(), asked.cpu(), strict=True):
             actual = entities([self._names[n] for n in right[there].tolist()])
             predicted = entities([self._names[n] for n in row[there].tolist()])
             self._hits += len(actual & predicted)

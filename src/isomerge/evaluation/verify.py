@@ -1,4 +1,4 @@
-"""`verify`: is this folder a whole, working model, and is it the one that its lock file describes?
+"""`isomerge.verify`: is this folder a complete, working model, and the one that its lock file describes?
 
 Every check passes, fails or could not be made, with one line that says why.
 """
@@ -131,10 +131,10 @@ def _index(folder: Path, checkpoint: Checkpoint) -> Check:
     if forgotten:
         problems.append(f"{index} forgets {name_some(forgotten)}")
     metadata = json.loads((folder / index).read_text(encoding="utf-8")).get("metadata")
-    said = metadata.get("total_size") if isinstance(metadata, dict) else None
+    stated = metadata.get("total_size") if isinstance(metadata, dict) else None
     size = sum(info.nbytes for info in checkpoint.tensors.values())
-    if said != size:
-        problems.append(f"{index} gives total_size {said}, the tensors take {size}")
+    if stated != size:
+        problems.append(f"{index} gives total_size {stated}, the tensors take {size}")
     return Check("index", not problems, "; ".join(problems) or f"{len(shards)} files, and {index} knows every tensor")
 
 
@@ -204,8 +204,8 @@ def _tokens(folder: Path, checkpoint: Checkpoint) -> list[Check]:
     if rows is None:
         return [Check(name, None, "the model has no vocabulary") for name in ("special tokens", "tokenizer")]
     wrong = special_token_problems(folder, checkpoint.config, rows)
-    said = f"{'; '.join(wrong)}, and the embedding has {rows} rows" if wrong else f"all below {rows}"
-    return [Check("special tokens", not wrong, said), Check("tokenizer", *tokenizer_problems(folder, rows))]
+    detail = f"{'; '.join(wrong)}, and the embedding has {rows} rows" if wrong else f"all below {rows}"
+    return [Check("special tokens", not wrong, detail), Check("tokenizer", *tokenizer_problems(folder, rows))]
 
 
 def _read_weights(checkpoint: Checkpoint, threads: int, progress: Progress | None) -> tuple[list[str], dict[str, str]]:

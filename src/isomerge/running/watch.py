@@ -18,6 +18,7 @@ from isomerge.running.stock import StockModel
 
 Look = Callable[[nn.Module, Tensor, Tensor], Tensor | None]
 """Picks what to see out of a module's input and output; None for nothing this time."""
+Context = Callable[[Tensor], contextlib.AbstractContextManager[Any]]
 Receive = Callable[[Tensor], None]
 """Gets the rows of one call, (rows, width)."""
 
@@ -32,7 +33,7 @@ class ActivationWatch:
         within = "" if self.encoder is None else next(n for n, m in self.modules.items() if m is self.encoder)
         self._encoder_name = within
         self._listeners: dict[str, list[tuple[str, Look, Receive]]] = {}
-        self._around: list[tuple[nn.Module, Callable[..., Any], Callable[[Any], None]]] = []
+        self._around: list[tuple[nn.Module, Context]] = []
         self._padding: PaddingMask | None = None
         self._place = 0
         self._calls: Counter[str] = Counter()
@@ -42,9 +43,9 @@ class ActivationWatch:
     def listen(self, module: str, label: str, look: Look, receive: Receive) -> None:
         self._listeners.setdefault(module, []).append((label, look, receive))
 
-    def surround(self, module: nn.Module, enter: Callable[..., Any], leave: Callable[[Any], None]) -> None:
-        """Call `enter(module, args, kwargs)` before a module runs, and `leave` with its answer afterwards."""
-        self._around.append((module, enter, leave))
+    def surround(self, module: nn.Module, context: Context) -> None:
+        """Run a module inside a context, made of its input at every call."""
+        self._around.append((module, context))
 
     @property
     def padding(self) -> PaddingMask:
@@ -104,17 +105,23 @@ class ActivationWatch:
                    for name in self._listeners]  # fmt: skip
         if self.encoder is not None:
             handles.append(self.encoder.register_forward_hook(self._remember))
-        open_now: list[tuple[Any, Callable[[Any], None]]] = []
-        for around, enter, leave in self._around:
-            before, after = _bracket(enter, leave, open_now)
-            handles.append(around.register_forward_pre_hook(before, with_kwargs=True))
-            handles.append(around.register_forward_hook(after))
+        entered: list[contextlib.ExitStack] = []
+
+        def enter(context: Context) -> Callable[..., None]:
+            def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                entered.append(contextlib.ExitStack())
+                entered[-1].enter_context(context(first_tensor((*args, *kwargs.values()))))
+
+            return before
+
+        for around, context in self._around:
+            handles.append(around.register_forward_pre_hook(enter(context), with_kwargs=True))
+            handles.append(around.register_forward_hook(lambda *_: entered.pop().close()))
         try:
             yield
         finally:
-            while open_now:  # a module that failed half-way
-                value, leave = open_now.pop()
-                leave(value)
+            while entered:  # a module that failed half-way
+                entered.pop().close()
             for handle in handles:
                 handle.remove()
 
@@ -153,19 +160,6 @@ class ActivationWatch:
                 f"Running {self.stock.checkpoint.name} on batch {self._place} of the data: the activations at "
                 f"'{label}' are not finite. Look for NaN in the data, or for weights that overflow in float32."
             )
-
-
-def _bracket(
-    enter: Callable[..., Any], leave: Callable[[Any], None], open_now: list[tuple[Any, Callable[[Any], None]]]
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        open_now.append((enter(module, args, kwargs), leave))
-
-    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        value, close = open_now.pop()
-        close(value)
-
-    return before, after
 
 
 def first_tensor(given: Any) -> Tensor:

@@ -135,7 +135,7 @@ def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any
             "Sweeping: a sweep measures on data. Name it with --data PATH (in Python, or loss=function)."
         )
     if by is not None and by not in BY:
-        raise RequestError(f"Sweeping: the best point is told by loss or metric, not by '{by}'. {did_you_mean(by, BY)}")
+        raise RequestError(f"Sweeping: points are ranked by loss or metric, not by '{by}'. {did_you_mean(by, BY)}")
     if by == "metric" and loss is not None:
         raise RequestError("Sweeping by the metric: loss=function gives no metric. Leave by out, or use data.")
     require_type("search", search, (int, type(None)), "a whole number")

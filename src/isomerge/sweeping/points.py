@@ -37,7 +37,7 @@ class Point:
 
 
 def one_recipe(recipe: str | Path | Mapping[str, Any] | Recipe | Sequence[Recipe]) -> Recipe:
-    """The only document: with several it would not be said which one a parameter belongs to."""
+    """The only document: of several, it would not be clear which one a parameter belongs to."""
     require_type("recipe", recipe, (str, Path, Mapping, Recipe, Sequence), "a recipe, or its path")
     documents = [recipe] if isinstance(recipe, Recipe) else recipe
     if isinstance(documents, (str, Path, Mapping)):
