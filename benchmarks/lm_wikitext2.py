@@ -29,7 +29,7 @@ from fusing import BARRIER, SECONDS, Column, State, run, shared_arguments, stand
 from torch import Tensor
 
 from isomerge.checkpoint.memory import quiet_transformers
-from isomerge.evaluation.probe import load_stock
+from isomerge.running.stock import load_stock
 
 SPLITS = ("train", "valid", "test")
 COLUMNS = [

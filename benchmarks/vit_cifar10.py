@@ -31,7 +31,7 @@ from torch import Tensor
 import isomerge
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.data import open_data
-from isomerge.evaluation.probe import load_stock
+from isomerge.running.stock import load_stock
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
 COLUMNS = [

@@ -282,13 +282,11 @@ class Judge:
 
 
 def _counting(task: str) -> Any:
-    from isomerge.evaluation.tasks.classes import Classification
-    from isomerge.evaluation.tasks.regression import Regression
-    from isomerge.evaluation.tasks.tags import Tagging
+    from isomerge.evaluation.tasks import ClassificationTask, RegressionTask, TaggingTask
 
     if task == "STS-B":
-        return Regression()
-    return Tagging(LABELS[task]) if task == "ner" else Classification(task)
+        return RegressionTask()
+    return TaggingTask(LABELS[task]) if task == "ner" else ClassificationTask(task)
 
 
 def load_model(folder: Path) -> Any:

@@ -73,7 +73,7 @@ def measure(vision: Vision, options: dict[str, Any], points: int, images: int) -
 
 def _average(vision: Vision, first: Any, second: Any) -> Any:
     import isomerge
-    from isomerge.evaluation.probe import load_stock
+    from isomerge.running.stock import load_stock
 
     states = [{name: model.read(name) for name in model.tensors} for model in (first, second)]
     return load_stock(vision.config, isomerge.merge_state_dicts(states)).to(vision.run.device)

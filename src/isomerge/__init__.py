@@ -29,9 +29,9 @@ _WHERE = {
     "catalogue": "isomerge.catalogue",
     "check": "isomerge.checking.api",
     "demo": "isomerge.demonstration.run",
-    "ensemble": "isomerge.evaluation.tasks.ensemble",
+    "ensemble": "isomerge.evaluation.ensemble",
     "extract": "isomerge.adapters.extract",
-    "evaluate": "isomerge.evaluation.tasks.run",
+    "evaluate": "isomerge.evaluation.evaluate",
     "merge": "isomerge.merging.api",
     "merge_recipe": "isomerge.merging.api",
     "merge_state_dicts": "isomerge.merging.state_dicts",
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from isomerge.demonstration.run import demo as demo
     from isomerge.errors import IsomergeError as IsomergeError
     from isomerge.errors import RequestError as RequestError
-    from isomerge.evaluation.tasks.ensemble import ensemble as ensemble
-    from isomerge.evaluation.tasks.run import evaluate as evaluate
+    from isomerge.evaluation.ensemble import ensemble as ensemble
+    from isomerge.evaluation.evaluate import evaluate as evaluate
     from isomerge.evaluation.verify import verify as verify
     from isomerge.merging.api import merge as merge
     from isomerge.merging.api import merge_recipe as merge_recipe

@@ -15,16 +15,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass
 class Result:
-    """Base of the typed results. Fields are the keys of `--json`; those that start with `_` stay out of it."""
+    """Base of the typed results. Fields are the keys of `--json`; a name that starts with `_` stays out of it."""
+
+    OPTIONAL: ClassVar[tuple[str, ...]] = ()
+    """Fields that stay out of it where they are None."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, as `--json` prints them."""
-        return {each.name: plain(getattr(self, each.name)) for each in fields(self) if not each.name.startswith("_")}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if not each.name.startswith("_")}
+        left_out = {name for name in self.OPTIONAL if values[name] is None}
+        return {name: plain(value) for name, value in values.items() if name not in left_out}
 
     def __getitem__(self, key: str) -> Any:
         return self.to_dict()[key]
@@ -34,6 +39,9 @@ class Result:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.to_dict())
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.to_dict().get(key, default)
 
 
 def plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from calibration.hooks import Batch, batches, data, stock
 from isomerge.calibration import calibrate
-from isomerge.calibration.squares import Squares
+from isomerge.calibration.squared_gradients import SquaredGradients
 from isomerge.errors import IsomergeError, RequestError
 from models import MODELS, model, mostly_slow, tensors
 
@@ -140,7 +140,7 @@ def test_a_batch_takes_one_backward_pass_unless_experts_pick_tokens(name: str) -
         sizes.append(len(next(iter(some.values()))))
         yield module(**some).logits.log_softmax(-1)[..., 0].sum()
 
-    squares = Squares(module, scores)
+    squares = SquaredGradients(module, scores)
     squares.add(batch, 0)
     assert squares.one_by_one == (name == "mixtral")
     assert sizes == ([5, 1, 1, 1, 1, 1] if name == "mixtral" else [5, 1])
@@ -175,7 +175,7 @@ def test_examples_that_cannot_be_told_apart_go_one_by_one(size: int, mixing: boo
     def scores(some: Batch, first: int) -> Any:
         yield module(some["x"], mixing).square().sum()
 
-    squares = Squares(module, scores)
+    squares = SquaredGradients(module, scores)
     squares.add(batch, 0)
     assert squares.one_by_one == mixing
     expected = [torch.zeros(3, dtype=torch.float64) for _ in range(3)]

@@ -225,9 +225,9 @@ def test_models_of_different_length_meet_at_the_shorter(tmp_path: Path) -> None:
     for seed, (name, positions) in enumerate([("long", 48), ("short", 8)]):
         bert(tmp_path / name, "sequence", ["0", "1"], seed=seed, positions=positions)
     got = barrier(tmp_path / "long", tmp_path / "short", data=tmp_path / "a.tsv", points=3, align=True)
-    from isomerge.evaluation.tasks import evaluate
+    from isomerge.evaluation.evaluate import evaluate
 
-    alone = [evaluate(tmp_path / name, tmp_path / "a.tsv", length=8)["loss"] for name in ("long", "short")]
+    alone = [evaluate(tmp_path / name, {"path": tmp_path / "a.tsv", "length": 8})["loss"] for name in ("long", "short")]
     assert [p["loss"] for p in got["parents"]] == pytest.approx(alone, rel=1e-5)
     assert [p["loss"] for p in got["aligned"]["parents"]] == pytest.approx(alone, rel=1e-4)
     assert any("different length" in note for note in got["notes"])

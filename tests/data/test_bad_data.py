@@ -21,7 +21,7 @@ from isomerge.checkpoint import open_checkpoint
 from isomerge.connectivity import barrier
 from isomerge.data import open_data
 from isomerge.errors import IsomergeError, RequestError
-from isomerge.evaluation.tasks import evaluate
+from isomerge.evaluation.evaluate import evaluate
 from isomerge.merging.reconstruct import reconstruct
 from models import bert, vit
 from samples import SENTENCES, write_digits
@@ -175,7 +175,7 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) 
     bert(tmp_path / "a", "sequence", ["x", "y"])
     (tmp_path / "a.csv").write_text("sentence,verdict\nthe cat,x\na dog,y\n")
     with pytest.raises(RequestError, match="'lable' is not a column of it. It has 'sentence', 'verdict'"):
-        evaluate(tmp_path / "a", tmp_path / "a.csv", label="lable")
+        evaluate(tmp_path / "a", {"path": tmp_path / "a.csv", "label": "lable"})
 
 
 def test_a_file_of_another_kind_beside_texts_makes_them_no_model(models: tuple[Path, Path], tmp_path: Path) -> None:

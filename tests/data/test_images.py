@@ -124,7 +124,7 @@ def test_parts_are_found_and_a_choice_is_told(sample: Path, tmp_path: Path) -> N
     (sample / "train" / "one").mkdir(parents=True)
     Image.new("L", (8, 8)).save(sample / "train" / "one" / "x.png")
     assert open_data(sample).size == 1 and open_data(sample, prefer="test").size == 36
-    assert "the part 'train' was used" in open_data(sample).notes[0]
+    assert "using split 'train'" in open_data(sample).notes[0]
     with pytest.raises(RequestError, match="no part 'validation'.*It has test, train"):
         open_data(sample, split="dev")
 

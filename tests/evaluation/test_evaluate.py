@@ -27,8 +27,8 @@ from transformers import (
 import isomerge.evaluation
 from isomerge.data import open_data
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
-from isomerge.evaluation.tasks import evaluate
-from isomerge.evaluation.tasks.tags import entities
+from isomerge.evaluation.evaluate import evaluate
+from isomerge.evaluation.tasks import entities
 from models import bert, bert_tokenizer, gpt2, llama, t5, vit
 from samples import DIGITS, SENTENCES, write_digits
 

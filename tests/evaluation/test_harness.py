@@ -13,7 +13,7 @@ pytest.importorskip("lm_eval", reason="the extra 'eval' is not installed")
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from isomerge.errors import RequestError
-from isomerge.evaluation.tasks import evaluate
+from isomerge.evaluation.evaluate import evaluate
 from models import gpt2
 
 QUESTIONS = [("the cat sat on the", ["mat", "film", "bird"], 0), ("anna lives in", ["good", "rome", "ran"], 1),

@@ -12,7 +12,8 @@ from torch import Tensor
 import models as tiny
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
-from isomerge.evaluation.probe import load_stock, outputs
+from isomerge.evaluation.probe import outputs
+from isomerge.running.stock import load_stock
 from isomerge.symmetry.moved import scrambled
 
 Data = list[dict[str, Tensor]]

@@ -128,7 +128,7 @@ def test_a_noisy_copy_gets_no_weight(models: Path) -> None:
             (models / name / file.name).write_bytes(file.read_bytes())
     (models / "line.txt").write_text(SENTENCES[0])
     recipe = {"merge_method": "linear", "models": [{"model": str(models / n)} for n in ("learnt", "noisy")]}
-    data = {"data": models / "line.txt", "kind": "lines"}
+    data = {"data": {"path": models / "line.txt", "kind": "lines"}}
     got = isomerge.sweep(recipe, {"t": "0:1"}, search=12, test=models / "book.txt", **data)
     assert got.best.parameters["t"] < 0.15
     assert got.record["test"]["best"]["loss"] != got.best.loss

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageClassification, 
 
 import isomerge
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.sweeping import module as module_of_sweep
+from isomerge.running import mixing
+from isomerge.sweeping.bench import Bench
 from models import bert, llama, vit
 from samples import DIGITS, SENTENCES, write_digits
 
@@ -188,8 +189,8 @@ def test_texts_are_read_by_the_merged_tokenizer(tmp_path: Path, monkeypatch: pyt
     recipe = {
         "merge_method": "linear", "models": [{"model": str(tmp_path / n)} for n in "ab"], "tokenizer_source": "union"
     }  # fmt: skip
-    loads = counted(monkeypatch, "isomerge.sweeping.module.load_stock")
-    data = {"data": tmp_path / "book.txt", "kind": "documents", "batch_size": 4}
+    loads = counted(monkeypatch, "isomerge.running.mixing.load_stock")
+    data = {"data": {"path": tmp_path / "book.txt", "kind": "documents"}, "batch_size": 4}
     got = isomerge.sweep(recipe, {"t": [0.0, 0.25, 1.0]}, **data)
     assert len(loads) == 1  # the other points are copied into the same module
     recipe["models"][0]["parameters"], recipe["models"][1]["parameters"] = {"weight": 0.75}, {"weight": 0.25}  # type: ignore[index]
@@ -209,7 +210,7 @@ def test_a_class_that_renames_its_weights_is_loaded_again(tmp_path: Path, monkey
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     recipe = {"merge_method": "linear", "models": [{"model": str(tmp_path / n)} for n in "ab"]}
     got = isomerge.sweep(recipe, {"t": [0.0, 0.5, 1.0]}, data=tmp_path / "rows.jsonl")
-    monkeypatch.setattr(module_of_sweep, "_same_names", lambda *_: False)
+    monkeypatch.setattr(mixing, "_holds_as_stored", lambda *_: False)
     again = isomerge.sweep(recipe, {"t": [0.0, 0.5, 1.0]}, data=tmp_path / "rows.jsonl")
     isomerge.merge([tmp_path / "a", tmp_path / "b"]).save(tmp_path / "half")
     whole = [isomerge.evaluate(tmp_path / n, tmp_path / "rows.jsonl")["loss"] for n in ("a", "half", "b")]
@@ -221,14 +222,14 @@ def test_a_class_that_renames_its_weights_is_loaded_again(tmp_path: Path, monkey
 def placed(monkeypatch: pytest.MonkeyPatch, then: Callable[[int], None] = lambda count: None) -> list[Any]:
     """Every model that is measured; `then` may interrupt."""
     calls: list[Any] = []
-    original = module_of_sweep.Seat.place
+    original = Bench._put
 
     def place(self: Any, merged: Any) -> Any:
         calls.append(merged)
         then(len(calls))
         return original(self, merged)
 
-    monkeypatch.setattr(module_of_sweep.Seat, "place", place)
+    monkeypatch.setattr(Bench, "_put", place)
     return calls
 
 
@@ -358,8 +359,8 @@ def test_without_a_validation_part_values_are_chosen_on_train_and_never_unasked_
     got = isomerge.sweep(recipe, {"t": [0, 1]}, data=tmp_path / "parts", test=tmp_path / "parts")
     assert got.points[0].loss == pytest.approx(truth(images / "a")[0], rel=1e-5)
     assert got.record["examples"] == 24 and got.record["test"]["examples"] == 36
-    assert any("the part 'train' was used; --split names another" in note for note in got.record["notes"])
-    asked = isomerge.sweep(recipe, {"t": [0, 1]}, data=tmp_path / "parts", split="test")
+    assert any("using split 'train' (also available: test" in note for note in got.record["notes"])
+    asked = isomerge.sweep(recipe, {"t": [0, 1]}, data={"path": tmp_path / "parts", "split": "test"})
     assert asked.record["examples"] == 36
 
 

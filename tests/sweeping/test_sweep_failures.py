@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import isomerge
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.sweeping import module as module_of_sweep
+from isomerge.sweeping.bench import Bench
 from models import llama
 from samples import SENTENCES
 
@@ -126,7 +126,7 @@ def test_a_load_that_fails_leaves_nothing_to_copy_into(texts: Path) -> None:
 
 # --- refused before anything is measured ------------------------------------------------------------------------------
 def test_every_point_is_planned_before_the_first_is_measured(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_of_sweep.Seat, "place", lambda *_: pytest.fail("a point was measured"))
+    monkeypatch.setattr(Bench, "_put", lambda *_: pytest.fail("a point was measured"))
     with pytest.raises(RequestError, match=r"density=0.1, epsilon=0.3: .*outside \(0, 1\)"):
         isomerge.sweep(della(texts), {"density": [0.5, 0.1], "epsilon": [0.05, 0.3]}, data=texts / "book.txt")
     with pytest.raises(RequestError, match="give the same recipe"):

@@ -160,9 +160,9 @@ def test_mistakes_are_told_in_a_paragraph(run: Any, line: str, words: str) -> No
 
 
 def test_an_interruption_says_what_is_kept(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from isomerge.sweeping.module import Seat
+    from isomerge.sweeping.bench import Bench
 
-    original, calls = Seat.place, []
+    original, calls = Bench._put, []
 
     def place(self: Any, merged: Any) -> Any:
         calls.append(merged)
@@ -170,7 +170,7 @@ def test_an_interruption_says_what_is_kept(run: Any, tmp_path: Path, monkeypatch
             raise KeyboardInterrupt
         return original(self, merged)
 
-    monkeypatch.setattr(Seat, "place", place)
+    monkeypatch.setattr(Bench, "_put", place)
     line = f"sweep a b --over t=0:1:0.25 --data rows.jsonl -o {tmp_path / 'out'}"
     done = run(line)
     assert done.exit_code == 130 and "2 measured points are kept" in done.stderr and line in done.stderr

@@ -14,7 +14,7 @@ import isomerge
 from isomerge.calibration import calibrate
 from isomerge.checkpoint import open_checkpoint
 from isomerge.data import open_data
-from isomerge.evaluation.tasks.run import evaluate
+from isomerge.evaluation.evaluate import evaluate
 from isomerge.merging.aligned import align_models
 from isomerge.merging.reconstruct import reconstruct
 from isomerge.merging.statistics import greedy_soup, merge_fisher, merge_regmean, repair

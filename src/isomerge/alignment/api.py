@@ -23,7 +23,7 @@ from isomerge.arguments import require_choice, require_types
 from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require_floating
 from isomerge.choices import MANY
 from isomerge.errors import RequestError
-from isomerge.evaluation.device import require_device
+from isomerge.running.stock import require_device
 from isomerge.threads import parallel
 
 KEPT_BETWEEN_SWEEPS = 8 << 30  # bytes, where max_memory says nothing

@@ -1,13 +1,13 @@
 """Two models on the same data: how the activations of one go with those of the other, site by site.
 
-    found = cross_statistics("model-b", "model-a", batches)          # first the source, then the anchor
-    for site, moments in found.of("ffn.0"):
+    crossed = cross_statistics("model-b", "model-a", batches)          # first the source, then the anchor
+    for site, moments in crossed.of("ffn.0"):
         moments.cross                # Σ x_B x_Aᵀ, (width, width): rows are the source's units, columns the anchor's
         moments.covariance()         # the same about the means, divided by the count
         moments.correlation()        # … and by both standard deviations; 0 for a unit that never changes
         site.sizes, site.spaces      # how to split either axis: (heads, inner) for ("head.0", "vo.0")
 
-What sites there are and what they are called is said in `isomerge.calibration.sites`.
+Sites and their names: `isomerge.calibration.sites`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from isomerge.architectures import describe
-from isomerge.calibration.batches import Progress, Reading, as_batches
-from isomerge.calibration.maps import Stock
 from isomerge.calibration.sites import ROLES, Site, sites_of
-from isomerge.calibration.watch import Watch
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.errors import IsomergeError, RequestError
+from isomerge.running.gram import zeros
+from isomerge.running.passes import DataPass, Progress, as_batches
+from isomerge.running.stock import StockModel
+from isomerge.running.watch import ActivationWatch
 
 
 @dataclass
@@ -43,10 +44,8 @@ class CrossMoments:
 
     @classmethod
     def empty(cls, width_b: int, width_a: int, device: str) -> CrossMoments:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.float64, device=device)
-
-        return cls(0, zeros(width_b), zeros(width_a), zeros(width_b), zeros(width_a), zeros(width_b, width_a))
+        shapes = ((width_b,), (width_a,), (width_b,), (width_a,), (width_b, width_a))
+        return cls(0, *(zeros(*shape, device=device) for shape in shapes))
 
     def add(self, b: Tensor, a: Tensor) -> None:
         """Rows of both models for the same samples."""
@@ -117,7 +116,7 @@ def cross_statistics(
     an opened data set. `spaces` and `roles` choose sites. Memory
     holds both models, the sums, and the activations of one batch.
     """
-    stocks = [Stock.load(open_checkpoint(model), device) for model in (source, anchor)]
+    stocks = [StockModel.load(open_checkpoint(model), device) for model in (source, anchor)]
     bounds = [describe(stock.checkpoint) for stock in stocks]
     chosen = None if spaces is None else list(spaces)
     sites = [sites_of(b, s, spaces=chosen, roles=roles) for b, s in zip(bounds, stocks, strict=True)]
@@ -131,7 +130,7 @@ def cross_statistics(
     seen: list[dict[str, list[Tensor]]] = [{}, {}]
     watches = [_watching(s, f, common, into) for s, f, into in zip(stocks, sites, seen, strict=True)]
     given = as_batches(batches, stocks[1].checkpoint, limit=limit, device=device)
-    reading = Reading(
+    reading = DataPass(
         given, device=device, dtype=stocks[1].dtype, limit=limit, progress=progress, what="comparing activations"
     )
     for batch in reading:
@@ -161,8 +160,10 @@ def cross_statistics(
     )  # fmt: skip
 
 
-def _watching(stock: Stock, sites: dict[str, Site], names: list[str], into: dict[str, list[Tensor]]) -> Watch:
-    watch = Watch(stock)
+def _watching(
+    stock: StockModel, sites: dict[str, Site], names: list[str], into: dict[str, list[Tensor]]
+) -> ActivationWatch:
+    watch = ActivationWatch(stock)
     for name in names:
         watch.listen(
             sites[name].module, name, sites[name].values,

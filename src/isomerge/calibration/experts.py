@@ -11,44 +11,48 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from isomerge.calibration.maps import LinearMap, Stock
-from isomerge.calibration.watch import Watch, first_tensor
+from isomerge.running.linear_maps import LinearMap
+from isomerge.running.stock import StockModel
+from isomerge.running.watch import ActivationWatch
+
+WantedSlices = dict[tuple[int, int], list[str]]
+"""From the storage of a stacked parameter and the number of an expert to the tensors on disk."""
 
 
 @dataclass(frozen=True)
-class Slice:
+class ExpertSlice:
     """A tensor on disk that is a block of rows of one expert's slice of a stacked parameter."""
 
     weight: str
     expert: int
 
 
-def expert_slices(stock: Stock, parameter: str) -> list[Slice]:
+def expert_slices(stock: StockModel, parameter: str) -> list[ExpertSlice]:
     """Which tensors on disk a stacked parameter (experts, out, in) is made of.
 
     transformers' own mapping back to the disk is asked what becomes of the numbers of all rows.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    experts, rows, width = stock.model.get_parameter(parameter).shape
+    experts, rows, width = stock.module.get_parameter(parameter).shape
     numbers = torch.arange(experts * rows, dtype=torch.int32).reshape(experts, rows, 1).expand(-1, -1, width)
-    found = []
-    for name, tensor in revert_weight_conversion(stock.model, {parameter: numbers}).items():
+    slices = []
+    for name, tensor in revert_weight_conversion(stock.module, {parameter: numbers}).items():
         first = int(tensor.flatten()[0]) if tensor.ndim == 2 else -1
         expected = torch.arange(first, first + len(tensor), dtype=torch.int32)[:, None].expand_as(tensor)
         if name in stock.checkpoint.tensors and tensor.ndim == 2 and torch.equal(tensor, expected):
-            found.append(Slice(name, first // rows))
-    return found
+            slices.append(ExpertSlice(name, first // rows))
+    return slices
 
 
 def listen_to_experts(
-    watch: Watch, tell: Callable[[str, Tensor], None], weights: Collection[str] | None
+    watch: ActivationWatch, receive: Callable[[str, Tensor], None], weights: Collection[str] | None
 ) -> dict[str, LinearMap]:
-    """Have `tell(weight, rows)` called for the inputs of every expert's weights."""
-    found: dict[str, LinearMap] = {}
+    """Have `receive(weight, rows)` called for the inputs of every expert's weights."""
+    maps: dict[str, LinearMap] = {}
     for name, module in watch.modules.items():
         stacked = {
             key: p for key, p in module.named_parameters(recurse=False)
@@ -57,46 +61,33 @@ def listen_to_experts(
         slices = {key: expert_slices(watch.stock, f"{name}.{key}") for key in stacked}
         if not any(slices.values()):
             continue
-        wanted: dict[tuple[int, int], list[str]] = {}
+        wanted: WantedSlices = {}
         for key, known in slices.items():
             storage, width = stacked[key].untyped_storage().data_ptr(), stacked[key].shape[2]
             for part in known:
                 if weights is None or part.weight in weights:
-                    found[part.weight] = LinearMap(part.weight, name, None, False, width)
+                    maps[part.weight] = LinearMap(part.weight, name, None, False, width)
                     wanted.setdefault((storage, part.expert), []).append(part.weight)
-        _surround(module, watch, wanted, tell)
-    return found
+
+        def products(tokens: Tensor, wanted: WantedSlices = wanted) -> ExpertProducts:
+            return ExpertProducts(tokens, watch.padding.of_length(len(tokens)), wanted, watch, receive)
+
+        watch.surround(module, products)
+    return maps
 
 
-def _surround(
-    module: nn.Module, watch: Watch, wanted: dict[tuple[int, int], list[str]], tell: Callable[[str, Tensor], None]
-) -> None:
-    """Watch the products inside a module for as long as it runs."""
-
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Products:
-        tokens = first_tensor((*args, *kwargs.values()))
-        products = Products(tokens, watch.grid.keep(len(tokens)), wanted, watch, tell)
-        products.__enter__()
-        return products
-
-    def leave(products: Products) -> None:
-        products.__exit__(None, None, None)
-
-    watch.surround(module, enter, leave)
-
-
-class Products(TorchFunctionMode):
+class ExpertProducts(TorchFunctionMode):
     """Sees rows being picked from `tokens` and products with slices of known parameters."""
 
     def __init__(
         self,
         tokens: Tensor,
         keep: Tensor | None,
-        wanted: dict[tuple[int, int], list[str]],
-        watch: Watch,
-        tell: Callable[[str, Tensor], None],
+        wanted: WantedSlices,
+        watch: ActivationWatch,
+        receive: Callable[[str, Tensor], None],
     ) -> None:
-        self._tokens, self._keep, self._wanted, self._watch, self._tell = tokens, keep, wanted, watch, tell
+        self._tokens, self._keep, self._wanted, self._watch, self._receive = tokens, keep, wanted, watch, receive
         self._rows: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -113,5 +104,5 @@ class Products(TorchFunctionMode):
         expert = weight.storage_offset() // weight.numel()
         for name in self._wanted.get((weight.untyped_storage().data_ptr(), expert), ()):
             rows = values if self._keep is None else values[self._keep[self._rows]]
-            self._watch.told(name, rows)
-            self._tell(name, rows)
+            self._watch.require_finite(name, rows)
+            self._receive(name, rows)

@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isomerge.calibration.batches import Batch, Batches, Progress, Reading, examples_in, forward
-from isomerge.calibration.maps import Stock
-from isomerge.calibration.squares import Squares
+from isomerge.calibration.squared_gradients import SquaredGradients
 from isomerge.checkpoint.memory import saved_state
 from isomerge.choices import FISHER_KINDS
+from isomerge.data.base import Batch, Batches
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
+from isomerge.running.passes import DataPass, Progress, examples_in
+from isomerge.running.stock import StockModel
 
 EXACT_CLASSES = 16
 EXACT_SCORES = 512
@@ -37,7 +38,7 @@ IGNORED = -100
 
 
 def diagonal_fisher(
-    stock: Stock,
+    stock: StockModel,
     batches: Batches,
     *,
     kind: str = "true",
@@ -46,7 +47,7 @@ def diagonal_fisher(
     names: Collection[str] | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
-) -> tuple[dict[str, Tensor], dict[str, Any], Reading]:
+) -> tuple[dict[str, Tensor], dict[str, Any], DataPass]:
     """Fisher information under the checkpoint's names, how it was computed, and what was read. Uses up the module.
 
     `names` are those of the tensors to measure, if not all.
@@ -57,25 +58,24 @@ def diagonal_fisher(
         )
     if samples < 1:
         raise RequestError(f"Measuring Fisher information with {samples} draws per example: at least one is needed.")
-    model = stock.model
     for parameter in _measured(stock, names):
         parameter.requires_grad_(True)
     exact = True
 
     def scores(batch: Batch, first: int) -> Iterator[Tensor]:
         nonlocal exact
-        found = predictions(model, batch, stock.checkpoint.name)
-        _require_finite(found, stock, first)
+        predicted = predictions(stock, batch)
+        _require_finite(predicted, stock, first)
         if kind == "empirical":
-            yield _chosen(found.scores, found.labels)
+            yield _chosen(predicted.scores, predicted.labels)
         else:
-            few = _few(found, examples_in(batch))
+            few = _few(predicted, examples_in(batch))
             exact = exact and bool(few.all())
-            yield from _expected(found, few)
-            yield from _drawn_scores(found, ~few, samples, seed, first)
+            yield from _expected(predicted, few)
+            yield from _drawn_scores(predicted, ~few, samples, seed, first)
 
-    squares = Squares(model, scores)
-    reading = Reading(
+    squares = SquaredGradients(stock.module, scores)
+    reading = DataPass(
         batches, device=stock.device, dtype=stock.dtype, limit=limit, progress=progress, what="Fisher information"
     )
     done = 0
@@ -89,8 +89,8 @@ def diagonal_fisher(
         done += examples_in(batch)
     record = {"kind": kind, "examples": done, "exact": exact if kind == "true" else None, "samples": samples,
               "seed": seed, "unit": "example"}  # fmt: skip
-    found = {id(p): total / done for p, total in zip(squares.parameters, squares.sums, strict=True)}
-    return _on_disk(stock, found, names), record, reading
+    information = {id(p): total / done for p, total in zip(squares.parameters, squares.sums, strict=True)}
+    return _on_disk(stock, information, names), record, reading
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,10 @@ class Predictions:
     """(predictions,), where the data have some."""
 
 
-def predictions(model: Any, batch: Batch, name: str) -> Predictions:
+def predictions(stock: StockModel, batch: Batch) -> Predictions:
     """Run a model. Padding and positions without a label are left out; a causal language model predicts the next
     token."""
-    made = forward(model, batch, name)
-    logits = made.get("logits")
+    model, logits = stock.module, stock.forward(batch).get("logits")
     if logits is None:
         raise RequestError(
             f"Measuring Fisher information of a {type(model).__name__}: it has no logits, so it says nothing about "
@@ -149,33 +148,33 @@ def _chosen(scores: Tensor, labels: Tensor | None) -> Tensor:
     return scores.gather(1, labels.reshape(-1, 1).long()).sum()
 
 
-def _few(found: Predictions, examples: int) -> Tensor:
+def _few(predicted: Predictions, examples: int) -> Tensor:
     """(predictions,): whether an example's labels are few enough to go through all of them."""
-    classes = found.scores.shape[1]
-    mine = torch.bincount(found.example, minlength=examples)[found.example]
+    classes = predicted.scores.shape[1]
+    mine = torch.bincount(predicted.example, minlength=examples)[predicted.example]
     return (mine * classes <= EXACT_SCORES) & (classes <= EXACT_CLASSES) | (classes == 1)
 
 
-def _expected(found: Predictions, which: Tensor) -> Iterator[Tensor]:
+def _expected(predicted: Predictions, which: Tensor) -> Iterator[Tensor]:
     """The n-th prediction of all examples together, label by label, times √p: squared, each counts p times."""
-    first = torch.searchsorted(found.example, found.example)  # the row where a prediction's example begins
+    first = torch.searchsorted(predicted.example, predicted.example)  # the row where a prediction's example begins
     number = torch.arange(len(first), device=first.device) - first
-    classes = found.scores.shape[1]
+    classes = predicted.scores.shape[1]
     for n in range(int(number[which].max()) + 1 if bool(which.any()) else 0):
-        scores = found.scores[which & (number == n)]
+        scores = predicted.scores[which & (number == n)]
         if classes > 1:
             scores = scores * (scores.detach() / 2).exp()
         yield from scores.sum(0)
 
 
-def _drawn_scores(found: Predictions, which: Tensor, samples: int, seed: int, first: int) -> Iterator[Tensor]:
+def _drawn_scores(predicted: Predictions, which: Tensor, samples: int, seed: int, first: int) -> Iterator[Tensor]:
     """Labels drawn from the model's own predictions, one sum for all examples per draw."""
     for draw in range(samples if bool(which.any()) else 0):
-        labels = torch.zeros_like(found.example)
-        for example in found.example[which].unique().tolist():
-            mine = found.example == example
-            labels[mine] = _drawn(found.scores[mine], seed, first + example, draw)
-        yield _chosen(found.scores[which], labels[which]) / samples**0.5
+        labels = torch.zeros_like(predicted.example)
+        for example in torch.unique(predicted.example[which]).tolist():
+            mine = predicted.example == example
+            labels[mine] = _drawn(predicted.scores[mine], seed, first + example, draw)
+        yield _chosen(predicted.scores[which], labels[which]) / samples**0.5
 
 
 def _drawn(scores: Tensor, seed: int, example: int, draw: int) -> Tensor:
@@ -185,34 +184,35 @@ def _drawn(scores: Tensor, seed: int, example: int, draw: int) -> Tensor:
     return torch.multinomial(chances, 1, generator=generator)[:, 0].to(scores.device)
 
 
-def _require_finite(found: Predictions, stock: Stock, first: int) -> None:
-    wrong = ~found.scores.detach().isfinite().all(1)
+def _require_finite(predicted: Predictions, stock: StockModel, first: int) -> None:
+    wrong = ~predicted.scores.detach().isfinite().all(1)
     if bool(wrong.any()):
         raise IsomergeError(
             f"Measuring Fisher information of {stock.checkpoint.name}: the predictions for example "
-            f"{first + int(found.example[wrong][0])} are not finite. Look for NaN in the data, or for weights that "
+            f"{first + int(predicted.example[wrong][0])} are not finite. Look for NaN in the data, or for weights that "
             "overflow in float32."
         )
 
 
-def _measured(stock: Stock, names: Collection[str] | None) -> Iterator[Tensor]:
+def _measured(stock: StockModel, names: Collection[str] | None) -> Iterator[Tensor]:
     """The parameters that these tensors are in memory; one that is stacked or cut there may be any of the rest."""
     if names is None or not all(name in stock.layout.in_memory for name in names):
-        yield from stock.model.parameters()
+        yield from stock.module.parameters()
         return
     wanted = {stock.layout.in_memory[name] for name in names}
-    for name, parameter in stock.model.named_parameters(remove_duplicate=False):
+    for name, parameter in stock.module.named_parameters(remove_duplicate=False):
         if name in wanted:
             yield parameter
 
 
-def _on_disk(stock: Stock, found: dict[int, Tensor], names: Collection[str] | None) -> dict[str, Tensor]:
+def _on_disk(stock: StockModel, information: dict[int, Tensor], names: Collection[str] | None) -> dict[str, Tensor]:
     """Under the names and in the shapes of the checkpoint. What is no parameter counts nothing.
 
     Where a tensor is stacked or cut in memory, the values take the places of the weights, and transformers is asked how
     it would save them.
     """
-    values = {n: found[id(p)] for n, p in stock.model.named_parameters(remove_duplicate=False) if id(p) in found}
+    parameters = stock.module.named_parameters(remove_duplicate=False)
+    values = {name: information[id(p)] for name, p in parameters if id(p) in information}
     wanted = [
         name for name, info in stock.checkpoint.tensors.items()
         if info.dtype.is_floating_point and (names is None or name in names)
@@ -220,10 +220,10 @@ def _on_disk(stock: Stock, found: dict[int, Tensor], names: Collection[str] | No
     in_memory = {name: stock.layout.in_memory.get(name, name) for name in wanted}
     saved: dict[str, Tensor] = {}
     if any(name not in stock.layout.in_memory and memory not in values for name, memory in in_memory.items()):
-        model = stock.model.double()
+        model = stock.module.double()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.copy_(found[id(parameter)])
+                parameter.copy_(information[id(parameter)])
         saved = saved_state(model, stock.checkpoint.name)
     result = {}
     for name, memory in in_memory.items():

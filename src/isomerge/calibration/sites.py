@@ -34,8 +34,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isomerge.calibration.maps import LinearMap, Stock
 from isomerge.errors import RequestError, did_you_mean
+from isomerge.running.linear_maps import LinearMap, outputs_as_rows
+from isomerge.running.stock import StockModel
 from isomerge.symmetry.architecture import Norm
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.patterns import Atom, Segment
@@ -80,8 +81,8 @@ class Site:
             values = _normalised(module, given, self.norm)
         elif self.map is not None and self.kind == "in":
             values = self.map.rows_in(module, given)
-        elif self.map is not None and isinstance(module, (nn.Conv1d, nn.Conv2d)):
-            values = made.flatten(2).transpose(1, 2)
+        elif self.map is not None:
+            values = outputs_as_rows(module, made)
         if self.centred:
             values = values - values.mean(-1, keepdim=True)
         if self.segment.index is not None:
@@ -90,7 +91,7 @@ class Site:
 
 
 def sites_of(
-    bound: BoundModel, stock: Stock, *, spaces: Iterable[str] | None = None, roles: Iterable[str] = ROLES
+    bound: BoundModel, stock: StockModel, *, spaces: Iterable[str] | None = None, roles: Iterable[str] = ROLES
 ) -> dict[str, Site]:
     """Every site of a model, by name; only those that touch one of `spaces`, where they are named."""
     wanted = set(roles)
@@ -100,15 +101,15 @@ def sites_of(
     chosen = set(known) if spaces is None else set(spaces)
     for space in sorted(chosen - set(known)):
         raise RequestError(f"Choosing activations: there is no space '{space}'. {did_you_mean(space, known)}")
-    found = [*_norm_sites(bound, stock), *_map_sites(bound, stock)]
-    return {site.name: site for site in found if site.role in wanted and chosen & set(site.spaces)}
+    sites = [*_norm_sites(bound, stock), *_map_sites(bound, stock)]
+    return {site.name: site for site in sites if site.role in wanted and chosen & set(site.spaces)}
 
 
-def _norm_sites(bound: BoundModel, stock: Stock) -> list[Site]:
+def _norm_sites(bound: BoundModel, stock: StockModel) -> list[Site]:
     in_front = {n.name + ".weight": n.kind for n in bound.architecture.norms if isinstance(n, Norm)}
     layer_norms = bool(bound.architecture.writers)
     memory = _in_memory(bound, stock)
-    found = []
+    sites = []
     for name, layout in bound.layouts.items():
         atoms = layout.axes[0][0].atoms if len(layout.axes) == 1 else ()
         if len(atoms) != 1 or not atoms[0].unsigned or name not in memory:
@@ -119,48 +120,48 @@ def _norm_sites(bound: BoundModel, stock: Stock) -> list[Site]:
             role = "normed" if kind == "normed" else "stream"
             centred = kind == "in" and layer_norms
             norm = in_front.get(name, "")
-            found.append(Site(f"{name}:{kind}", role, segment, memory[name], kind, norm=norm, centred=centred))
-    return found
+            sites.append(Site(f"{name}:{kind}", role, segment, memory[name], kind, norm=norm, centred=centred))
+    return sites
 
 
-def _map_sites(bound: BoundModel, stock: Stock) -> list[Site]:
-    maps = {m.module: m for m in stock.maps()}
+def _map_sites(bound: BoundModel, stock: StockModel) -> list[Site]:
+    maps = {m.module: m for m in stock.maps}
     behind_norm = {r for n in bound.architecture.norms if isinstance(n, Norm) for r in n.readers}
-    found = []
+    sites = []
     for name, module in _in_memory(bound, stock).items():
         linear, layout = maps.get(module), bound.layouts[name]
         if linear is None or len(layout.axes) < 2:
             continue
         reading, writing = (0, 1) if linear.transposed else (1, 0)
         if len(layout.axes) == 2 and name not in behind_norm:
-            found += _segments(name, "in", layout.axes[reading], module, linear)
+            sites += _segments(name, "in", layout.axes[reading], module, linear)
         centred = name in bound.architecture.writers
-        found += [replace(s, centred=centred) for s in _segments(name, "out", layout.axes[writing], module, linear)]
-    return found
+        sites += [replace(s, centred=centred) for s in _segments(name, "out", layout.axes[writing], module, linear)]
+    return sites
 
 
 def _segments(name: str, kind: str, axis: tuple[Segment, ...], module: str, linear: LinearMap) -> list[Site]:
     role = "input" if kind == "in" else "output"
-    found = []
+    sites = []
     for number, segment in enumerate(axis):
         if any(atom.free for atom in segment.atoms):
             continue
         if kind == "in":
             segment = replace(segment, atoms=tuple(replace(a, dual=not a.dual) for a in segment.atoms))
         label = f"{name}:{kind}" + (f":{number}" if len(axis) > 1 else "")
-        found.append(Site(label, role, segment, module, kind, linear))
-    return found
+        sites.append(Site(label, role, segment, module, kind, linear))
+    return sites
 
 
-def _in_memory(bound: BoundModel, stock: Stock) -> dict[str, str]:
+def _in_memory(bound: BoundModel, stock: StockModel) -> dict[str, str]:
     """From the specification's weights to their modules; those stacked in memory are left out."""
-    found = {}
+    modules = {}
     for name in bound.layouts:
         files = bound.files.get(name, (name,))
         memory = stock.layout.in_memory.get(files[0], files[0]) if len(files) == 1 else ""
         if memory.endswith(".weight"):
-            found[name] = memory.removesuffix(".weight")
-    return found
+            modules[name] = memory.removesuffix(".weight")
+    return modules
 
 
 def _normalised(module: nn.Module, values: Tensor, norm: str) -> Tensor:

@@ -68,6 +68,17 @@ class Statistics:
         """The linear maps with a Gram matrix."""
         return sorted(self.info.get("maps", {}))
 
+    def to_dict(self) -> dict[str, Any]:
+        """What was measured on what, as `isomerge calibrate --json` prints it."""
+        keys = ("model", "model_sha256", "data", "source_sha256", "examples", "what")
+        return {
+            **{key: self.info.get(key) for key in keys},
+            "linear_maps": len(self.info.get("maps", {})),
+            "sites": len(self.info.get("sites", {})),
+            "fisher": self.info.get("fisher"),
+            "notes": list(self.info.get("notes", [])),
+        }
+
     def has_gram(self, weight: str) -> bool:
         return weight in self.info.get("maps", {})
 
@@ -138,7 +149,3 @@ def open_statistics(source: str | Path | Statistics) -> Statistics:
             "tool's file; name one that `isomerge calibrate` wrote."
         )
     return Statistics(stored, json.loads(text))
-
-
-def zeros(width: int, device: str) -> Tensor:
-    return torch.zeros(width, dtype=torch.float64, device=device)

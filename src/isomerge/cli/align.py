@@ -28,10 +28,10 @@ from isomerge.cli.flags import (
 from isomerge.cli.interruption import announce_output
 from isomerge.cli.merge import written_record
 from isomerge.cli.output import Voice, as_record
+from isomerge.cli.report import add_report
 from isomerge.cli.request import reserve_output
 from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
-from isomerge.results import plain
 
 # Flags that change what the run prints or may replace, and not what it computes.
 NOT_RECORDED = ("json", "quiet", "debug", "force", "report")
@@ -118,12 +118,12 @@ def align(
         if save_transform:
             alignment.save_transform(save_transform)
         record = as_record(alignment.report()) | written_record(written)
-        if save_transform:
-            alignment.save_transform(save_transform)
-        record = {**plain(alignment.report()), **written_record(written)}
         if report:
-            pass
+            from isomerge.alignment.record import write_pages
 
+            pages, problems = write_pages(alignment, written, _request(context), _took(start, threads, device))
+            add_report(record, *pages)
+            record["notes"] = [*record.get("notes", ()), *(f"Verification failed: {problem}" for problem in problems)]
     voice.show(record, align_table)
 
 

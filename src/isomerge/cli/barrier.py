@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isomerge.cli.flags import Data, Level, Reading, Running, Task, option, switch
+from isomerge.cli.eval import data_source
+from isomerge.cli.flags import Data, Level, Reading, Running, Task, data_source, option, switch
 from isomerge.cli.output import Record, Voice, as_record, below, ending, listing, number
 from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
@@ -49,7 +50,8 @@ def barrier(
     import isomerge
 
     options: dict[str, Any] = {
-        "data": data, "task": task, "align": align, "level": level, "plot": plot, **vars(reading), **vars(running),
+        "data": data_source(data, reading, running), "task": task, "align": align, "level": level, "plot": plot,
+        "batch_size": running.batch_size, "device": running.device, "seed": running.seed,
     }  # fmt: skip
     with voice.work("steps") as progress:
         if third is None:

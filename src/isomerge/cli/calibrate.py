@@ -51,28 +51,24 @@ def calibrate(
     _require_writable(out, force=force)
 
     from isomerge.calibration import calibrate as measure
-    from isomerge.calibration.batches import BATCH_SIZE
     from isomerge.data import open_data
+    from isomerge.running.passes import BATCH_SIZE
 
     start = time.perf_counter()
     with voice.work("steps") as progress:
         opened = open_data(
-            data, kind=reading.kind, split=reading.split, text=reading.text, label=reading.label, length=running.length
+            data, kind=reading.kind, split=reading.split, text=reading.text, label=reading.label,
+            length=running.length, limit=reading.limit,
         )
         statistics = measure(
             model, opened, what=wanted, fisher=fisher, samples=samples, only=only, device=running.device,
-            limit=reading.limit, batch_size=running.batch_size or BATCH_SIZE, seed=running.seed, progress=progress,
+            batch_size=running.batch_size or BATCH_SIZE, seed=running.seed, progress=progress,
         )  # fmt: skip
         statistics.save(out)
-    info = statistics.info
     record = {
         "out": str(out),
         "bytes": out.stat().st_size,
-        **{key: info[key] for key in ("model", "model_sha256", "data", "source_sha256", "examples", "what")},
-        "linear_maps": len(info.get("maps", {})),
-        "sites": len(info.get("sites", {})),
-        "fisher": info.get("fisher"),
-        "notes": list(opened.notes),
+        **statistics.to_dict(),
         "seconds": time.perf_counter() - start,
     }
     voice.show(record, calibrate_table)

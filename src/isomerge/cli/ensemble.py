@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isomerge.cli.eval import data_used
-from isomerge.cli.flags import Data, Reading, Running, Task
-from isomerge.cli.output import Record, Voice, below, ending, listing, number
+from isomerge.cli.eval import data_source, data_used
+from isomerge.cli.flags import Data, Reading, Running, Task, data_source
+from isomerge.cli.output import Record, Voice, as_record, below, ending, listing, number
 from isomerge.cli.verb import verb
 
 if TYPE_CHECKING:
@@ -32,7 +32,11 @@ def ensemble(
     import isomerge
 
     with voice.work("steps") as progress:
-        record = isomerge.ensemble(models, data, task, **vars(reading), **vars(running), progress=progress)
+        result = isomerge.ensemble(
+            models, data_source(data, reading, running), task, batch_size=running.batch_size, device=running.device,
+            seed=running.seed, progress=progress,
+        )  # fmt: skip
+    record = as_record(result)
     voice.show(record, ensemble_table)
 
 

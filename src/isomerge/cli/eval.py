@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isomerge.cli.flags import Data, Model, Reading, Running, Task
-from isomerge.cli.output import Record, Voice, below, ending, listing, number
+from isomerge.cli.flags import Data, Model, Reading, Running, Task, data_source
+from isomerge.cli.output import Record, Voice, as_record, below, ending, listing, number
 from isomerge.cli.verb import verb
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ def eval_(
     import isomerge
 
     with voice.work("steps") as progress:
-        record = isomerge.evaluate(model, data, task, **vars(reading), **vars(running), progress=progress)
+        result = isomerge.evaluate(
+            model, data_source(data, reading, running), task, limit=reading.limit, batch_size=running.batch_size,
+            device=running.device, seed=running.seed, progress=progress,
+        )  # fmt: skip
+    record = as_record(result)
     voice.show(record, eval_table)
 
 

@@ -204,6 +204,11 @@ class Running:
     seed: Seed = 0
 
 
+def data_source(path: Path | None, reading: Reading, running: Running) -> dict[str, Any] | None:
+    """Data and how to read it, as the library takes both."""
+    return None if path is None else {"path": str(path), **vars(reading), "length": running.length}
+
+
 @dataclass(frozen=True)
 class MergeFlags:
     """A merge of models that are named on the command line."""

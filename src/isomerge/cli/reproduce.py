@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +14,6 @@ from isomerge.cli.verb import verb
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from isomerge.checkpoint.lock import Lock
 
 
 @verb("Rebuild OUT from its lock file and compare hashes.", "isomerge reproduce merged")
@@ -32,28 +30,14 @@ def reproduce(
     Exits with 0 if the two are identical. OUT is not changed; the new copy is removed unless -o names a folder.
     """
     from isomerge.checkpoint.lock import read_lock
-    from isomerge.evaluation.reproduce import pinned_inputs
-    from isomerge.evaluation.reproduce import reproduce as rebuild
+    from isomerge.merging.reproduce import reproduce as rebuild
 
     inputs = [entry.source for entry in read_lock(folder).inputs]
     if out is not None:
         reserve_output(out, [str(folder), *inputs], force=force)
 
     with voice.work("both") as progress:
-
-        def rerun(lock: Lock, place: Path) -> Any:
-            from isomerge.merging.api import merge_recipe
-
-            merged = merge_recipe(
-                lock.recipe, models=pinned_inputs(lock), device=lock.options.get("device", "cpu"), threads=threads,
-                progress=progress,
-            )  # fmt: skip
-            return merged.save(
-                place, shard_size=lock.options.get("shard_size", "5GB"), out_dtype=lock.options.get("out_dtype"),
-                force=force, lock=out is not None, report=out is not None,
-            )  # fmt: skip
-
-        record = as_record(rebuild(folder, rerun, out=out, threads=threads, progress=progress))
+        record = as_record(rebuild(folder, out=out, threads=threads, force=force, progress=progress))
     voice.show(record, reproduce_table)
     if record["verdict"] != "identical":
         raise typer.Exit(1)

@@ -212,7 +212,7 @@ def _require_commas(models: Sequence[str], weights: str | None) -> None:
     absent = [word for word in models if not Path(word).exists()]
     if not absent:
         return
-    from isomerge.data.columns import is_number
+    from isomerge.data.tables import is_number
 
     stray = [word for word in absent if is_number(word.strip(","))]
     if not stray:

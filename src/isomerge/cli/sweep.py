@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isomerge.choices import POINTS, RANKINGS, SWEEP_MODES
+from isomerge.cli.eval import data_source
 from isomerge.cli.flags import (
     Data,
     MergeFlags,
@@ -22,6 +23,7 @@ from isomerge.cli.flags import (
     Task,
     Threads,
     choice,
+    data_source,
     option,
     switch,
 )
@@ -99,6 +101,8 @@ def sweep(
     count = len(grid(axes, mode, force=force)) if search is None else search
     if data is None:
         raise RequestError("A sweep measures on data. Add --data PATH.")
+    if test_split is not None and test is None:
+        raise RequestError("--test-split is a part of --test. Add --test PATH.")
     if out is not None:
         announce_output(out)
 
@@ -108,8 +112,9 @@ def sweep(
     line = f"{count} {what} of {', '.join(axis.name for axis in axes)}"
     with voice.work("both") as progress, _interruptible(out), _data_in_recipe(request):
         swept = isomerge.sweep(
-            recipe, over or [], data=data, task=task, mode=mode, search=search, by=by, test=test, test_split=test_split,
-            **vars(reading), **vars(running), threads=threads, max_memory=max_memory, out=out, plot=plot, force=force,
+            recipe, over or [], data=data_source(data, reading, running), task=task, mode=mode, search=search, by=by,
+            test=test and {"path": str(test), "split": test_split}, batch_size=running.batch_size, seed=running.seed,
+            device=running.device, threads=threads, max_memory=max_memory, out=out, plot=plot, force=force,
             same_ids=request.recipe is None and merging.same_ids,
             progress=progress if voice.is_silent else _announced(line, progress),
         )  # fmt: skip

@@ -5,20 +5,68 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
-from isomerge.connectivity.ends import Ends, aligned_ends, plain_ends, shared_positions
-from isomerge.connectivity.measures import Measure, Numbers, by_data, by_loss
-from isomerge.data.heads import label_names
+from isomerge.arguments import require_types
+from isomerge.checkpoint import Checkpoint, open_checkpoint
+from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture, shared_positions
+from isomerge.data.base import DataSource
 from isomerge.data.open import open_data
 from isomerge.errors import RequestError
-from isomerge.evaluation.device import require_device
+from isomerge.evaluation.measure import MEASURE_FACTS, DataMeasure, LossMeasure, Numbers
+from isomerge.reporting.curves import plot_barrier
 from isomerge.reporting.pictures import require_drawable
+from isomerge.results import Result
+from isomerge.running.mixing import Mixture
+from isomerge.running.passes import Progress
 
 MOST_POINTS = 10_000
-Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class LineCurve(Result):
+    """What was measured on one line."""
+
+    points: list[dict[str, Any]]
+    """Each with `t`, `loss` and `metric`."""
+    barrier: float | None
+    """max over t of L(t) − [(1−t) L(A) + t L(B)]"""
+    metric_barrier: float | None
+    """The same for the metric, counted as a loss of quality."""
+    parents: list[dict[str, Any]]
+    """Each with `model`, `loss` and `metric`."""
+    ensemble: Numbers | None
+    """Loss and metric of the mean of the parents' probabilities."""
+
+
+@dataclass
+class AlignedLineCurve(LineCurve):
+    """The line after B was moved next to A without a change of its function."""
+
+    level: str
+    verdict: str
+    notes: list[str]
+
+
+@dataclass
+class Barrier(LineCurve):
+    """The line between two models, and with `align` the aligned one beside it."""
+
+    OPTIONAL = (*MEASURE_FACTS, "aligned")
+
+    models: list[str]
+    task: str
+    notes: list[str]
+    seconds: float
+    metric_name: str | None = None
+    higher_is_better: bool | None = None
+    examples: int | None = None
+    data: dict[str, Any] | None = None
+    """Name, sha256, size and kind."""
+    aligned: AlignedLineCurve | None = None
 
 
 def barrier(
@@ -26,16 +74,11 @@ def barrier(
     model_b: Any,
     *,
     loss: Callable[[Any], Any] | None = None,
-    data: Any = None,
+    data: DataSource = None,
     task: str | None = None,
     align: bool = False,
     level: str = "full",
     points: int = 11,
-    split: str | None = None,
-    text: str | None = None,
-    label: str | None = None,
-    kind: str | None = None,
-    length: int | None = None,
     tokenizer: Any = None,
     batch_size: int | None = None,
     limit: int | None = None,
@@ -43,32 +86,29 @@ def barrier(
     device: str = "cpu",
     plot: str | Path | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> Barrier:
     """Measure (1 − t) A + t B at evenly spaced t.
 
-    By `loss`, a function of the module, or by a task over `data` as in `isomerge.evaluate`. The record has `points[]`
-    (t, loss, metric), `barrier` = max over t of L(t) − [(1−t) L(A) + t L(B)], `metric_barrier` (the same for the
-    metric, counted as a loss of quality), `parents`, `ensemble` (the mean of the parents' probabilities), and with
-    `align` the same under `aligned`, for B moved next to A without a change of its function.
+    By `loss`, a function of the module, or by a task over `data` as in `isomerge.evaluate`. With `align` the same is
+    measured for B moved next to A, under `aligned`.
 
     >>> record = isomerge.barrier("model-a", "model-b", data="cifar10.tar.xz", align=True)
-    >>> record["barrier"] >= 0 and record["aligned"]["barrier"] >= 0
+    >>> record.barrier >= 0 and record.aligned.barrier >= 0
     True
     """
     start = time.perf_counter()
+    require_types(points=(points, int))
     if points < 3:
         raise RequestError(f"Measuring {points} points between two models: at least 3 are needed. Try --points 11.")
     require_few(points, points)
     if plot is not None:
         require_drawable(plot)
-    if (loss is None) == (data is None):
-        raise RequestError("Measuring between models: pass either loss=function or data=…, not both and not neither.")
     given = [model_a, model_b]
+    require_one_measure(loss, data)
     checkpoints = open_models(given, device)
-    measure, notes = choose_measure(
-        checkpoints, loss, data, task, split=split, text=text, label=label, kind=kind, length=length,
-        tokenizer=tokenizer, batch_size=batch_size, limit=limit, seed=seed, device=device,
-    )  # fmt: skip
+    measure, data_notes = choose_measure(
+        checkpoints, loss, data, task, tokenizer=tokenizer, batch_size=batch_size, limit=limit, seed=seed, device=device
+    )
     total = (points + 1) * (2 if align else 1)
     done = 0
 
@@ -79,23 +119,27 @@ def barrier(
             progress(done, total, "measuring")
 
     names = [checkpoint.name for checkpoint in checkpoints]
-    record = _line(plain_ends(checkpoints, given, device), measure, names, points, tick)
+    line = _line(plain_mixture(checkpoints, given, device), measure, names, points, tick)
+    aligned = None
     if align:
-        ends, verdicts, more = aligned_ends(checkpoints, given, level, device)
-        record["aligned"] = {
-            "level": level,
-            "verdict": verdicts[0],
-            **_line(ends, measure, names, points, tick),
-            "notes": more,
-        }
-    result = {"models": names, "task": measure.task, **measure.facts, **record, "notes": notes()}
-    result["notes"] += broken_points(record["points"])
-    result["seconds"] = time.perf_counter() - start
+        mixture, verdicts, notes = aligned_mixture(checkpoints, given, level, device)
+        moved = _line(mixture, measure, names, points, tick)
+        notes += broken_points(moved.points)
+        aligned = AlignedLineCurve(**vars(moved), level=level, verdict=verdicts[0], notes=notes)
+    result = Barrier(
+        **vars(line), models=names, task=measure.task, notes=[*data_notes(), *broken_points(line.points)],
+        seconds=time.perf_counter() - start, aligned=aligned, **measure.facts,
+    )  # fmt: skip
     if plot is not None:
-        from isomerge.reporting.curves import plot_barrier
-
-        plot_barrier(result, plot)
+        plot_barrier(result.to_dict(), plot)
     return result
+
+
+def require_one_measure(loss: Any, data: Any) -> None:
+    if (loss is None) == (data is None):
+        raise RequestError("Measuring between models: pass either loss=function or data=…, not both and not neither.")
+    if loss is not None and not callable(loss):
+        raise RequestError(f"Measuring between models: loss must be a function of the module, not {loss!r}.")
 
 
 def require_few(count: int, points: int) -> None:
@@ -107,79 +151,49 @@ def require_few(count: int, points: int) -> None:
         )
 
 
-def open_models(given: Sequence[Any], device: str) -> list[Checkpoint]:
-    require_device(device)
-    checkpoints = [open_checkpoint(model) for model in given]
-    for checkpoint in checkpoints:
-        require_floating(checkpoint)
-    for other in checkpoints[1:]:
-        kinds = [c.config.get("model_type") for c in (checkpoints[0], other)]
-        if all(kinds) and kinds[0] != kinds[1]:
-            raise RequestError(
-                f"Going from {checkpoints[0].name} to {other.name}: one is a '{kinds[0]}' model and the other a "
-                f"'{kinds[1]}' model, so nothing lies between them. Name models of one architecture and size."
-            )
-        own, theirs = (label_names(c.config) for c in (checkpoints[0], other))
-        if own != theirs and sorted(own) == sorted(theirs):
-            raise RequestError(
-                f"Going from {checkpoints[0].name} to {other.name}: they have the same labels in another order "
-                f"({', '.join(own[:5])} … and {', '.join(theirs[:5])} …), so their outputs do not correspond. Name "
-                "models that were trained with one list of labels."
-            )
-    return checkpoints
-
-
 def choose_measure(
     checkpoints: Sequence[Checkpoint],
     loss: Callable[[Any], Any] | None,
-    data: Any,
+    data: DataSource,
     task: str | None,
     *,
-    split: str | None,
-    text: str | None,
-    label: str | None,
-    kind: str | None,
-    length: int | None,
     tokenizer: Any,
     batch_size: int | None,
     limit: int | None,
     seed: int,
     device: str,
-) -> tuple[Measure, Callable[[], list[str]]]:
+) -> tuple[DataMeasure | LossMeasure, Callable[[], list[str]]]:
     """The measure, and how to have the notes on the data once it has been read."""
     if loss is not None:
-        return by_loss(loss), list
-    opened = open_data(
-        data, kind=kind, split=split, text=text, label=label, length=length, tokenizer=tokenizer, prefer="test"
-    )
+        return LossMeasure(loss), list
+    opened = open_data(data, tokenizer=tokenizer, prefer="test")
     shorter = shared_positions(checkpoints)
     for key, shortest in shorter.items():
         opened.note(f"the models take inputs of different length; the shortest counts ({key} {shortest})")
     reader = open_checkpoint(checkpoints[0], config={**checkpoints[0].config, **shorter})
-    measure = by_data(opened, task, reader, batch_size=batch_size, limit=limit, seed=seed, device=device)
+    measure = DataMeasure(opened, task, reader, batch_size=batch_size, limit=limit, seed=seed, device=device)
     return measure, lambda: list(opened.notes)
 
 
-def _line(ends: Ends, measure: Measure, names: Sequence[str], points: int, tick: Callable[[], None]) -> dict[str, Any]:
-    found: list[dict[str, Any]] = []
+def _line(
+    mixture: Mixture, measure: DataMeasure | LossMeasure, names: Sequence[str], points: int, tick: Callable[[], None]
+) -> LineCurve:
+    measured: list[dict[str, Any]] = []
     for n in range(points):
         t = n / (points - 1)
-        found.append({"t": t, **measure.at(ends, [1 - t, t])})
+        measured.append({"t": t, **measure.at(mixture.put([1 - t, t]))})
         tick()
     parents = [
         {"model": name, "loss": end["loss"], "metric": end["metric"]}
-        for name, end in zip(names, (found[0], found[-1]), strict=True)
+        for name, end in zip(names, (measured[0], measured[-1]), strict=True)
     ]
-    together: Numbers | None = measure.ensemble(ends)
+    # The one module takes turns with the weights of each model, batch by batch: nothing grows with the data.
+    ensemble = measure.combined([partial(mixture.corner, n) for n in range(len(names))])
     tick()
     sign = 1.0 if measure.facts.get("higher_is_better") is False else -1.0
-    return {
-        "points": found,
-        "barrier": height([point["loss"] for point in found]),
-        "metric_barrier": height([None if p["metric"] is None else sign * p["metric"] for p in found]),
-        "parents": parents,
-        "ensemble": together,
-    }
+    losses = [point["loss"] for point in measured]
+    qualities = [None if point["metric"] is None else sign * point["metric"] for point in measured]
+    return LineCurve(measured, height(losses), height(qualities), parents, ensemble)
 
 
 def height(values: Sequence[float | None]) -> float | None:

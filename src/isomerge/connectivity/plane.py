@@ -5,16 +5,48 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isomerge.connectivity.barrier import Progress, choose_measure, open_models, require_few
-from isomerge.connectivity.ends import Ends, aligned_ends, plain_ends
+from isomerge.arguments import require_types
+from isomerge.connectivity.barrier import choose_measure, require_few, require_one_measure
+from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture
+from isomerge.data.base import DataSource
 from isomerge.errors import RequestError
+from isomerge.evaluation.measure import MEASURE_FACTS
+from isomerge.reporting.curves import plot_plane
 from isomerge.reporting.pictures import require_drawable
+from isomerge.results import Result
+from isomerge.running.mixing import Mixture
+from isomerge.running.passes import Progress
 
 MARGIN = 0.25  # of the triangle's extent, on every side
 FLAT = 1e-9  # sine² of the angle at A below which three models lie on a line
+
+
+@dataclass
+class Plane(Result):
+    """Loss and metric on a grid in the plane through three models."""
+
+    OPTIONAL = MEASURE_FACTS
+
+    models: list[dict[str, Any]]
+    """Each with `model`, `x`, `y`, `loss` and `metric`."""
+    task: str
+    aligned: bool
+    x: list[float]
+    y: list[float]
+    loss: list[list[float | None]]
+    """By y, then by x."""
+    metric: list[list[float | None]]
+    notes: list[str]
+    seconds: float
+    metric_name: str | None = None
+    higher_is_better: bool | None = None
+    examples: int | None = None
+    data: dict[str, Any] | None = None
+    """Name, sha256, size and kind."""
 
 
 def plane(
@@ -23,16 +55,11 @@ def plane(
     model_c: Any,
     *,
     loss: Callable[[Any], Any] | None = None,
-    data: Any = None,
+    data: DataSource = None,
     task: str | None = None,
     align: bool = False,
     level: str = "full",
     points: int = 13,
-    split: str | None = None,
-    text: str | None = None,
-    label: str | None = None,
-    kind: str | None = None,
-    length: int | None = None,
     tokenizer: Any = None,
     batch_size: int | None = None,
     limit: int | None = None,
@@ -40,64 +67,61 @@ def plane(
     device: str = "cpu",
     plot: str | Path | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> Plane:
     """Measure the plane through three models at `points` × `points` places; with `align`, B and C move next to A first.
 
-    The axes are orthonormal in the space of weights: x goes from A towards B, y is at right angles to it towards C.
-    The record has `x[]`, `y[]`, `loss[y][x]`, `metric[y][x]`, and `models[]` (model, x, y, loss, metric).
+    By `loss`, a function of the module, or by a task over `data` as in `isomerge.evaluate`. The axes are orthonormal in
+    the space of weights: x goes from A towards B, y is at right angles to it towards C.
     """
     start = time.perf_counter()
+    require_types(points=(points, int))
     if points < 2:
         raise RequestError(f"Measuring a plane of {points} × {points} points: at least 2 are needed each way.")
     require_few(points * points, points)
     if plot is not None:
         require_drawable(plot)
-    if (loss is None) == (data is None):
-        raise RequestError("Measuring a plane: pass either loss=function or data=…, not both and not neither.")
+    require_one_measure(loss, data)
     given = [model_a, model_b, model_c]
     checkpoints = open_models(given, device)
-    measure, notes = choose_measure(
-        checkpoints, loss, data, task, split=split, text=text, label=label, kind=kind, length=length,
-        tokenizer=tokenizer, batch_size=batch_size, limit=limit, seed=seed, device=device,
-    )  # fmt: skip
-    more: list[str] = []
+    measure, data_notes = choose_measure(
+        checkpoints, loss, data, task, tokenizer=tokenizer, batch_size=batch_size, limit=limit, seed=seed, device=device
+    )
+    notes: list[str] = []
     if align:
-        ends, _, more = aligned_ends(checkpoints, given, level, device)
+        mixture, _, notes = aligned_mixture(checkpoints, given, level, device)
     else:
-        ends = plain_ends(checkpoints, given, device)
-    corners = _corners(ends)
+        mixture = plain_mixture(checkpoints, given, device)
+    corners = _corners(mixture)
     (_, (length_b, _), (along, across)) = corners
     xs, ys = _axis([0.0, length_b, along], points), _axis([0.0, across], points)
     losses: list[list[float | None]] = []
     metrics: list[list[float | None]] = []
     for row, y in enumerate(ys):
-        found = []
+        measured = []
         for column, x in enumerate(xs):
             c = y / across
             b = (x - c * along) / length_b
-            found.append(measure.at(ends, [1 - b - c, b, c]))
+            measured.append(measure.at(mixture.put([1 - b - c, b, c])))
             if progress:
                 progress(row * points + column + 1, points * points, "measuring")
-        losses.append([each["loss"] for each in found])
-        metrics.append([each["metric"] for each in found])
+        losses.append([each["loss"] for each in measured])
+        metrics.append([each["metric"] for each in measured])
     models = [
-        {"model": checkpoint.name, "x": x, "y": y, **measure.at(ends, [float(k == n) for k in range(3)])}
+        {"model": checkpoint.name, "x": x, "y": y, **measure.at(mixture.corner(n))}
         for n, (checkpoint, (x, y)) in enumerate(zip(checkpoints, corners, strict=True))
     ]
-    result = {
-        "models": models, "task": measure.task, **measure.facts, "aligned": align, "x": xs, "y": ys, "loss": losses,
-        "metric": metrics, "notes": [*notes(), *more], "seconds": time.perf_counter() - start,
-    }  # fmt: skip
+    result = Plane(
+        models, measure.task, align, xs, ys, losses, metrics, [*data_notes(), *notes],
+        time.perf_counter() - start, **measure.facts,
+    )  # fmt: skip
     if plot is not None:
-        from isomerge.reporting.curves import plot_plane
-
-        plot_plane(result, plot)
+        plot_plane(result.to_dict(), plot)
     return result
 
 
-def _corners(ends: Ends) -> list[tuple[float, float]]:
+def _corners(mixture: Mixture) -> list[tuple[float, float]]:
     """Where the three models lie: A at the origin, B on the x axis."""
-    bb, bc, cc = ends.inner(1, 1), ends.inner(1, 2), ends.inner(2, 2)
+    bb, bc, cc = mixture.inner(1, 1), mixture.inner(1, 2), mixture.inner(2, 2)
     if bb <= 0 or cc <= 0 or bb * cc - bc * bc <= FLAT * bb * cc:
         raise RequestError("Measuring a plane: the three models lie on one line, or two are the same. Use barrier.")
     along = bc / math.sqrt(bb)

@@ -3,5 +3,6 @@
 from isomerge.data.base import Batch, Batches, Data
 from isomerge.data.heads import task_of
 from isomerge.data.open import open_data
+from isomerge.data.options import DataOptions
 
-__all__ = ["Batch", "Batches", "Data", "open_data", "task_of"]
+__all__ = ["Batch", "Batches", "Data", "DataOptions", "open_data", "task_of"]

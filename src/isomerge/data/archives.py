@@ -1,18 +1,53 @@
-"""Files by name, in a folder or in an archive that is never unpacked to disk."""
+"""Files by name, in a folder or in an archive that is never unpacked to disk, and byte strings kept aside."""
 
 from __future__ import annotations
 
 import os
 import tarfile
+import tempfile
+import threading
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
-from isomerge.data.spool import Spool
+from isomerge.data.base import KEPT
 from isomerge.errors import RequestError
 
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".zip")
+ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".zip")
+
+
+class Spool:
+    """
+    >>> spool = Spool()
+    >>> [spool.append(b"one"), spool.append(b"three"), spool.read(1), spool.read(0)]
+    [0, 1, b'three', b'one']
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(max_size=KEPT)  # noqa: SIM115  it lives as long as the spool
+        self._ends = [0]
+        self._lock = threading.Lock()
+
+    def append(self, content: bytes) -> int:
+        """Returns the number under which it is kept."""
+        with self._lock:
+            self._file.seek(self._ends[-1])
+            self._file.write(content)
+            self._ends.append(self._ends[-1] + len(content))
+            return len(self._ends) - 2
+
+    def read(self, number: int) -> bytes:
+        return self.slice(self._ends[number], self._ends[number + 1])
+
+    def slice(self, start: int, stop: int) -> bytes:
+        with self._lock:
+            self._file.seek(start)
+            return self._file.read(stop - start)
+
+    @property
+    def nbytes(self) -> int:
+        return self._ends[-1]
 
 
 class Files(ABC):
@@ -47,12 +82,12 @@ def open_files(path: Path, wanted: Callable[[str], bool]) -> Files:
 class _Folder(Files):
     def __init__(self, path: Path, wanted: Callable[[str], bool]) -> None:
         self._path = path
-        found = []
+        names: list[str] = []
         for folder, folders, files in os.walk(path, followlinks=True):
             folders.sort()
             relative = Path(folder).relative_to(path)
-            found += [(relative / name).as_posix() for name in files]
-        self.names = sorted(name for name in found if _visible(name) and wanted(name))
+            names += [(relative / name).as_posix() for name in files]
+        self.names = sorted(name for name in names if _visible(name) and wanted(name))
 
     def read(self, name: str) -> bytes:
         return (self._path / name).read_bytes()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from isomerge.arguments import require_types
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.errors import RequestError
 
@@ -16,6 +18,10 @@ Batch = dict[str, torch.Tensor]
 """Keyword arguments of a stock class's forward."""
 Batches = Callable[[], Iterator[Batch]]
 """A fresh pass over the same batches at every call."""
+
+DataSource = Any
+"""What names data: a path, a mapping with a path and `DataOptions`, opened data, a `datasets` object, or batches (a
+list, a loader, or a function that gives a fresh iterator)."""
 
 KEPT = 200 << 20  # bytes of decoded or tokenised data that may stay in memory between passes
 
@@ -36,6 +42,7 @@ class Wanted:
     """What the model's class is for, unless another is named."""
 
     def __post_init__(self) -> None:
+        require_types(batch_size=(self.batch_size, int), limit=(self.limit, int, None), seed=(self.seed, int))
         if self.limit is not None and self.limit < 1:
             raise RequestError(
                 f"Drawing {self.limit} examples: at least one is needed. Leave --limit out to use them all."
@@ -57,6 +64,8 @@ class Data(ABC):
     """How many examples; of running text, how many lines."""
     classes: list[str] | None
     """The labels that occur, None where there are none or they are numbers to predict."""
+    limit: int | None = None
+    """How many examples to use where nobody asks for another number; None: all."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -82,8 +91,10 @@ class Data(ABC):
         device: str = "cpu",
         task: str | None = None,
     ) -> Iterator[Batch]:
-        """Batches for this model, the same at every call; what the settings mean is said at `Wanted`."""
-        return self.read(checkpoint, Wanted(batch_size, limit, labels, seed, device, task))
+        """Batches for this model, the same at every call; `Wanted` explains the settings."""
+        return self.read(
+            checkpoint, Wanted(batch_size, self.limit if limit is None else limit, labels, seed, device, task)
+        )
 
     def passes(
         self,
@@ -97,6 +108,7 @@ class Data(ABC):
         task: str | None = None,
     ) -> Batches:
         """`batches`, to be gone through several times: what fits in memory is prepared once."""
+        limit = self.limit if limit is None else limit
         wanted = Wanted(batch_size, limit, labels, seed, device, task)
         kept: list[Batch] | None = None
 
@@ -105,19 +117,28 @@ class Data(ABC):
             if kept is not None:
                 yield from kept
                 return
-            found: list[Batch] = []
+            prepared: list[Batch] = []
             used = 0
             for batch in self.read(checkpoint, wanted):
                 used += sum(tensor.nbytes for tensor in batch.values())
                 if used <= KEPT:
-                    found.append(batch)
+                    prepared.append(batch)
                 else:
-                    found.clear()
+                    prepared.clear()
                 yield batch
             if used <= KEPT:
-                kept = found
+                kept = prepared
 
         return one_pass
+
+    def used(self, limit: int | None = None) -> int:
+        """How many examples are used, with this limit or its own."""
+        limit = self.limit if limit is None else limit
+        return self.size if limit is None else min(limit, self.size)
+
+    def describe(self) -> dict[str, Any]:
+        """What records say of it."""
+        return {"name": self.name, "sha256": self.sha256, "size": self.size, "kind": self.kind}
 
     def note(self, text: str) -> None:
         if text not in self.notes:

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from isomerge.checkpoint.base import Checkpoint
+from isomerge.data.archives import Spool
 from isomerge.data.base import Batch, Data, Wanted
-from isomerge.data.encode import Encoded, Encoder, collate
+from isomerge.data.encode import Encoded, Encoder, collate, masked
 from isomerge.data.examples import Example
 from isomerge.data.heads import task_of
-from isomerge.data.masking import masked
-from isomerge.data.spool import Spool
 from isomerge.data.tables import read_lines
 from isomerge.data.texts import TextData
 from isomerge.data.tokenizer import special_ends
@@ -41,7 +40,7 @@ class Corpus(Data):
         self._tokens: tuple[Any, Spool] | None = None
 
     @cached_property
-    def sha256(self) -> str:  # type: ignore[override]
+    def sha256(self) -> str:
         digest = hashlib.sha256()
         for path in self._paths:
             digest.update(path.read_bytes())
@@ -103,8 +102,8 @@ class Corpus(Data):
 
 
 def _chunk(tokens: Spool, number: int, body: int, before: list[int], after: list[int]) -> list[int]:
-    found = np.frombuffer(tokens.slice(4 * body * number, min(4 * body * (number + 1), tokens.nbytes)), np.int32)
-    return [*before, *found.tolist(), *after]
+    content = tokens.slice(4 * body * number, min(4 * body * (number + 1), tokens.nbytes))
+    return [*before, *np.frombuffer(content, np.int32).tolist(), *after]
 
 
 def _prepared(

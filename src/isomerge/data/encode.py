@@ -1,4 +1,4 @@
-"""Texts to token ids and token ids to batches, as one model takes them."""
+"""Texts to token ids and token ids to batches, as one model takes them; which tokens a masked model must guess."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from isomerge.checkpoint.base import Checkpoint
@@ -57,26 +58,26 @@ class Encoder:
         return int(self.config.get("type_vocab_size") or 0) > 1
 
     def text(self, text: str, pair: str | None = None) -> Encoded:
-        found = self.tokenizer(
+        encoding = self.tokenizer(
             text, pair, truncation=True, max_length=self.limit, return_token_type_ids=True,
             return_special_tokens_mask=True,
         )  # fmt: skip
         # The tokenizer does not say whether it cut, except by filling the limit exactly.
-        if len(found["input_ids"]) == self.limit and self._is_longer(text, pair):
+        if len(encoding["input_ids"]) == self.limit and self._is_longer(text, pair):
             self.cut += 1
-        return self._encoded(found)
+        return self._encoded(encoding)
 
     def _is_longer(self, text: str, pair: str | None) -> bool:
         return len(self.tokenizer(text, pair, verbose=False)["input_ids"]) > self.limit
 
     def words(self, words: Sequence[str]) -> Encoded:
-        found = self.tokenizer(
+        encoding = self.tokenizer(
             list(words), is_split_into_words=True, truncation=True, max_length=self.limit, return_token_type_ids=True,
             return_special_tokens_mask=True,
         )  # fmt: skip
-        encoded = self._encoded(found)
+        encoded = self._encoded(encoding)
         seen: set[int] = set()
-        for word in found.word_ids():
+        for word in encoding.word_ids():
             encoded.first_of_word.append(None if word is None or word in seen else word)
             if word is not None:
                 seen.add(word)
@@ -84,13 +85,15 @@ class Encoder:
             self.cut += 1
         return encoded
 
-    def _encoded(self, found: Any) -> Encoded:
-        ids = list(found["input_ids"])
+    def _encoded(self, encoding: Any) -> Encoded:
+        ids = list(encoding["input_ids"])
         if not ids:
             # An empty text still is an example: give the model its end or its beginning to read.
             ids = [padding_id(self.config, self.tokenizer)]
             return Encoded(ids, [0], [1])
-        return Encoded(ids, list(found.get("token_type_ids") or [0] * len(ids)), list(found["special_tokens_mask"]))
+        return Encoded(
+            ids, list(encoding.get("token_type_ids") or [0] * len(ids)), list(encoding["special_tokens_mask"])
+        )
 
 
 def collate(examples: Sequence[Encoded], encoder: Encoder, task: str | None) -> Batch:
@@ -120,3 +123,23 @@ def collate(examples: Sequence[Encoded], encoder: Encoder, task: str | None) -> 
 def _padded(rows: Sequence[Sequence[int]], filling: int) -> torch.Tensor:
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[filling] * (longest - len(row))] for row in rows])
+
+
+SHARE = 0.15  # of the tokens are to be guessed: 8 in 10 hidden, 1 in 10 replaced by any token, 1 in 10 left
+
+
+def masked(
+    ids: Sequence[int], special: Sequence[int], tokenizer: Any, seed: int, number: int
+) -> tuple[list[int], list[int]]:
+    """Inputs and labels (−100 where nothing is asked) of example `number`."""
+    if tokenizer.mask_token_id is None:
+        raise RequestError("Masking texts for a masked language model: its tokenizer has no mask token.")
+    random = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), number]))
+    chance, kind, other = random.random(len(ids)), random.random(len(ids)), random.integers(0, len(tokenizer), len(ids))
+    free = ~np.asarray(special, bool)
+    asked = free & (chance < SHARE)
+    if free.any() and not asked.any():
+        asked[np.flatnonzero(free)[np.argmin(chance[free])]] = True  # every example asks for something
+    given = np.asarray(ids)
+    inputs = np.where(asked & (kind < 0.8), tokenizer.mask_token_id, np.where(asked & (kind >= 0.9), other, given))
+    return inputs.tolist(), np.where(asked, given, -100).tolist()

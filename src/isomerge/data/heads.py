@@ -1,9 +1,13 @@
-"""What a model's class is for, told from its name in config.json: the endings are the same for every family."""
+"""What a model's class is for, and which of its outputs a label of the data means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from isomerge.checkpoint.base import name_some
+from isomerge.errors import RequestError
 
 _ENDINGS = {
     "ForImageClassification": "image",
@@ -25,10 +29,10 @@ def task_of(config: Mapping[str, Any]) -> str | None:
     True
     """
     names = config.get("architectures") or [""]
-    found = next((task for ending, task in _ENDINGS.items() if str(names[0]).endswith(ending)), None)
-    if found == "sequence" and (config.get("problem_type") == "regression" or len(label_names(config)) == 1):
+    task = next((task for ending, task in _ENDINGS.items() if str(names[0]).endswith(ending)), None)
+    if task == "sequence" and (config.get("problem_type") == "regression" or len(label_names(config)) == 1):
         return "regression"
-    return found
+    return task
 
 
 def label_names(config: Mapping[str, Any]) -> list[str]:
@@ -37,3 +41,47 @@ def label_names(config: Mapping[str, Any]) -> list[str]:
     if named:
         return [str(name) for _, name in sorted(named.items(), key=lambda item: int(item[0]))]
     return [f"LABEL_{number}" for number in range(int(config.get("num_labels") or 2))]
+
+
+def match_labels(classes: Sequence[str], config: Mapping[str, Any], data: str) -> tuple[dict[str, int], list[str]]:
+    """Label of the data → number of the output, with notes; an error that lists both sides where they differ.
+
+    By name, whatever the case; else by number; else, where the model's outputs have no names, in sorted order.
+
+    >>> match_labels(["dog", "Cat"], {"id2label": {"0": "cat", "1": "DOG"}}, "pets")
+    ({'dog': 1, 'Cat': 0}, [])
+    """
+    names = label_names(config)
+    numbers = {_plain(name): number for number, name in enumerate(names)}
+    if all(_plain(label) in numbers for label in classes):
+        matched = {label: numbers[_plain(label)] for label in classes}
+        return matched, _absent(matched, names)
+    if all(label.isdecimal() and int(label) < len(names) for label in classes):
+        matched = {label: int(label) for label in classes}
+        note = [] if _nameless(names) else [f"the labels of {data} are numbers; they were read as the model's outputs"]
+        return matched, note + _absent(matched, names)
+    if _nameless(names) and len(classes) == len(names):
+        matched = {label: number for number, label in enumerate(sorted(classes))}
+        listed = ", ".join(f"{number} = {label}" for label, number in matched.items())
+        return matched, [f"the model's outputs have no names; the labels were taken in sorted order: {listed}"]
+    unknown = sorted(label for label in classes if _plain(label) not in numbers)
+    raise RequestError(
+        f"Matching the labels of {data} with the model's: the model has no {name_some(unknown, 8)}. The data has "
+        f"{name_some(sorted(classes), 20)}; the model has {name_some(names, 20)}. Use data of this model's task, or "
+        "name another column with --label, or put the labels into id2label and label2id of config.json."
+    )
+
+
+def _absent(matched: Mapping[str, int], names: Sequence[str]) -> list[str]:
+    absent = [name for number, name in enumerate(names) if number not in set(matched.values())]
+    if len(matched) == 1:
+        return [f"the data has one class only, '{next(iter(matched))}'"]
+    return [f"the data has no example of {name_some(absent)}"] if absent else []
+
+
+def _nameless(names: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"LABEL_\d+", name) for name in names)
+
+
+def _plain(label: str) -> str:
+    return re.sub(r"[\s_]+", " ", label.strip()).casefold()

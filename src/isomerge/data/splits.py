@@ -44,14 +44,14 @@ def split_of_file(name: str) -> str | None:
 
 
 def pick_split(
-    found: Iterable[str | None], wanted: str | None, prefer: str, source: str
+    names: Iterable[str | None], wanted: str | None, prefer: str, source: str
 ) -> tuple[str | None, list[str]]:
     """The part to use, with a note where it was chosen and not named; None where there are no parts.
 
     Who prefers `test` measures a finished model. Everybody else learns or chooses something from the data, and comes to
     `test` last: it has to stay unseen.
     """
-    parts = sorted({part for part in found if part is not None})
+    parts = sorted({part for part in names if part is not None})
     if wanted is not None:
         wanted = same_split(wanted)
         if wanted not in parts:
@@ -66,4 +66,5 @@ def pick_split(
         return (parts[0] if parts else None), []
     order = (prefer, "validation", "train", *(part for part in parts if part != "test"), "test")
     chosen = next(part for part in order if part in parts)
-    return chosen, [f"of {', '.join(parts)}, the part '{chosen}' was used; --split names another"]
+    others = ", ".join(part for part in parts if part != chosen)
+    return chosen, [f"using split '{chosen}' (also available: {others}; choose with --split)"]

@@ -12,11 +12,9 @@ import numpy as np
 
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.data.base import Batch, Data, Wanted
-from isomerge.data.encode import Encoded, Encoder, collate
+from isomerge.data.encode import Encoded, Encoder, collate, masked
 from isomerge.data.examples import Example
-from isomerge.data.heads import label_names, task_of
-from isomerge.data.labels import match_labels
-from isomerge.data.masking import masked
+from isomerge.data.heads import label_names, match_labels, task_of
 from isomerge.errors import RequestError
 
 
@@ -43,7 +41,7 @@ class TextData(Data):
         return len(known) == len(numbers) and any(not number.is_integer() for number in known)
 
     @cached_property
-    def sha256(self) -> str:  # type: ignore[override]
+    def sha256(self) -> str:
         digest = hashlib.sha256()
         for example in self._examples:
             digest.update(json.dumps([example.text, example.pair, example.label]).encode() + b"\n")

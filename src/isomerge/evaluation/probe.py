@@ -8,45 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isomerge.checkpoint.base import Checkpoint, name_some
-from isomerge.checkpoint.memory import quiet_transformers
-from isomerge.errors import CheckpointError
+from isomerge.checkpoint.base import Checkpoint
+from isomerge.running.stock import load_stock
 
 LENGTH = 12  # tokens: long enough for every position-dependent part, short enough for any position table
-
-
-def stock_class(config: Mapping[str, Any]) -> Any:
-    """The `transformers` class a checkpoint names. Never remote code."""
-    import transformers
-
-    names = config.get("architectures") or []
-    found = getattr(transformers, names[0], None) if names else None
-    if found is None:
-        kind = config.get("model_type")
-        raise CheckpointError(
-            f"Loading a '{kind}' model to run it: transformers {transformers.__version__} has no class "
-            f"'{names[0] if names else '?'}'. Name the class in config.json under 'architectures'."
-        )
-    return found
-
-
-def load_stock(config: Mapping[str, Any], state: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32) -> Any:
-    """The stock class of a config.json with these tensors, on the CPU, ready to run; none of them may be missing."""
-    kind = stock_class(config)
-    with quiet_transformers():
-        model, info = kind.from_pretrained(
-            None, config=kind.config_class.from_dict(dict(config)), state_dict=dict(state), dtype=dtype,
-            output_loading_info=True, experts_implementation="eager", ignore_mismatched_sizes=True,  # told below
-        )  # fmt: skip
-    wrong = {"missing": sorted(info["missing_keys"])}
-    wrong["of another shape"] = sorted(key if isinstance(key, str) else str(key[0]) for key in info["mismatched_keys"])
-    if any(wrong.values()):
-        told = "; ".join(f"{what}: {name_some(names)}" for what, names in wrong.items() if names)
-        raise CheckpointError(
-            f"Loading {kind.__name__}: tensors are {told}. The checkpoint does not hold what its config.json promises: "
-            "get weights and config.json of one and the same model, from where it came."
-        )
-    return model.eval()
 
 
 def random_inputs(model: Any, seed: int = 0, batch: int = 2) -> dict[str, Tensor]:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.evaluation.probe import load_stock, outputs, random_inputs
+from isomerge.evaluation.probe import outputs, random_inputs
+from isomerge.running.stock import load_stock
 from isomerge.symmetry.groups import Group, Trivial
 from isomerge.symmetry.patterns import Layout, bind
 from isomerge.symmetry.transform import Transform, batch_sizes
@@ -39,12 +40,12 @@ class Part:
 
     def spaces(self, proven: Mapping[str, Group]) -> dict[str, Group]:
         """The spaces of all layers; one that is not proven stays at the identity."""
-        found: dict[str, Group] = {}
+        groups: dict[str, Group] = {}
         for space, (first, *_) in self.options.items():
             group = proven.get(space) or Trivial(first.size, first.per)
             for i in map(str, self.layers):
-                found[space.replace("{i}", i)] = replace(group, per=tuple(p.replace("{i}", i) for p in group.per))
-        return found
+                groups[space.replace("{i}", i)] = replace(group, per=tuple(p.replace("{i}", i) for p in group.per))
+        return groups
 
     def named(self) -> Iterator[tuple[str, str]]:
         """Name and pattern of every tensor."""
@@ -70,12 +71,12 @@ class Prover:
 
     def best(self, alternatives: Sequence[Part]) -> tuple[Part, dict[str, Group], list[str]]:
         """The structure with the most proven spaces, those, and what was found out about every space."""
-        found: list[tuple[Part, dict[str, Group], list[str]]] = []
+        tried: list[tuple[Part, dict[str, Group], list[str]]] = []
         for part in alternatives:
-            found.append((part, *self.prove(part)))
-            if len(found[-1][1]) == len(part.options):
+            tried.append((part, *self.prove(part)))
+            if len(tried[-1][1]) == len(part.options):
                 break
-        return max(found, key=lambda result: len(result[1]))
+        return max(tried, key=lambda result: len(result[1]))
 
     def prove(self, part: Part) -> tuple[dict[str, Group], list[str]]:
         proven: dict[str, Group] = {}
@@ -88,8 +89,8 @@ class Prover:
                     proven[space] = group
                     break
                 failures.append(f"{group.name} {failure}")
-            found = f"{proven[space].name}, proven" if space in proven else f"identity: {', '.join(failures)}"
-            notes.append(f"{space.removesuffix('.{i}')} in {part.where}: {found}")
+            outcome = f"{proven[space].name}, proven" if space in proven else f"identity: {', '.join(failures)}"
+            notes.append(f"{space.removesuffix('.{i}')} in {part.where}: {outcome}")
         return proven, notes
 
     def _refutation(self, part: Part, space: str, group: Group) -> str | None:

@@ -1,6 +1,6 @@
-"""`verify`: is this folder a whole, working model, and is it the one that its lock file describes?
+"""`isomerge.verify`: is this folder a complete, working model, and the one that its lock file describes?
 
-Every check answers yes, no or "could not be asked", with one line that says what was found.
+Every check passes, fails or could not be made, with one line that says why.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from isomerge.adapters.adapter import CONFIG, has_adapter_beside, holds_adapter, into_its_base
+from isomerge.arguments import require_types
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import FLOATING
@@ -27,18 +27,32 @@ from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, loc
 from isomerge.checkpoint.staging import STALE
 from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.evaluation.stock import Fit, fit_stock_class, same_structure
+from isomerge.evaluation.class_fit import Fit, fit_stock_class, same_structure
 from isomerge.evaluation.tokens import special_token_problems, tokenizer_problems, vocabulary_rows
+from isomerge.results import Result
+from isomerge.running.passes import Progress
 
-Progress = Callable[[int, int, str], None]
 
+@dataclass
+class Check(Result):
+    """One question about a folder, with the answer."""
 
-@dataclass(frozen=True)
-class Check:
     name: str
     passed: bool | None
-    """None: it could not be asked, and `detail` says why."""
+    """None: it could not be checked, and `detail` says why."""
     detail: str
+
+
+@dataclass
+class Verification(Result):
+    """Everything that was asked of a model folder."""
+
+    folder: str
+    verdict: str
+    """good or bad"""
+    checks: list[Check]
+    problems: list[str]
+    seconds: float
 
 
 def verify(
@@ -48,14 +62,15 @@ def verify(
     same_structure_as: Checkpoint | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Check a model folder; the record has `verdict` ("good" or "bad"), `checks[]`, `problems[]` and `seconds`.
+) -> Verification:
+    """Check a model folder: is it complete, does its class load it, is it what its lock file describes?
 
     `deep` reads every weight, to see that it is finite and to hash it. `same_structure_as` is the model whose config
     and side files the folder got: a folder of the same structure fits the same class, so transformers is not asked, and
-    what was already wrong with the tokens of that model is told and not held against the copy.
+    what was already wrong with the tokens of that model is reported, but not counted as a failure.
     """
     start = time.perf_counter()
+    require_types(folder=(folder, str, os.PathLike))
     folder = Path(folder).expanduser()
     if folder.is_file():
         open_checkpoint(folder)  # raises with the words of all verbs where it is no weight file that can be read
@@ -67,13 +82,8 @@ def verify(
         raise RequestError(f"While verifying {folder}: there is no such folder. Name the folder of a model.")
     checks = list(_checks(folder, deep, same_structure_as, threads or os.cpu_count() or 1, progress))
     problems = [f"{check.name}: {check.detail}" for check in checks if check.passed is False]
-    return {
-        "folder": str(folder),
-        "verdict": "bad" if problems else "good",
-        "checks": [vars(check) for check in checks],
-        "problems": problems,
-        "seconds": time.perf_counter() - start,
-    }
+    verdict = "bad" if problems else "good"
+    return Verification(str(folder), verdict, checks, problems, time.perf_counter() - start)
 
 
 def _checks(
@@ -122,10 +132,10 @@ def _index(folder: Path, checkpoint: Checkpoint) -> Check:
     if forgotten:
         problems.append(f"{index} forgets {name_some(forgotten)}")
     metadata = json.loads((folder / index).read_text(encoding="utf-8")).get("metadata")
-    said = metadata.get("total_size") if isinstance(metadata, dict) else None
+    stated = metadata.get("total_size") if isinstance(metadata, dict) else None
     size = sum(info.nbytes for info in checkpoint.tensors.values())
-    if said != size:
-        problems.append(f"{index} gives total_size {said}, the tensors take {size}")
+    if stated != size:
+        problems.append(f"{index} gives total_size {stated}, the tensors take {size}")
     return Check("index", not problems, "; ".join(problems) or f"{len(shards)} files, and {index} knows every tensor")
 
 
@@ -195,8 +205,8 @@ def _tokens(folder: Path, checkpoint: Checkpoint) -> list[Check]:
     if rows is None:
         return [Check(name, None, "the model has no vocabulary") for name in ("special tokens", "tokenizer")]
     wrong = special_token_problems(folder, checkpoint.config, rows)
-    said = f"{'; '.join(wrong)}, and the embedding has {rows} rows" if wrong else f"all below {rows}"
-    return [Check("special tokens", not wrong, said), Check("tokenizer", *tokenizer_problems(folder, rows))]
+    detail = f"{'; '.join(wrong)}, and the embedding has {rows} rows" if wrong else f"all below {rows}"
+    return [Check("special tokens", not wrong, detail), Check("tokenizer", *tokenizer_problems(folder, rows))]
 
 
 def _read_weights(checkpoint: Checkpoint, threads: int, progress: Progress | None) -> tuple[list[str], dict[str, str]]:
@@ -242,11 +252,11 @@ def differences(lock: Lock, tensors: Mapping[str, LockedTensor], folder: Path) -
     written = {name: replace(lock.tensors[name], file=None) for name in both}  # the same in whichever file
     files = {name: digest for name, digest in lock.side_files.items() if name not in DESCRIPTIONS}
     gone = [name for name in files if not (folder / name).is_file()]
-    found = {
+    names_by_problem = {
         "changed tensors": sorted(name for name in both if written[name] != tensors[name]),
         "missing tensors": sorted(lock.tensors.keys() - tensors.keys()),
         "extra tensors": sorted(tensors.keys() - lock.tensors.keys()),
         "changed files": sorted(n for n in files if n not in gone and hash_file(folder / n) != files[n]),
         "missing files": sorted(gone),
     }
-    return [f"{what}: {name_some(names, 20)}" for what, names in found.items() if names]
+    return [f"{what}: {name_some(names, 20)}" for what, names in names_by_problem.items() if names]

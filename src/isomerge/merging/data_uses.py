@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
-from isomerge.evaluation.tasks.choose import require_fitting, task_name
+from isomerge.evaluation.choosing import require_fitting, task_name
 from isomerge.merging.data_sets import DataSet, DataSets
 from isomerge.merging.measured import counting, measures_of, measuring_data
 from isomerge.merging.recipe import Recipe

@@ -24,7 +24,7 @@ from isomerge.merging.recipe.problems import spelled
 from isomerge.merging.whole import EVERY
 from isomerge.sweeping.ranges import Value
 
-Data = dict[str, Any]
+RecipeData = dict[str, Any]
 Steps = list[str | int]
 LISTS = ("models", "slices", "sources", "modules")
 """Their entries have `parameters`."""
@@ -34,19 +34,19 @@ MOST_NAMED = 3
 """Models and options of which a message gives the address."""
 
 
-def changed(data: Mapping[str, Any], values: Mapping[str, Value]) -> Data:
+def changed(data: Mapping[str, Any], values: Mapping[str, Value]) -> RecipeData:
     """A recipe's data with other values; the method first, since it decides which options there are.
 
     >>> changed({"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}, {"t": 0.3})["parameters"]
     {'t': 0.3}
     """
-    result: Data = copy.deepcopy(dict(data))
+    result: RecipeData = copy.deepcopy(dict(data))
     for name in sorted(values, key=lambda name: name != "merge_method"):
         _set(result, name, values[name])
     return result
 
 
-def _set(data: Data, name: str, value: Value) -> None:
+def _set(data: RecipeData, name: str, value: Value) -> None:
     method = EVERY.get(str(data.get("merge_method")))
     options = {option.name for option in method.options} if method else set()
     if method is not None and name in options:
@@ -62,7 +62,7 @@ def _set(data: Data, name: str, value: Value) -> None:
         raise _unknown(data, name, options)
 
 
-def _everywhere(data: Data, method: AnyMethod, name: str, value: Value) -> None:
+def _everywhere(data: RecipeData, method: AnyMethod, name: str, value: Value) -> None:
     """In place of every value that is there, and where there is none for all."""
     blocks = [block for _, block, _ in parameter_blocks(data) if name in block]
     for block in blocks:
@@ -78,14 +78,14 @@ def _everywhere(data: Data, method: AnyMethod, name: str, value: Value) -> None:
         _block(data)[name] = value
 
 
-def _pair(data: Data, method: AnyMethod) -> list[Data]:
+def _pair(data: RecipeData, method: AnyMethod) -> list[RecipeData]:
     """The two models between which a share makes sense."""
     weighs = any(option.name == "weight" and option.per_model for option in method.options)
     entries = _merged_entries(data, method) if weighs else []
     return entries if len(entries) == 2 else []
 
 
-def _share(pair: list[Data], value: Value) -> None:
+def _share(pair: list[RecipeData], value: Value) -> None:
     if isinstance(value, (bool, str)) or value is None:
         raise RequestError(
             f"Sweeping over t={value}: it is the share of the second model, a number. Write t=0:1:0.1 or t=0.2,0.5."
@@ -93,13 +93,13 @@ def _share(pair: list[Data], value: Value) -> None:
     _block(pair[0])["weight"], _block(pair[1])["weight"] = round(1 - value, 12), value
 
 
-def _merged_entries(data: Data, method: AnyMethod) -> list[Data]:
+def _merged_entries(data: RecipeData, method: AnyMethod) -> list[RecipeData]:
     """The entries of `models` besides a base that is listed among them."""
     base = data.get("base_model") if method.base != "ignored" else None
     return [entry for entry in data.get("models", ()) if entry["model"] != base]
 
 
-def _of_model(data: Data, name: str) -> Iterator[tuple[Data, Steps]]:
+def _of_model(data: RecipeData, name: str) -> Iterator[tuple[RecipeData, Steps]]:
     """The entries of the model that the name begins with, each with the rest of the name."""
     entries = list(_model_entries(data))
     named = [(entry, short) for entry in entries for short in _called(entry["model"]) if name.startswith(short + ".")]
@@ -119,7 +119,7 @@ def _called(reference: str) -> set[str]:
     return {reference, reference.rstrip("/").rpartition("/")[2]}
 
 
-def _model_entries(data: Mapping[str, Any]) -> Iterator[Data]:
+def _model_entries(data: Mapping[str, Any]) -> Iterator[RecipeData]:
     yield from data.get("models", ())
     for part in data.get("slices", ()):
         yield from part["sources"]
@@ -175,14 +175,14 @@ def _require_step(node: Any, step: str | int, here: str, name: str) -> None:
         raise RequestError(f"Sweeping over '{name}': '{here}' is {node} in this recipe, and has no '{step}'.")
 
 
-def _block(entry: Data) -> Data:
+def _block(entry: RecipeData) -> RecipeData:
     if not entry.get("parameters"):
         entry["parameters"] = {}
-    found: Data = entry["parameters"]
-    return found
+    block: RecipeData = entry["parameters"]
+    return block
 
 
-def _unknown(data: Data, name: str, options: set[str]) -> RequestError:
+def _unknown(data: RecipeData, name: str, options: set[str]) -> RequestError:
     method = data.get("merge_method")
     model = name.rpartition(".")[0]
     models = sorted({short for entry in _model_entries(data) for short in _called(entry["model"])})
@@ -196,7 +196,7 @@ def _unknown(data: Data, name: str, options: set[str]) -> RequestError:
     )
 
 
-def _addresses(data: Data) -> Iterator[str]:
+def _addresses(data: RecipeData) -> Iterator[str]:
     """What `--over` may name: the method's options, and those of single models."""
     method = EVERY.get(str(data.get("merge_method")))
     for option in method.options if method else ():
@@ -208,7 +208,7 @@ def _addresses(data: Data) -> Iterator[str]:
         yield from _of_each(data, name)
 
 
-def _of_each(data: Data, name: str) -> Iterator[str]:
+def _of_each(data: RecipeData, name: str) -> Iterator[str]:
     entries = list(data.get("models", ()))
     for place, entry in enumerate(entries[:MOST_NAMED]):
         yield f"models.{place}.{name} ({entry['model']})"
@@ -216,7 +216,7 @@ def _of_each(data: Data, name: str) -> Iterator[str]:
         yield f"slices.0.sources.0.{name}"
 
 
-def of_one_model(data: Data, name: str) -> str:
+def of_one_model(data: RecipeData, name: str) -> str:
     """How to vary an option of one model, for a name that alone is the same for all; nothing for other names.
 
     >>> of_one_model({"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}]}, "weight")

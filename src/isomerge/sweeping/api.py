@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isomerge.arguments import require_types
 from isomerge.choices import RANKINGS
-from isomerge.data import Data, open_data
+from isomerge.data.base import Data, DataSource
+from isomerge.data.open import open_data
 from isomerge.errors import CheckpointError, RequestError, did_you_mean
-from isomerge.evaluation.device import require_device
-from isomerge.evaluation.tasks.run import describe
 from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe.write import as_data
 from isomerge.merging.steps import RunSettings
 from isomerge.reporting.pictures import can_draw, require_drawable
+from isomerge.reporting.record import record_text, write_text
+from isomerge.running.passes import Progress
+from isomerge.running.stock import require_device
 from isomerge.sweeping.address import of_one_model
-from isomerge.sweeping.bench import Bench
-from isomerge.sweeping.between import corners, searched, typed
-from isomerge.sweeping.kept import Kept, reserve, work_of
-from isomerge.sweeping.measuring import Ruler
-from isomerge.sweeping.merging import Merger
-from isomerge.sweeping.module import NotFinite
+from isomerge.sweeping.bench import Bench, NotFinite, SweepMeasure
+from isomerge.sweeping.merger import Merger
 from isomerge.sweeping.picture import plot_sweep
-from isomerge.sweeping.points import Point, grid, one_recipe, points_of, raise_all, require_different, said
+from isomerge.sweeping.points import Point, describe_values, grid, one_recipe, points_of, raise_all, require_different
 from isomerge.sweeping.ranges import read_axes
-from isomerge.sweeping.result import Measured, Sweep, remarks, write
+from isomerge.sweeping.result import Sweep, SweepPoint, remarks
+from isomerge.sweeping.saved_points import SavedPoints, reserve, work_of
+from isomerge.sweeping.search import corners, searched, typed
 
-Progress = Callable[[int, int, str], None]
 OPTIMISED = "these are the data that the values were chosen on, so the best number is too good: measure on other data"
 
 
@@ -38,19 +39,13 @@ def sweep(
     recipe: str | Path | Mapping[str, Any] | Recipe | Sequence[Recipe],
     over: Mapping[str, Any] | Iterable[str],
     *,
-    data: Any = None,
+    data: DataSource = None,
     task: str | None = None,
     loss: Callable[[Any], Any] | None = None,
     mode: str = "grid",
     search: int | None = None,
     by: str | None = None,
-    test: Any = None,
-    test_split: str | None = None,
-    split: str | None = None,
-    text: str | None = None,
-    label: str | None = None,
-    kind: str | None = None,
-    length: int | None = None,
+    test: DataSource = None,
     batch_size: int | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -68,16 +63,16 @@ def sweep(
     `over` maps names to values: a list, or a text as on the command line ("0:1:0.1", "ties,dare_ties"); with `search`,
     so many evaluations look for the best values between bounds ("0:1"). Names are options of the method,
     `models[1].weight`, `model-b.weight`, or keys of the recipe such as `align.level`. By a task over `data` as in
-    `isomerge.evaluate` (of data in parts `validation`, else `train`, unless `split` names another), or by `loss`, a
-    function of the module. `test` is other data, on which the recipe as it is and the best point are measured once.
-    `out` keeps every point as soon as it is measured, the record, a picture and best.yml; the same call goes on from
-    there. `same_ids` is that of `isomerge.merge_recipe`.
+    `isomerge.evaluate` (of data in parts `validation`, else `train`, unless its `split` names another), or by `loss`, a
+    function of the module. `test` is other data, read like `data`, on which the recipe as it is and the best point are
+    measured once. `out` keeps every point as soon as it is measured, the record, a picture and best.yml; the same call
+    goes on from there. `same_ids` is that of `isomerge.merge_recipe`.
 
     >>> sweep = isomerge.sweep("recipe.yml", {"t": "0:1:0.5"}, data="cifar10.tar.xz")
     >>> list(sweep.best.parameters)
     ['t']
     """
-    start = time.perf_counter()
+    began = time.perf_counter()
     written = one_recipe(recipe)
     axes = read_axes(over, search=search is not None, force=force)
     _require(data, loss, by, search, test)
@@ -90,55 +85,50 @@ def sweep(
     pictures = _pictures(folder, plot)
     if folder is not None:
         reserve(folder, force=force)
-    reading: dict[str, Any] = {"kind": kind, "text": text, "label": label, "length": length}
+    opened = None if data is None else open_data(data, prefer="validation")
+    limit = opened.limit if opened is not None and limit is None else limit
     use: dict[str, Any] = {"task": task, "batch_size": batch_size, "limit": limit, "seed": seed, "device": device}
-    opened = None if data is None else open_data(data, split=split, prefer="validation", **reading)
-    ruler = Ruler(opened, loss, **use)
-    tester = _tester(test, test_split, opened, reading, use)
+    measure = SweepMeasure(opened, loss, **use)
+    test_measure = None if test is None else SweepMeasure(_open_test(test, data, opened), None, **use)
 
     merger = Merger(RunSettings(threads, device, max_memory, progress), same_ids=same_ids)
     outline = _outline(merger, planned[0], hint)
-    measure = ruler.fit(outline)
-    if tester is not None:
-        tester.fit(outline)
+    fitted = measure.fit(outline)
+    if test_measure is not None:
+        test_measure.fit(outline)
     merger.open(point.recipe for point in planned)
     _require_mergeable(merger, planned, hint)
+    length = data.get("length") if isinstance(data, Mapping) else None
     settings: dict[str, Any] = {"limit": limit, "seed": seed, "length": length, "batch_size": batch_size}
     settings["merging on"] = merger.data_of(point.recipe for point in planned)
-    kept = Kept(folder, work_of(merger.opened, opened, measure.task, settings) if loss is None else None)
-    bench = Bench(merger, ruler, kept, device, by, len(planned) if search is None else search, progress)
+    saved = SavedPoints(folder, work_of(merger.opened, opened, fitted.task, settings) if loss is None else None)
+    bench = Bench(merger, measure, saved, device, by, len(planned) if search is None else search, progress)
 
-    first = None if search is None else bench.measure(Point({}, written))
-    points = bench.all(planned) if search is None else searched(bench, written, axes, search - 1, seed)
-    best = _best(bench, [*([first] if first else []), *points])
-    record = {
-        "models": [str(model) for model in written.referenced_models()],
-        "method": written.merge_method,
-        "mode": mode if search is None else "search",
-        "parameters": [axis.record() for axis in axes],
-        "task": measure.task,
-        "data": describe(opened) if opened is not None else None,
-        **_numbers(bench, points, first, best, _tested(bench, tester, written, best) if tester else None),
-        "notes": list(dict.fromkeys([*outline.notes, *ruler.notes, *bench.notes, *remarks(points, hint)])),
-    }
-    record["notes"] += [] if tester else [OPTIMISED]
-    record["seconds"] = time.perf_counter() - start
-    result = Sweep(points, best, record)
-    _leave(result, folder, pictures)
+    start = None if search is None else bench.measured(Point({}, written))
+    points = bench.measure_all(planned) if search is None else searched(bench, written, axes, search - 1, seed)
+    measured = [start, *points] if start is not None else points
+    best = _best(bench, measured)
+    tested = None if test_measure is None else _tested(bench, test_measure, written, best)
+    remarked = list(dict.fromkeys([*outline.notes, *measure.notes, *bench.notes, *remarks(points, hint)]))
+    result = Sweep(
+        models=[str(model) for model in written.referenced_models()],
+        method=written.merge_method,
+        mode=mode if search is None else "search",
+        parameters=[axis.record() for axis in axes],
+        task=fitted.task,
+        data=None if opened is None else opened.describe(),
+        **bench.facts,
+        by=bench.judge.used([best]),
+        points=points,
+        best=best,
+        start=start,
+        test=tested,
+        kept=sum(point.kept for point in measured),
+        notes=[*remarked, *([] if tested else [OPTIMISED])],
+        seconds=time.perf_counter() - began,
+    )
+    _write(result, folder, pictures)
     return result
-
-
-def _numbers(
-    bench: Bench, points: list[Measured], first: Measured | None, best: Measured, tested: dict[str, Any] | None
-) -> dict[str, Any]:
-    """What was measured, as the record tells it; a search begins with the recipe as it is, the `start`."""
-    found: dict[str, Any] = {**bench.facts, "by": bench.judge.used([best])}
-    found |= {"points": [point.record() for point in points], "best": best.record()}
-    if first is not None:
-        found["start"] = first.record()
-    if tested is not None:
-        found["test"] = tested
-    return {**found, "kept": sum(point.kept for point in [*([first] if first else []), *points])}
 
 
 def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any) -> None:
@@ -150,6 +140,7 @@ def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any
         raise RequestError(f"Sweeping: points are ranked by loss or metric, not '{by}'. {did_you_mean(by, RANKINGS)}")
     if by == "metric" and loss is not None:
         raise RequestError("Sweeping by the metric: loss=function gives no metric. Leave by out, or use data.")
+    require_types(search=(search, int, None))
     if search is not None and search < 3:
         raise RequestError(f"Searching with {search} evaluations: at least 3 are needed. Try --search 20.")
     if test is not None and data is None:
@@ -163,13 +154,13 @@ def _outline(merger: Merger, point: Point, hint: str) -> Merged:
     try:
         return merger.outline(point.recipe)
     except RequestError as error:
-        raise_all({_hinted(error, hint): said(point.values)})
+        raise_all({_hinted(error, hint): describe_values(point.values)})
         raise
 
 
 def _hinted(error: RequestError, hint: str) -> str:
-    """A complaint about weights is helped by how to write those of one model."""
-    return f"{error} {hint}." if hint and "weights" in str(error) else str(error)
+    """A refusal, with how to write the options of one model."""
+    return f"{error} {hint}." if hint else str(error)
 
 
 def _require_mergeable(merger: Merger, points: Sequence[Point], hint: str) -> None:
@@ -179,11 +170,11 @@ def _require_mergeable(merger: Merger, points: Sequence[Point], hint: str) -> No
         try:
             merger.require(point.recipe)
         except RequestError as error:
-            problems.setdefault(_hinted(error, hint), said(point.values))
+            problems.setdefault(_hinted(error, hint), describe_values(point.values))
     raise_all(problems)
 
 
-def _best(bench: Bench, points: list[Measured]) -> Measured:
+def _best(bench: Bench, points: list[SweepPoint]) -> SweepPoint:
     best = bench.judge.best(points)
     if math.isfinite(bench.judge.score(best)):
         if bench.unmerged is not None:
@@ -191,40 +182,40 @@ def _best(bench: Bench, points: list[Measured]) -> Measured:
         return best
     if bench.unmerged is not None:
         raise CheckpointError(*bench.unmerged.args) from bench.unmerged
+    first = describe_values(points[0].parameters)
     raise CheckpointError(
-        f"Sweeping: none of the {len(points)} points gives a number; the first is {said(points[0].parameters)}. "
+        f"Sweeping: none of the {len(points)} points gives a number; the first is {first}. "
         "Try smaller values, and see with 'isomerge eval' whether the models themselves are sound."
     )
 
 
-def _tester(
-    test: Any, split: str | None, data: Data | None, reading: dict[str, Any], use: dict[str, Any]
-) -> Ruler | None:
-    if test is None:
-        if split is not None:
-            raise RequestError("--test-split is the part of --test, and there is none. Name it with --test PATH.")
-        return None
-    opened = open_data(test, split=split, prefer="test", **reading)
-    if data is not None and opened.sha256 == data.sha256:
+def _open_test(test: DataSource, data: DataSource, opened: Data | None) -> Data:
+    """Other data, read in the same columns and lengths as that of the sweep unless it says otherwise."""
+    if isinstance(test, (str, os.PathLike)):
+        test = {"path": test}
+    if isinstance(data, Mapping) and isinstance(test, Mapping) and "path" in test:
+        test = {**{key: data[key] for key in ("text", "label", "kind", "length") if key in data}, **test}
+    test_data = open_data(test, prefer="test")
+    if opened is not None and test_data.sha256 == opened.sha256:
         raise RequestError(
-            f"Sweeping on {data.name} and testing on {opened.name}: they are the same data, so the test would say "
+            f"Sweeping on {opened.name} and testing on {test_data.name}: they are the same data, so the test would say "
             "nothing. Name other data, or another part with --split and --test-split."
         )
-    return Ruler(opened, None, **use)
+    return test_data
 
 
-def _tested(bench: Bench, tester: Ruler, recipe: Recipe, best: Measured) -> dict[str, Any]:
+def _tested(bench: Bench, measure: SweepMeasure, recipe: Recipe, best: SweepPoint) -> dict[str, Any]:
     """The recipe as it is and the best point on other data."""
-    assert tester.data is not None
+    assert measure.data is not None
     try:
-        start = bench.numbers(Point({}, recipe), tester)
+        start = bench.numbers(Point({}, recipe), measure)
     except NotFinite:  # the best point can do better than a recipe that gives no weights
         start = {"loss": math.nan, "metric": math.nan}
     return {
-        "data": describe(tester.data),
+        "data": measure.data.describe(),
         "start": start,
-        "best": bench.numbers(Point(best.parameters, best.recipe), tester),
-        "examples": tester.facts["examples"],
+        "best": bench.numbers(Point(best.parameters, best.recipe), measure),
+        "examples": measure.facts["examples"],
     }
 
 
@@ -236,15 +227,15 @@ def _pictures(folder: Path | None, plot: str | Path | None) -> list[Path]:
     return [*asked, *([] if folder is None else [folder / "sweep.svg"])]
 
 
-def _leave(result: Sweep, folder: Path | None, pictures: Sequence[Path]) -> None:
-    """The files, named in the record."""
-    record = result.record
+def _write(result: Sweep, folder: Path | None, pictures: Sequence[Path]) -> None:
+    """The files, named in the result."""
     if pictures and can_draw():
         for picture in pictures:
-            plot_sweep(record, picture)
-        record["plot"] = str(pictures[0])
+            plot_sweep(result.to_dict(), picture)
+        result.plot = str(pictures[0])
     elif pictures:
-        record["notes"].append("no picture was drawn: 'matplotlib' is not installed (pip install isomerge[report])")
+        result.notes.append("no picture was drawn: 'matplotlib' is not installed (pip install isomerge[report])")
     if folder is not None:
-        record["out"], record["best_recipe"] = str(folder), str(folder / "best.yml")
-        write(result, folder)
+        result.out, result.best_recipe = str(folder), str(folder / "best.yml")
+        write_text(folder / "sweep.json", record_text(result.to_dict()))
+        write_text(folder / "best.yml", result.recipe.to_yaml())

@@ -108,9 +108,9 @@ def _places(values: Sequence[Any]) -> tuple[list[float], list[str]]:
 def _label(axis: Any, labels: Sequence[str]) -> None:
     """Names at their places: of many, some; of long ones such as paths, the end."""
     places = range(0, len(labels), math.ceil(len(labels) / TICKS))
-    said = [labels[n] if len(labels[n]) <= LONGEST else f"…{labels[n][-LONGEST:]}" for n in places]
-    slanted = {"rotation": 30, "ha": "right"} if axis.axis_name == "x" and sum(map(len, said)) > 2 * LONGEST else {}
-    axis.set_ticks(list(places), said, fontsize=8, **slanted)
+    shown = [labels[n] if len(labels[n]) <= LONGEST else f"…{labels[n][-LONGEST:]}" for n in places]
+    slanted = {"rotation": 30, "ha": "right"} if axis.axis_name == "x" and sum(map(len, shown)) > 2 * LONGEST else {}
+    axis.set_ticks(list(places), shown, fontsize=8, **slanted)
 
 
 def _number(value: float | None) -> float:

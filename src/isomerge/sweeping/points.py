@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,13 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from isomerge.arguments import require_types
 from isomerge.choices import SWEEP_MODES
 from isomerge.errors import RequestError, did_you_mean
+from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.recipe import Recipe, load_recipe
+from isomerge.merging.recipe.data_rules import unused_keys
+from isomerge.merging.recipe.options import parameter_blocks
+from isomerge.merging.recipe.problems import Path as RecipePath
 from isomerge.merging.recipe.write import as_data
-from isomerge.sweeping.address import changed
+from isomerge.merging.whole import EVERY
+from isomerge.sweeping.address import RecipeData, changed
 from isomerge.sweeping.ranges import MOST, Axis, Value
-from isomerge.sweeping.unused import only_used
 
 SHOWN = 5  # different problems that one message names
 
@@ -32,7 +38,8 @@ class Point:
 
 
 def one_recipe(recipe: str | Path | Mapping[str, Any] | Recipe | Sequence[Recipe]) -> Recipe:
-    """The only document: with several it would not be said which one a parameter belongs to."""
+    """The only document: of several, it would not be clear which one a parameter belongs to."""
+    require_types(recipe=(recipe, str, Path, Mapping, Recipe, Sequence))
     documents = [recipe] if isinstance(recipe, Recipe) else recipe
     if isinstance(documents, (str, Path, Mapping)):
         documents = load_recipe(documents)
@@ -50,8 +57,8 @@ def grid(axes: Sequence[Axis], mode: str = "grid", *, force: bool = False) -> li
         raise RequestError(f"Sweeping: mode cannot be '{mode}'. {did_you_mean(mode, SWEEP_MODES)}")
     lengths = [len(axis.values) for axis in axes]
     if mode == "together" and len(set(lengths)) > 1:
-        told = ", ".join(f"{axis.name} {length}" for axis, length in zip(axes, lengths, strict=True))
-        raise RequestError(f"Sweeping together: the parameters have different numbers of values ({told}).")
+        counts = ", ".join(f"{axis.name} {length}" for axis, length in zip(axes, lengths, strict=True))
+        raise RequestError(f"Sweeping together: the parameters have different numbers of values ({counts}).")
     count = math.prod(lengths) if mode == "grid" else lengths[0]
     if count > MOST and not force:
         product = " × ".join(map(str, lengths))
@@ -86,6 +93,39 @@ def points_of(recipe: Recipe, combinations: Sequence[Values]) -> list[Point]:
     return points
 
 
+def only_used(points: Sequence[RecipeData]) -> list[RecipeData]:
+    """The recipes of all points, each without the data that only other points use.
+
+    What no point uses stays, and is refused where the recipe is read: it is a mistake here as in any recipe.
+
+    >>> sibling = {"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}]}
+    >>> align = [{"evidence": word, "data": "images"} for word in ("weights", "mix")]
+    >>> [point["align"] for point in only_used([{**sibling, "align": one} for one in align])]
+    [{'evidence': 'weights'}, {'evidence': 'mix', 'data': 'images'}]
+    """
+    unused = [_unused(point) for point in points]
+    mistakes = set.intersection(*unused) if unused else set()
+    return [_without(point, paths - mistakes) for point, paths in zip(points, unused, strict=True)]
+
+
+def _unused(data: Mapping[str, Any]) -> set[RecipePath]:
+    method = EVERY.get(str(data.get("merge_method")))
+    if method is None:
+        return set()
+    files = any(block.get(option) is not None for _, block, _ in parameter_blocks(data) for option in MEASURED)
+    return set(unused_keys(method, data, files))
+
+
+def _without(data: RecipeData, paths: set[RecipePath]) -> RecipeData:
+    result = copy.deepcopy(data)
+    for *way, last in paths:
+        holder: Any = result
+        for step in way:
+            holder = holder[step]
+        del holder[last]
+    return result
+
+
 @contextmanager
 def _collected(problems: dict[str, str], missing: set[str], values: Values) -> Iterator[None]:
     """Enter a refusal with the point where it was met; the same complaint about the next value is not news."""
@@ -94,7 +134,7 @@ def _collected(problems: dict[str, str], missing: set[str], values: Values) -> I
     except RequestError as error:
         missing |= error.missing
         text = str(error).removeprefix("While reading the recipe")
-        problems.setdefault(text.lstrip(",: "), said(values))
+        problems.setdefault(text.lstrip(",: "), describe_values(values))
 
 
 def require_different(points: Sequence[Point]) -> None:
@@ -103,9 +143,10 @@ def require_different(points: Sequence[Point]) -> None:
     for point in points:
         other = seen.setdefault(point.recipe.to_yaml(), point)
         if other is not point:
+            both = f"{describe_values(other.values)} and {describe_values(point.values)}"
             raise RequestError(
-                f"Sweeping: {said(other.values)} and {said(point.values)} give the same recipe. Two names may mean the "
-                "same place, or two values the same thing; leave one of them out."
+                f"Sweeping: {both} give the same recipe. Two names may mean the same place, or two values the same "
+                "thing; leave one of them out."
             )
 
 
@@ -124,9 +165,9 @@ def raise_all(problems: Mapping[str, str], missing: Iterable[str] = ()) -> None:
     raise error
 
 
-def said(values: Mapping[str, Value]) -> str:
+def describe_values(values: Mapping[str, Value]) -> str:
     """
-    >>> said({"t": 0.30000000000000004, "align": True})
+    >>> describe_values({"t": 0.30000000000000004, "align": True})
     't=0.3, align=true'
     """
     return ", ".join(f"{name}={word(value)}" for name, value in values.items()) or "the recipe as it is"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from isomerge.arguments import require_types
 from isomerge.errors import RequestError
 
 Value = float | int | bool | str | None
@@ -35,20 +36,21 @@ class Axis:
 
 def read_axes(over: Mapping[str, Any] | Iterable[str], *, search: bool, force: bool = False) -> list[Axis]:
     """As the command line writes them, or a mapping from names to such a text, to a list, or to one value."""
+    require_types(over=(over, Iterable))
     if isinstance(over, str):
         over = [over]
-    found = [_named(name, given, force) for name, given in over.items()] if isinstance(over, Mapping) else [
+    axes = [_named(name, given, force) for name, given in over.items()] if isinstance(over, Mapping) else [
         _read(text, force) for text in over
     ]  # fmt: skip
-    if not found:
+    if not axes:
         raise RequestError(f"Sweeping: nothing to vary is named. {HOW}, as in --over t=0:1:0.1.")
-    names = [axis.name for axis in found]
+    names = [axis.name for axis in axes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise RequestError(f"Sweeping: '{twice}' is named twice. Write all its values in one --over.")
-    for axis in found:
+    for axis in axes:
         _require_kind(axis, search)
-    return found
+    return axes
 
 
 def _require_kind(axis: Axis, search: bool) -> None:

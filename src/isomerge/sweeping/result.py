@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from isomerge.merging.recipe import Recipe
-from isomerge.reporting.record import record_text, write_text
-from isomerge.sweeping.points import Values, said
+from isomerge.results import Result
+from isomerge.sweeping.points import Values, describe_values
 
 
-@dataclass(frozen=True)
-class Measured:
+@dataclass
+class SweepPoint(Result):
     """Loss and metric at one point."""
 
     parameters: Values
@@ -21,26 +20,59 @@ class Measured:
     loss: float | None
     metric: float | None
     seconds: float
-    recipe: Recipe = field(repr=False)
-    kept: bool = False
+    kept: bool
     """It was measured by an earlier run."""
+    _recipe: Recipe = field(repr=False)
 
-    def record(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in ("parameters", "loss", "metric", "seconds", "kept")}
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe with these values."""
+        return self._recipe
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """All points in their order, the best of them, and the JSON record."""
+@dataclass
+class Sweep(Result):
+    """All points in their order, and the best of them."""
 
-    points: list[Measured]
-    best: Measured
-    record: dict[str, Any] = field(repr=False)
+    OPTIONAL = ("start", "test", "plot", "out", "best_recipe")
+
+    models: list[str]
+    method: str
+    mode: str
+    """grid, together or search"""
+    parameters: list[dict[str, Any]]
+    """Each with `name`, and `values` or `bounds`."""
+    task: str
+    data: dict[str, Any] | None
+    """Name, sha256, size and kind."""
+    metric_name: str | None
+    higher_is_better: bool | None
+    examples: int | None
+    by: str
+    """What the best point is best in: loss or metric."""
+    points: list[SweepPoint] = field(repr=False)
+    best: SweepPoint
+    kept: int
+    """How many points were measured by an earlier run."""
+    notes: list[str]
+    seconds: float
+    start: SweepPoint | None = None
+    """The recipe as it is, where a search began."""
+    test: dict[str, Any] | None = None
+    """The recipe as it is and the best point on other data."""
+    plot: str | None = None
+    out: str | None = None
+    best_recipe: str | None = None
 
     @property
     def recipe(self) -> Recipe:
         """The recipe of the best point, for `isomerge.merge_recipe([sweep.recipe])`."""
         return self.best.recipe
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The same as `to_dict()`."""
+        return self.to_dict()
 
 
 @dataclass(frozen=True)
@@ -50,10 +82,10 @@ class Judge:
     by: str | None
     higher_is_better: bool
 
-    def used(self, points: list[Measured]) -> str:
+    def used(self, points: list[SweepPoint]) -> str:
         return self.by or ("loss" if any(point.loss is not None for point in points) else "metric")
 
-    def score(self, point: Measured) -> float:
+    def score(self, point: SweepPoint) -> float:
         """Lower is better; what is no number is worst."""
         name = self.used([point])
         value = point.loss if name == "loss" else point.metric
@@ -61,15 +93,15 @@ class Judge:
             return math.inf
         return -value if name == "metric" and self.higher_is_better else value
 
-    def best(self, points: list[Measured]) -> Measured:
+    def best(self, points: list[SweepPoint]) -> SweepPoint:
         """The first of the lowest."""
         return min(points, key=self.score)
 
 
-def remarks(points: list[Measured], hint: str = "") -> list[str]:
+def remarks(points: list[SweepPoint], hint: str = "") -> list[str]:
     """What a reader of the numbers should know; `hint` says what else could be varied."""
     notes = []
-    broken = [said(point.parameters) for point in points if not _finite(point)]
+    broken = [describe_values(point.parameters) for point in points if not _finite(point)]
     if broken:
         notes.append(f"the model computes no number at {'; '.join(broken[:5])}{' …' if len(broken) > 5 else ''}")
     numbers = {(point.loss, point.metric) for point in points}
@@ -79,13 +111,6 @@ def remarks(points: list[Measured], hint: str = "") -> list[str]:
     return notes
 
 
-def _finite(point: Measured) -> bool:
+def _finite(point: SweepPoint) -> bool:
     value = point.metric if point.loss is None else point.loss
     return value is not None and math.isfinite(value)
-
-
-def write(sweep: Sweep, out: Path) -> list[str]:
-    """The record, and the best point as a recipe; the names of the files."""
-    write_text(out / "sweep.json", record_text(sweep.record))
-    write_text(out / "best.yml", sweep.recipe.to_yaml())
-    return ["sweep.json", "best.yml"]

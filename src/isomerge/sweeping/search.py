@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from isomerge.errors import RequestError
+from isomerge.merging.recipe import Recipe
+from isomerge.sweeping.bench import Bench
+from isomerge.sweeping.points import Values, describe_values, points_of
 from isomerge.sweeping.ranges import Axis
+from isomerge.sweeping.result import SweepPoint
 
 Score = Callable[[tuple[float, ...]], float]
 GOLDEN = (3 - math.sqrt(5)) / 2
 CLOSE = 1e-4  # of the range: two values nearer than this are one
 
 
-class Enough(Exception):
+class EvaluationsUsed(Exception):
     """All evaluations are used."""
 
 
@@ -30,9 +36,9 @@ def search(score: Score, axes: Sequence[Axis], evaluations: int, seed: int = 0) 
         point = tuple(_tidy(axis, value) for axis, value in zip(axes, values, strict=True))
         if point not in seen:
             if len(seen) >= evaluations:
-                raise Enough
-            found = score(point)
-            seen[point] = found if math.isfinite(found) else math.inf
+                raise EvaluationsUsed
+            value = score(point)
+            seen[point] = value if math.isfinite(value) else math.inf
         return seen[point]
 
     try:
@@ -40,7 +46,7 @@ def search(score: Score, axes: Sequence[Axis], evaluations: int, seed: int = 0) 
             _along_one(at, axes[0], evaluations)
         else:
             _among_several(at, axes, evaluations, seed, seen)
-    except Enough:
+    except EvaluationsUsed:
         pass
 
 
@@ -68,10 +74,10 @@ def _along_one(at: Callable[[Sequence[float]], float], axis: Axis, evaluations: 
         # The wider side is cut; at an end of the range there is only one.
         upper = right - middle >= middle - left
         new = middle + GOLDEN * (right - middle) if upper else middle - GOLDEN * (middle - left)
-        found = at([new])
-        if found < lowest:
+        value = at([new])
+        if value < lowest:
             left, right = (middle, right) if upper else (left, middle)
-            middle, lowest = new, found
+            middle, lowest = new, value
         else:
             left, right = (left, new) if upper else (new, right)
 
@@ -84,7 +90,7 @@ def _among_several(
     seen: dict[tuple[float, ...], float],
 ) -> None:
     """Halton's points, shifted by the seed, then the simplex of Nelder and Mead from the best."""
-    from scipy.optimize import minimize
+    from scipy.optimize import minimize  # slow to import, and one parameter does not need it
     from scipy.stats import qmc
 
     bounds = [axis.bounds for axis in axes if axis.bounds is not None]
@@ -108,3 +114,50 @@ def _among_several(
         )  # fmt: skip
         if len(seen) == before:
             return
+
+
+def corners(axes: Sequence[Axis]) -> list[Values]:
+    """All parameters at their lower and at their upper bound: if these are refused, so is the search."""
+    return [{axis.name: axis.bounds[side] for axis in axes if axis.bounds is not None} for side in (0, 1)]
+
+
+def typed(recipe: Recipe, axes: Sequence[Axis]) -> list[Axis]:
+    """Axes that know whether their parameter takes whole numbers only: the recipe is asked."""
+
+    def takes(values: Values) -> bool:
+        try:
+            points_of(recipe, [values])
+        except RequestError:
+            return False
+        return True
+
+    low = corners(axes)[0]
+    between = {
+        axis.name: axis.bounds[0] + (axis.bounds[1] - axis.bounds[0]) / 2.0001
+        for axis in axes
+        if axis.bounds is not None
+    }
+    return [replace(axis, whole=not takes({**low, axis.name: between[axis.name]})) for axis in axes]
+
+
+def searched(bench: Bench, recipe: Recipe, axes: Sequence[Axis], evaluations: int, seed: int) -> list[SweepPoint]:
+    """Every point that was measured. Values that do not go together are the worst, and end nothing."""
+    measured: list[SweepPoint] = []
+    refused: list[str] = []
+
+    def score(values: tuple[float, ...]) -> float:
+        given: Values = dict(zip((axis.name for axis in axes), values, strict=True))
+        try:
+            (point,) = points_of(recipe, [given])
+            bench.merger.require(point.recipe)
+        except RequestError as error:
+            refused.append(f"{describe_values(given)}: {error}")
+            return math.inf
+        measured.append(bench.measured(point))
+        return bench.judge.score(measured[-1])
+
+    search(score, axes, evaluations, seed)
+    if refused:
+        count = f"{len(refused)} of the points tried" if len(refused) > 1 else "one of the points tried"
+        bench.notes.append(f"{count} cannot be merged; the first is {refused[0]}")
+    return measured

@@ -17,9 +17,9 @@ from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.hashing import hash_tensors
 from isomerge.checkpoint.lock import Lock, LockedInput, current_versions, locked_input, locked_tensors
 from isomerge.checkpoint.writer import CheckpointWriter, side_copies
-from isomerge.evaluation.reproduce import run_versions
 from isomerge.merging.run.rows import BLOCK_ELEMENTS
 from isomerge.merging.whole import EVERY
+from isomerge.running.stock import run_versions
 from isomerge.threads import thread_count
 
 if TYPE_CHECKING:

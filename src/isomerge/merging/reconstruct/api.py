@@ -204,7 +204,7 @@ def _load(
     parents: Parents, states: Sequence[State], assembly: Assembly, device: str, others: list[Any] | None = None
 ) -> tuple[Any, list[Any], State]:
     """The start and the parents as stock modules, and the start of what no module holds (old buffers)."""
-    from isomerge.evaluation.probe import load_stock
+    from isomerge.running.stock import load_stock
 
     start = assembly.state(states)
     loaded = []

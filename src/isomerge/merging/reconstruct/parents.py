@@ -45,7 +45,7 @@ def prepare(
         options = dict(align) if isinstance(align, Mapping) else {}
         aligned = align_models(models, first, **{"device": device, "progress": progress, **options})
     if aligned is None:
-        from isomerge.evaluation.tasks.model import read_weights
+        from isomerge.running.stock import read_weights
 
         _require_same_tensors(models)
         states = [read_weights(model) for model in models]

@@ -20,13 +20,14 @@ from torch import Tensor, nn
 
 from isomerge.architectures import describe
 from isomerge.calibration import Batches, Statistics, calibrate, open_statistics
-from isomerge.calibration.batches import Reading, as_batches
-from isomerge.calibration.maps import LinearMap, Stock
 from isomerge.calibration.sites import sites_of
-from isomerge.calibration.watch import Watch
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.memory import saved_state
 from isomerge.errors import RequestError
+from isomerge.running.linear_maps import LinearMap
+from isomerge.running.passes import DataPass, as_batches
+from isomerge.running.stock import StockModel
+from isomerge.running.watch import ActivationWatch
 from isomerge.symmetry.architecture import part_of
 
 DEAD = 1e-6
@@ -49,7 +50,7 @@ def repair(
     are compared by their place. `only` is a pattern for names of weights; by default the maps into feed-forward units.
     """
     checkpoint = open_checkpoint(merged)
-    stock = Stock.load(checkpoint, device)
+    stock = StockModel.load(checkpoint, device)
     shares = _shares(weight, len(parents))
     chosen = _chosen(stock, only)
     known = [_measured(parent, batches, device, limit) for parent in parents]
@@ -60,8 +61,8 @@ def repair(
             sum((s * t[k].to(device) for s, t in zip(shares, targets, strict=True)), torch.zeros((), device=device))
             for k in (0, 1)
         )
-        _renormalise(stock.modules()[linear.module], linear, _now(stock, linear, batches, limit), mean, spread)
-    state = saved_state(stock.model, checkpoint.name)
+        _renormalise(stock.modules[linear.module], linear, _now(stock, linear, batches, limit), mean, spread)
+    state = saved_state(stock.module, checkpoint.name)
     return {name: state[name].to("cpu", info.dtype) for name, info in checkpoint.tensors.items() if name in state}
 
 
@@ -78,8 +79,8 @@ def _measured(parent: Any, batches: Batches, device: str, limit: int | None) -> 
     return calibrate(parent, batches, what={"units"}, device=device, limit=limit)
 
 
-def _chosen(stock: Stock, only: str | None) -> list[LinearMap]:
-    maps = stock.maps()
+def _chosen(stock: StockModel, only: str | None) -> list[LinearMap]:
+    maps = stock.maps
     if only is not None:
         found = [m for m in maps if re.search(only, m.weight)]
     else:
@@ -94,9 +95,9 @@ def _chosen(stock: Stock, only: str | None) -> list[LinearMap]:
     return found
 
 
-def _in_running_order(stock: Stock, chosen: list[LinearMap], batches: Batches) -> list[LinearMap]:
+def _in_running_order(stock: StockModel, chosen: list[LinearMap], batches: Batches) -> list[LinearMap]:
     """As the first batch meets them."""
-    watch = Watch(stock)
+    watch = ActivationWatch(stock)
     met: list[LinearMap] = []
 
     def listen(linear: LinearMap) -> None:
@@ -104,14 +105,14 @@ def _in_running_order(stock: Stock, chosen: list[LinearMap], batches: Batches) -
 
     for linear in chosen:
         listen(linear)
-    for batch in Reading(batches, device=stock.device, dtype=stock.dtype, limit=1):
+    for batch in DataPass(batches, device=stock.device, dtype=stock.dtype, limit=1):
         watch.run(batch)
     return list(dict.fromkeys(met))
 
 
-def _now(stock: Stock, linear: LinearMap, batches: Batches, limit: int | None) -> tuple[Tensor, Tensor]:
+def _now(stock: StockModel, linear: LinearMap, batches: Batches, limit: int | None) -> tuple[Tensor, Tensor]:
     """Mean and spread of a layer's units in the model as it is."""
-    watch, count = Watch(stock), 0
+    watch, count = ActivationWatch(stock), 0
     total = squares = torch.zeros((), dtype=torch.float64, device=stock.device)
 
     def add(rows: Tensor) -> None:
@@ -120,7 +121,7 @@ def _now(stock: Stock, linear: LinearMap, batches: Batches, limit: int | None) -
         count, total, squares = count + len(rows), total + rows.sum(0), squares + rows.square().sum(0)
 
     watch.listen(linear.module, linear.weight, lambda module, given, made: made, add)
-    for batch in Reading(batches, device=stock.device, dtype=stock.dtype, limit=limit):
+    for batch in DataPass(batches, device=stock.device, dtype=stock.dtype, limit=limit):
         watch.run(batch)
     mean = total / count
     return mean, (squares / count - mean.square()).clamp(min=0).sqrt()

@@ -13,12 +13,12 @@ from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
-from isomerge.evaluation.device import require_device
 from isomerge.merging.reconstruct.parents import prepare
 from isomerge.merging.reconstruct.result import Reconstructed
 from isomerge.merging.transport.carry import carry, distance, finished, own_state, plan_of
 from isomerge.merging.transport.pair import Request
 from isomerge.merging.transport.solver import Solver
+from isomerge.running.stock import require_device
 
 
 def fuse(

@@ -57,7 +57,7 @@ class Score:
     """The metric of the models' own task, on the work's data; higher is better."""
 
     def __init__(self, work: Work, config: Mapping[str, Any]) -> None:
-        from isomerge.evaluation.tasks.choose import choose_task, require_fitting, task_name
+        from isomerge.evaluation.choosing import choose_task, require_fitting, task_name
 
         first, (self._data,) = work.models[0], work.data
         self._work, self._config = work, dict(config)
@@ -70,13 +70,15 @@ class Score:
         self._done = 0
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
-        from isomerge.evaluation.tasks.model import load_model
-        from isomerge.evaluation.tasks.run import one_pass, require_numbers
+        from isomerge.evaluation.measure import require_numbers, score_batches
+        from isomerge.running.stock import load_model
 
         checkpoint = MemoryCheckpoint("a model of the soup", state, self._config)
         with load_model(checkpoint, self._work.device) as loaded:
-            task, _ = one_pass([loaded.run], self._task(), self._batches, self._data.data, self._data.settings.limit)
-            require_numbers(task, loaded)
+            task, _ = score_batches(
+                [loaded.run], self._task(), self._batches, self._data.data, self._data.settings.limit
+            )
+            require_numbers(task, checkpoint)
         self._done += 1
         if self._work.progress:
             self._work.progress(self._done, 2 * len(self._work.models) - 1, "scoring")
