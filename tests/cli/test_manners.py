@@ -134,11 +134,11 @@ def test_words_for_a_shell_are_those_the_library_knows() -> None:
     from isomerge.cli.completion import method_names
     from isomerge.data.heads import TASKS
     from isomerge.data.open import KINDS
-    from isomerge.merging.whole import EVERY
+    from isomerge.merging.data_methods import ALL_METHODS
 
     assert evaluation.TASKS == TASKS and evaluation.KINDS == KINDS
     assert {f"torch.{name}" for name in DTYPES} == set(map(str, FLOATS.values()))
-    assert method_names() == {name: method.summary for name, method in sorted(EVERY.items())}
+    assert method_names() == {name: method.summary for name, method in sorted(ALL_METHODS.items())}
 
 
 def test_a_line_is_completed_without_anything_heavy() -> None:

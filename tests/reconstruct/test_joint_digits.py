@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from isomerge.demonstration.digits import Digits, accuracy, load_digits, new_model, train
-from isomerge.merging.reconstruct import reconstruct
-from reconstruct.calibration import distance
+from reconstruct.calibration import distance, reconstruct
 from whole.digits import digits as folder_of_digits
 from whole.digits import pair, said
 

@@ -15,8 +15,7 @@ from scipy.optimize import linear_sum_assignment
 
 import isomerge
 from align import tiny
-from isomerge.merging.transport import transported
-from transport.models import batches, largest_difference, model, permuted, seen
+from transport.models import batches, carried, largest_difference, model, permuted, seen
 
 Arrays = dict[str, np.ndarray]
 AT = "vit.encoder.layer.{}."
@@ -58,7 +57,7 @@ def test_activation_matching_of_feed_forwards(measure: str) -> None:
 def test_transport_of_equal_widths_by_activations_is_activation_matching() -> None:
     anchor, source = model("vit"), model("vit", 1)
     truth = reordered(tiny.arrays(source), matched_by_activations(anchor, source, "l2"))
-    state = tiny.arrays(transported(source, anchor, batches(anchor), only="ffn").state_dict())
+    state = tiny.arrays(carried(source, anchor, batches(anchor), only="ffn").state_dict())
     assert all(np.array_equal(state[name], truth[name]) for name in truth)
 
 

@@ -13,8 +13,7 @@ from align.tiny import tensors
 from data.small import SENTENCES, bert
 from isomerge.checkpoint import open_checkpoint
 from isomerge.data import open_data
-from isomerge.merging.reconstruct import reconstruct
-from isomerge.merging.whole import EVERY, WHOLE
+from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
 from whole.digits import digits, pair, said, verb
 
 
@@ -42,7 +41,7 @@ def test_text_models_are_merged_by_features_with_their_tokenizer(tmp_path: Path)
     record = said("merge", *names, "--method", "reconstruct", "--data", table, "--text", "text", "-o", tmp_path / "out")
     assert record["examples"] == 36 and (tmp_path / "out" / "tokenizer.json").is_file()
     batches = open_data(table, text="text").passes(open_checkpoint(tmp_path / "a"))
-    expected = reconstruct(names, batches, align=False).state_dict()
+    expected = isomerge.merge(names, method="reconstruct", data=batches).state_dict()
     found = tensors(tmp_path / "out")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()) and models
     soup = said(
@@ -75,10 +74,10 @@ def test_the_plan_names_the_data_and_the_passes(tmp_path: Path) -> None:
 
 def test_the_list_of_methods_says_which_need_data() -> None:
     rows = {row["name"]: row for row in said("list", "methods")["methods"]}
-    assert rows.keys() == EVERY.keys()
-    assert {name for name, row in rows.items() if row["data"] == "required"} == set(WHOLE)
+    assert rows.keys() == ALL_METHODS.keys()
+    assert {name for name, row in rows.items() if row["data"] == "required"} == set(DATA_METHODS)
     assert rows["fisher"]["data"] == "optional" and rows["linear"]["data"] == "ignored"
-    assert rows["regmean++"]["options"] == ["weight", "off_diagonal", "floor"]
+    assert rows["regmean++"]["options"] == ["weight", "alpha", "floor", "cache"]
 
 
 @pytest.mark.parametrize(

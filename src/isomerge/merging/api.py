@@ -12,18 +12,19 @@ from isomerge.checkpoint import Checkpoint, require_floating
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.evaluation.device import require_device
 from isomerge.merging.combine import combine
-from isomerge.merging.data_sets import DataSets
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.differences import differences, left_out_adapters
+from isomerge.merging.extras import named_statistics
+from isomerge.merging.measured import name_uneven
 from isomerge.merging.merged import Merged, Progress, as_checkpoint
 from isomerge.merging.opening import open_model, open_models
 from isomerge.merging.prepare import foresee, prepare
 from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, plan_tensors, recipe_of
+from isomerge.merging.recipe_data import DataSets
 from isomerge.merging.roles import base_among_models
 from isomerge.merging.settings import RunSettings
 from isomerge.merging.strangers import name_strangers
 from isomerge.merging.tokens import ROWS, require_same_ids
-from isomerge.merging.uneven import name_uneven
-from isomerge.merging.whole import EVERY
 
 
 def merge(
@@ -65,8 +66,8 @@ def merge(
 
     >>> isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5).save("merged")  # doctest: +SKIP
     """
-    if method not in EVERY:
-        raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, EVERY)}")
+    if method not in ALL_METHODS:
+        raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, ALL_METHODS)}")
     if isinstance(models, (str, Path, Mapping)):
         raise RequestError("Merging: models is one model, and a list of them is wanted, as in merge([a, b]).")
     models = list(models)
@@ -76,6 +77,7 @@ def merge(
         raise RequestError("Merging: weights and weight are two words for the same. Leave one of them out.")
     if weights is not None:
         options = {"weight": list(weights), **options}
+    options, statistics = named_statistics(options)
     named, given = _named(models)
     origin = _reference(base, "base") if base is not None else None
     if origin is not None:
@@ -93,7 +95,7 @@ def merge(
         repair=repair, tokenizer=_tokenizer(tokenizer), dtype=dtype, seed=seed,
     )  # fmt: skip
     checkpoints = {reference: open_model(reference, model) for reference, model in given.items()}
-    run = RunSettings(threads, device, max_memory, progress, data_sets)
+    run = RunSettings(threads, device, max_memory, progress, data_sets, statistics)
     return _merge([recipe], checkpoints, run, same_ids=tokenizer != ROWS)
 
 

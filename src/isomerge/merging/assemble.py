@@ -16,7 +16,7 @@ from isomerge.merging.sources import InputHashes, Stored
 
 if TYPE_CHECKING:
     from isomerge.merging.aligned import AlignedModels
-    from isomerge.merging.measured import Measured
+    from isomerge.merging.measured import MeasuredModels
     from isomerge.merging.vocabulary import Vocabulary
 
 
@@ -28,7 +28,7 @@ def assemble(
     aligned: AlignedModels | None = None,
     vocabulary: Vocabulary | None = None,
     files: TensorFiles,
-    measured: Measured | None = None,
+    measured: MeasuredModels | None = None,
     hashes: InputHashes,
     seed: int = 0,
     device: str = "cpu",

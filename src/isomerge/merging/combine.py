@@ -44,7 +44,7 @@ def combine(
         template = chat_template(document.chat_template, {str(r): c for r, c in models.items()})
     if document.out_dtype or document.dtype:
         changes |= dtype_entry(donor.config, parse_dtype(document.out_dtype or document.dtype or ""))
-    files = TensorFiles()
+    files = TensorFiles(settings.statistics)
     jobs = solved_jobs(document, made.solved) if made.solved else assemble(
         document, plan, models, aligned=made.aligned, vocabulary=vocabulary, files=files, measured=made.measured,
         hashes=settings.hashes, seed=document.seed, device=settings.device,

@@ -11,9 +11,9 @@ from isomerge.adapters.refuse import has_adapter_beside
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.errors import RequestError
+from isomerge.merging.data_methods import DATA_METHODS
 from isomerge.merging.recipe import Recipe
 from isomerge.merging.vocabulary.ids import other_ids
-from isomerge.merging.whole import WHOLE
 
 # Weights of the same shape mean something else when these differ.
 DECISIVE = ("num_attention_heads", "num_key_value_heads", "n_head", "num_heads", "head_dim", "d_kv")
@@ -39,7 +39,7 @@ def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe], *, id
     if len(described) < 2:
         return []
     first = described[0]
-    lenient = {"passthrough", *(name for name, method in WHOLE.items() if method.any_width)}
+    lenient = {"passthrough", *(name for name, method in DATA_METHODS.items() if method.any_width)}
     stacked = all(document.merge_method in lenient for document in documents)
     problems: list[str] = []
     notes: list[str] = []

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from isomerge.merging.api import planned
-from isomerge.merging.data_sets import DataSets
-from isomerge.merging.data_uses import data_uses
 from isomerge.merging.group import Group, InMemory
 from isomerge.merging.memory import RESERVE, fitting_threads, job_memory
 from isomerge.merging.merged import Merged, peak_memory, present_memory
 from isomerge.merging.pipeline import Job
 from isomerge.merging.recipe import Recipe, explain
 from isomerge.merging.recipe.trial import stand_ins
+from isomerge.merging.recipe_data import DataSets, data_uses
 
 TRIAL_ELEMENTS = 2**22  # eight blocks: what a method does once per tensor weighs little
 TRIAL_BYTES = 2**23

@@ -23,11 +23,12 @@ from isomerge.checkpoint.saving import counted, dtype_entry
 from isomerge.checkpoint.side_files import side_files_of
 from isomerge.checkpoint.writer import CheckpointWriter
 from isomerge.merging.pipeline import Job, run
+from isomerge.merging.regression import one_shortage_warning
 from isomerge.merging.sources import InputHashes
 
 if TYPE_CHECKING:
-    from isomerge.merging.data_sets import DataSet
     from isomerge.merging.recipe import Recipe, RecipePlan
+    from isomerge.merging.recipe_data import DataSet
     from isomerge.merging.vocabulary import Vocabulary
 
 Progress = Callable[[int, int, str], None]
@@ -101,7 +102,8 @@ class Merged:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole result in memory."""
-        return dict(self.tensors())
+        with one_shortage_warning():
+            return dict(self.tensors())
 
     def load_into(self, module: nn.Module) -> nn.Module:
         """Put the merged weights into a module of the same architecture, in place, and return it."""

@@ -19,8 +19,8 @@ from isomerge.checkpoint.hashing import hash_tensors
 from isomerge.checkpoint.lock import Lock, LockedInput, current_versions, locked_input, locked_tensors
 from isomerge.checkpoint.writer import CheckpointWriter, side_copies
 from isomerge.evaluation.reproduce import run_versions
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.group import BLOCK_ELEMENTS
-from isomerge.merging.whole import EVERY
 
 if TYPE_CHECKING:
     from isomerge.merging.merged import Merged
@@ -181,7 +181,7 @@ def record_files(merged: Merged, measured: Mapping[str, Any] | None, sha256: str
 
 
 def _facts(merged: Merged) -> dict[str, Any]:
-    method = EVERY[merged.recipe.merge_method]
+    method = ALL_METHODS[merged.recipe.merge_method]
     donor = next((name for name, c in merged.inputs.items() if c is merged.donor), merged.donor.name)
     return {"method": method.name, "summary": method.summary, "paper": method.reference, "donor": donor}
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from isomerge.checkpoint import Checkpoint, TensorInfo, parse_dtype
+from isomerge.merging.data_methods import DATA_METHODS, MergedWeights, MergeInputs
 from isomerge.merging.pipeline import Job
 from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.settings import RunSettings
-from isomerge.merging.whole import WHOLE, Solved
 
 if TYPE_CHECKING:
     from isomerge.merging.aligned import AlignedModels
-    from isomerge.merging.measured import Measured
+    from isomerge.merging.measured import MeasuredModels
 
 Models = Mapping[ModelReference, Checkpoint]
 
@@ -24,10 +25,12 @@ class Prepared:
     """What is known of the models by the time their tensors are merged."""
 
     aligned: AlignedModels | None = None
-    measured: Measured | None = None
-    solved: Solved | None = None
+    measured: MeasuredModels | None = None
+    solved: MergedWeights | None = None
     """The result itself, where the method is one for whole models."""
     notes: list[str] = field(default_factory=list)
+    align: Callable[[], AlignedModels | None] | None = None
+    """Aligns the models that `solved` was made of, unless that was done to make it."""
 
     @property
     def config_changes(self) -> dict[str, Any]:
@@ -41,11 +44,16 @@ class Prepared:
 def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSettings) -> Prepared:
     """Align the models and run them over data, as far as the recipe asks for it."""
     foresee(recipe, models, settings)
-    if recipe.merge_method in WHOLE:
-        from isomerge.merging.whole.run import run_whole
+    if recipe.merge_method in DATA_METHODS:
+        from isomerge.merging.recipe_data import method_data
 
-        solved = run_whole(recipe, models, settings, align_options(recipe, donor, settings))
-        return Prepared(solved=solved, notes=[*solved.notes, *settings.data.notes])
+        method = DATA_METHODS[recipe.merge_method]
+        align = functools.cache(lambda: _aligned(recipe, donor, models, settings))
+        ordered = [models[entry.model] for entry in recipe.models or ()]
+        data = [use.open(settings.data) for use in method_data(recipe)]
+        inputs = MergeInputs(ordered, data, align if recipe.align else None, settings.device, settings.progress)
+        solved = method(inputs, method.options_in(recipe))
+        return Prepared(solved=solved, notes=[*solved.notes, *settings.data.notes], align=align)
     aligned = _aligned(recipe, donor, models, settings)
     measured = None
     if settings.data.opened:
@@ -59,11 +67,10 @@ def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSett
 
 def foresee(recipe: Recipe, models: Models, settings: RunSettings) -> Prepared:
     """What can be said without running anything: all data opens, and fits what it is for."""
-    from isomerge.merging.data_uses import data_uses, require_labels
-    from isomerge.merging.whole.run import check_weights
+    from isomerge.merging.recipe_data import data_uses, require_labels
 
-    if recipe.merge_method in WHOLE:
-        check_weights(recipe)
+    if recipe.merge_method in DATA_METHODS:
+        DATA_METHODS[recipe.merge_method].options_in(recipe)
     for use in data_uses(recipe):
         data = use.open(settings.data)
         if use.labels:
@@ -75,7 +82,7 @@ def align_options(recipe: Recipe, anchor: Checkpoint, settings: RunSettings) -> 
     """The arguments of `isomerge.align` beside the models; None where nothing is to be aligned."""
     if recipe.align is None:
         return None
-    from isomerge.merging.data_uses import aligning_data
+    from isomerge.merging.recipe_data import aligning_data
 
     seen = aligning_data(recipe)
     return {
@@ -96,14 +103,14 @@ def _aligned(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSet
     return align_models(list(models.values()), anchor, **options, device=settings.device, progress=settings.progress)
 
 
-def solved_jobs(recipe: Recipe, solved: Solved) -> list[Job]:
+def solved_jobs(recipe: Recipe, solved: MergedWeights) -> list[Job]:
     """The tensors of a whole-model method: nothing is left but to round and write them."""
-    from isomerge.merging.repaired import solved_job
+    from isomerge.merging.repair import finished_job
 
     asked = recipe.out_dtype or recipe.dtype
     dtype = parse_dtype(asked) if asked else None
     return [
-        solved_job(
+        finished_job(
             name,
             TensorInfo(info.shape, dtype if dtype and info.dtype.is_floating_point else info.dtype),
             solved.tensors[name],
@@ -122,15 +129,14 @@ def repaired_jobs(
     settings: RunSettings,
 ) -> tuple[list[Job], list[str]]:
     """The jobs of the repaired model, and notes."""
-    from isomerge.merging.repaired import parents_of, repaired
+    from isomerge.merging.repair import parents_of, repaired
 
     assert recipe.repair is not None and recipe.data is not None
     references, weights, notes = parents_of(recipe)
     if made.solved is not None and made.solved.parents is not None:
         references = [references[place] for place in made.solved.parents]
         weights = [weights[place] for place in made.solved.parents]
-    # A whole-model method has aligned its models by itself; the same settings align them the same way again.
-    aligned = made.aligned or _aligned(recipe, donor, models, settings)
+    aligned = made.align() if made.align is not None else made.aligned
     parents = [models[r] if aligned is None else aligned.as_checkpoint(models[r]) for r in references]
     data = settings.data.open(recipe.data)
     found = repaired(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe import Recipe
-from isomerge.merging.whole import EVERY
 
 
 def base_among_models(document: Recipe) -> list[str]:
@@ -11,7 +11,7 @@ def base_among_models(document: Recipe) -> list[str]:
 
     Of two models (slerp) the base is one by its nature, and a method without a base takes it as one more.
     """
-    method = EVERY[document.merge_method]
+    method = ALL_METHODS[document.merge_method]
     listed = [entry.model for entry in document.models or ()]
     if document.base_model not in listed or method.base == "ignored" or method.most == 1:
         return []

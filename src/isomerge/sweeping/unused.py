@@ -6,11 +6,11 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.recipe.data_rules import unused_keys
 from isomerge.merging.recipe.options import parameter_blocks
 from isomerge.merging.recipe.problems import Path
-from isomerge.merging.whole import EVERY
 
 Data = dict[str, Any]
 
@@ -31,7 +31,7 @@ def only_used(points: Sequence[Data]) -> list[Data]:
 
 
 def _unused(data: Mapping[str, Any]) -> set[Path]:
-    method = EVERY.get(str(data.get("merge_method")))
+    method = ALL_METHODS.get(str(data.get("merge_method")))
     if method is None:
         return set()
     files = any(block.get(option) is not None for _, block, _ in parameter_blocks(data) for option in MEASURED)

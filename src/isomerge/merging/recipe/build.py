@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isomerge.errors import RequestError
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe.definitions import Recipe
 from isomerge.merging.recipe.load import load_recipe
 from isomerge.merging.recipe.reference import ModelReference
-from isomerge.merging.whole import EVERY
 
 
 def recipe_of(
@@ -42,7 +42,9 @@ def recipe_of(
     """
     entries: list[dict[str, Any]] = [{"model": _named(model)} for model in models]
     shared: dict[str, Any] = {}
-    each = {option.name for option in EVERY[method].options if option.per_model} if method in EVERY else set()
+    each = (
+        {option.name for option in ALL_METHODS[method].options if option.per_model} if method in ALL_METHODS else set()
+    )
     for key, value in (options or {}).items():
         if key in each and isinstance(value, (list, tuple)):
             if len(value) != len(entries):

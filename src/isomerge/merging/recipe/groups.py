@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isomerge.errors import did_you_mean
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe.definitions import ModelEntry, Module, OutputSlice, Recipe
 from isomerge.merging.recipe.fields import Settings
 from isomerge.merging.recipe.names import Build, part_called
@@ -14,7 +15,6 @@ from isomerge.merging.recipe.problems import Path, Problems
 from isomerge.merging.recipe.reference import ModelReference
 from isomerge.merging.recipe.resolve import Scope
 from isomerge.merging.recipe.write import as_data
-from isomerge.merging.whole import EVERY
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Reader:
         return [Slice(sources, self._used(base), scopes)]
 
     def _adds(self, base: ModelReference) -> bool:
-        method = EVERY[self.recipe.merge_method]
+        method = ALL_METHODS[self.recipe.merge_method]
         if method.base != "ignored":
             return True
         merged = base_is_merged(method, as_data(self.recipe))
@@ -154,7 +154,7 @@ class _Reader:
         return found
 
     def _used(self, base: ModelReference | None) -> ModelReference | None:
-        return None if EVERY[self.recipe.merge_method].base == "ignored" else base
+        return None if ALL_METHODS[self.recipe.merge_method].base == "ignored" else base
 
     def _depth(self, model: ModelReference, part: str) -> int:
         found = self.builds[model].parts.get(part)

@@ -10,6 +10,7 @@ from typing import Any
 from isomerge.checkpoint import Checkpoint, is_harmless_buffer
 from isomerge.checkpoint.base import name_some, near_miss
 from isomerge.errors import RequestError
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.methods import Method
 from isomerge.merging.methods.method import REQUIRED
 from isomerge.merging.recipe.definitions import Recipe
@@ -32,7 +33,6 @@ from isomerge.merging.recipe.resolve import UNSET, Resolver
 from isomerge.merging.recipe.tensor_plan import Input, TensorPlan
 from isomerge.merging.recipe.trial import rejections
 from isomerge.merging.recipe.write import as_data
-from isomerge.merging.whole import EVERY
 
 COPY = "passthrough"
 MOST_SHAPES = 20  # of one kind in a message; nobody reads the three-hundredth
@@ -91,7 +91,7 @@ def explain(plan: RecipePlan, tensor: str) -> dict[str, Any]:
 class _Planner:
     def __init__(self, recipe: Recipe, builds: dict[ModelReference, Build], problems: Problems) -> None:
         self.recipe, self.builds, self.problems = recipe, builds, problems
-        self.method = EVERY[recipe.merge_method]
+        self.method = ALL_METHODS[recipe.merge_method]
         self.donor = recipe.referenced_models()[0]
         self.resolver = Resolver(recipe.places)
         self.tensors: dict[str, TensorPlan] = {}

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe.definitions import Recipe
 from isomerge.merging.recipe.mergekit import DEMANDED, MERGEKIT, WITHOUT_EFFECT
 from isomerge.merging.recipe.options import base_is_merged, parameter_blocks
-from isomerge.merging.whole import EVERY
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -49,7 +49,7 @@ def mergekit_yaml(recipe: Recipe) -> str | None:
     if not _in_mergekit(recipe, data):
         return None
     data.pop("name", None)
-    method = EVERY[recipe.merge_method]
+    method = ALL_METHODS[recipe.merge_method]
     for option in method.options:
         if option.name in DEMANDED and not _set_by_every_model(data, option.name):
             data["parameters"] = data.get("parameters") or {}
@@ -61,7 +61,7 @@ def _in_mergekit(recipe: Recipe, data: dict[str, Any]) -> bool:
     ours = (recipe.align, recipe.data, recipe.repair)
     if any(one is not None for one in ours) or recipe.seed or recipe.merge_method not in MERGEKIT:
         return False
-    method = EVERY[recipe.merge_method]
+    method = ALL_METHODS[recipe.merge_method]
     known = {*MERGEKIT[method.name], *WITHOUT_EFFECT}
     if any(set(block) - known for _, block, _ in parameter_blocks(data)):
         return False

@@ -11,14 +11,14 @@ from torch import Tensor
 from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint, TensorInfo, is_buffer
 from isomerge.merging.transport.compatible import require_same_kind
-from isomerge.merging.transport.pair import Found, Request, solve_plans
+from isomerge.merging.transport.pair import SolvedPlans, TransportRequest, solve_plans
 from isomerge.merging.transport.stream import softness
 from isomerge.symmetry.binding import BoundModel
 
 State = dict[str, Tensor]
 
 
-def carry(source: Checkpoint, anchor: BoundModel, request: Request) -> tuple[State, dict[str, Any]]:
+def carry(source: Checkpoint, anchor: BoundModel, request: TransportRequest) -> tuple[State, dict[str, Any]]:
     """The source in the anchor's units, in float64 and by the anchor's names on disk; and a record of how."""
     require_same_kind(source, anchor.checkpoint)
     bound = replace(describe(source), device=request.device)
@@ -35,7 +35,7 @@ def carry(source: Checkpoint, anchor: BoundModel, request: Request) -> tuple[Sta
     return moved, _record(bound, found)
 
 
-def _record(source: BoundModel, found: Found) -> dict[str, Any]:
+def _record(source: BoundModel, found: SolvedPlans) -> dict[str, Any]:
     spaces: dict[str, dict[str, Any]] = {}
     for space, plan in found.plans.all():
         row = spaces.setdefault(space, {"name": space, "units": list(reversed(plan.shape)), "softness": []})

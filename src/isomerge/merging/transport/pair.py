@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from isomerge.alignment.levels import Scope
+from isomerge.calibration import Batches
 from isomerge.calibration.cross import cross_statistics
 from isomerge.calibration.sites import Site
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.transport.compatible import require_transportable
 from isomerge.merging.transport.evidence import (
-    Evidence,
+    UnitDistances,
     fixed_spaces,
     from_activations,
     from_weights,
     reads,
     start_of_stream,
 )
-from isomerge.merging.transport.plans import Plans
-from isomerge.merging.transport.solver import Solver
+from isomerge.merging.transport.plans import TransportPlans
+from isomerge.merging.transport.solver import TransportSolver
 from isomerge.merging.transport.stream import POLICIES, stream_plan
 from isomerge.merging.transport.units import HEADS, solve_unit
 from isomerge.symmetry.architecture import RESIDUAL, part_of
@@ -34,18 +34,17 @@ SWEEPS = 5  # of the stream and the units, where weights decide for both
 
 
 @dataclass
-class Request:
+class TransportRequest:
     """What the user asked for."""
 
-    solver: Solver
+    solver: TransportSolver
     cost: str | None = None
     """None: activations where there is data."""
     residual: str = "joint"
     heads: str = "matched"
     only: str | None = None
     site: str = "post"
-    batches: Any = None
-    limit: int | None = None
+    batches: Batches | None = None
     device: str = "cpu"
     progress: Callable[[int, int, str], None] | None = None
 
@@ -59,36 +58,38 @@ class Request:
         wrong = [f"'{word}' is not {what}. {did_you_mean(str(word), known)}" for what, word, known in asked
                  if word not in known]  # fmt: skip
         if self.cost == "activations" and self.batches is None:
-            wrong.append("cost='activations' needs data that both models can see. Give batches, or use cost='weights'.")
+            wrong.append("cost='activations' needs data that both models can see. Give data, or use cost='weights'.")
         if wrong:
             raise RequestError("Transporting units: " + " ".join(wrong))
         self.scope = Scope("permutation", only=self.only)
 
 
 @dataclass
-class Found:
+class SolvedPlans:
     """The plans of a pair and how they came about."""
 
-    plans: Plans
+    plans: TransportPlans
     examples: int = 0
     notes: list[str] = field(default_factory=list)
 
 
-def solve_plans(source: BoundModel, anchor: BoundModel, request: Request) -> Found:
+def solve_plans(source: BoundModel, anchor: BoundModel, request: TransportRequest) -> SolvedPlans:
     """A plan for every space that may be permuted and that the request names."""
     moving = request.scope.restrict(anchor.architecture)
     if request.residual == "identity":
         moving = moving.frozen([RESIDUAL])
     require_transportable(source, anchor, moving)
-    walk = Walk(source, anchor, request, Plans(moving))
-    walk.require_heads()
-    return walk.run()
+    planner = PairPlanner(source, anchor, request, TransportPlans(moving))
+    planner.require_heads()
+    return planner.run()
 
 
-class Walk:
+class PairPlanner:
     """One pair of models, while its plans are being found."""
 
-    def __init__(self, source: BoundModel, anchor: BoundModel, request: Request, plans: Plans) -> None:
+    def __init__(
+        self, source: BoundModel, anchor: BoundModel, request: TransportRequest, plans: TransportPlans
+    ) -> None:
         self.source, self.anchor, self.request, self.plans = source, anchor, request, plans
         self.fixed = fixed_spaces(plans)
         architecture = plans.architecture
@@ -112,7 +113,7 @@ class Walk:
                     "or rotary positions). Use heads='matched'."
                 )
 
-    def run(self) -> Found:
+    def run(self) -> SolvedPlans:
         if self.request.cost == "activations":
             seen = self._look()
             if self.stream:
@@ -129,7 +130,7 @@ class Walk:
                 f"{self.request.solver.unfinished} plans had not settled when the solver stopped; "
                 "a larger regularisation settles sooner"
             )
-        return Found(self.plans, self.examples, self.notes)
+        return SolvedPlans(self.plans, self.examples, self.notes)
 
     def _flow(self) -> None:
         """From the embeddings through the units and back to the stream, until nothing changes."""
@@ -150,44 +151,44 @@ class Walk:
             if self.request.residual == "first":
                 return
             self._solve_stream([start, *self._weights(RESIDUAL, without=first)])
-            self._tell(sweep + 1, SWEEPS)
+            self._report(sweep + 1, SWEEPS)
             if bool(torch.allclose(before, self.plans.outer[RESIDUAL], rtol=0, atol=1e-9 / len(before))):
                 return
         self._solve_units({root: self._weights(root) for root in self.roots})
 
-    def _covers(self, root: str, evidence: Sequence[Evidence]) -> bool:
+    def _covers(self, root: str, evidence: Sequence[UnitDistances]) -> bool:
         """Something is seen of a space and of every one inside it."""
         spaces = self.plans.architecture.spaces
         moving = {s for s in spaces if s not in self.fixed and self.plans.architecture.root(s) == root}
         return bool(evidence) and moving <= {s for e in evidence for s in e.spaces}
 
-    def _weights(self, root: str, without: Sequence[str] = ()) -> list[Evidence]:
+    def _weights(self, root: str, without: Sequence[str] = ()) -> list[UnitDistances]:
         """… of a space and those inside it, without what keeps its place."""
         found = from_weights(root, self.source, self.anchor, self.plans, without=without)
         return self._reduced(root, found)
 
-    def _reduced(self, root: str, evidence: Iterable[Evidence]) -> list[Evidence]:
+    def _reduced(self, root: str, evidence: Iterable[UnitDistances]) -> list[UnitDistances]:
         inside = self.fixed - {root}
         return [e.without(inside) for e in evidence]
 
-    def _solve_stream(self, evidence: Sequence[Evidence]) -> None:
+    def _solve_stream(self, evidence: Sequence[UnitDistances]) -> None:
         self.plans.outer[RESIDUAL] = stream_plan(self.request.residual, evidence, self.request.solver)
 
-    def _solve_units(self, evidence: dict[str, list[Evidence]]) -> None:
+    def _solve_units(self, evidence: dict[str, list[UnitDistances]]) -> None:
         for root, found in evidence.items():
             heads = self.request.heads if part_of(root) == "attention" else "matched"
             solve_unit(root, found, self.plans, self.request.solver, "fixed" if root in self.fixed else heads)
 
-    def _look(self) -> dict[str, list[Evidence]]:
+    def _look(self) -> dict[str, list[UnitDistances]]:
         """Run both models on the data: the evidence by root."""
         spaces = [s for s in self.plans.architecture.spaces if s not in self.fixed]
         roles = ("stream", "input", "output") if self.stream else ("input", "output")
         found = cross_statistics(
-            self.source.checkpoint, self.anchor.checkpoint, self._batches(), spaces=spaces, roles=roles,
-            device=self.request.device, limit=self.request.limit, progress=self.request.progress,
+            self.source.checkpoint, self.anchor.checkpoint, self.request.batches, spaces=spaces, roles=roles,
+            device=self.request.device, progress=self.request.progress,
         )  # fmt: skip
         self.examples = found.examples
-        seen: dict[str, list[Evidence]] = {}
+        seen: dict[str, list[UnitDistances]] = {}
         for name, site in found.sites.items():
             root = self.plans.architecture.root(site.spaces[0])
             if self._is_wanted(site, root, bool(seen.get(RESIDUAL))):
@@ -206,13 +207,6 @@ class Walk:
             return site.role == ("input" if self.request.site == "post" else "output")
         return True
 
-    def _batches(self) -> Any:
-        if callable(self.request.batches):
-            return self.request.batches
-        from isomerge.data import open_data
-
-        return open_data(self.request.batches)
-
-    def _tell(self, done: int, most: int) -> None:
+    def _report(self, done: int, most: int) -> None:
         if self.request.progress:
             self.request.progress(done, most, "carrying units")

@@ -27,7 +27,7 @@ Pair = tuple[int, int]
 
 
 @dataclass
-class Plans:
+class TransportPlans:
     """A plan for every space that moves; a space without one keeps its units. All sum to 1."""
 
     architecture: Architecture

@@ -30,7 +30,7 @@ FLOOR = 1e-3  # of the mean mass: a unit that never fires still has a place
 
 
 @dataclass
-class Solver:
+class TransportSolver:
     """How plans are solved, and how many did not come to an end."""
 
     kind: str = "emd"

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from isomerge.merging.transport.evidence import Evidence
+from isomerge.merging.transport.evidence import UnitDistances
 from isomerge.merging.transport.plans import writing
-from isomerge.merging.transport.solver import Solver
+from isomerge.merging.transport.solver import TransportSolver
 
 POLICIES = ("joint", "averaging", "weighted", "weighted_units", "first", "identity")
 
 
-def stream_plan(policy: str, evidence: Sequence[Evidence], solver: Solver) -> Tensor:
+def stream_plan(policy: str, evidence: Sequence[UnitDistances], solver: TransportSolver) -> Tensor:
     """The plan of the stream; the first piece of evidence is where it starts."""
     seen = [e.normalised() for e in evidence]
     if policy in ("joint", "first"):

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isomerge.merging.transport.evidence import Evidence
-from isomerge.merging.transport.plans import Pair, Plans
-from isomerge.merging.transport.solver import Solver
+from isomerge.merging.transport.evidence import UnitDistances
+from isomerge.merging.transport.plans import Pair, TransportPlans
+from isomerge.merging.transport.solver import TransportSolver
 
 HEADS = ("matched", "across", "fixed")
 SWEEPS = 4  # inner spaces of grouped queries depend on each other; they settle at once or in two or three turns
 
 
 @dataclass(frozen=True)
-class Block:
+class PairCosts:
     """Squared distances inside one pair of outer units, with the energies masses are taken from."""
 
     spaces: tuple[str, ...]
@@ -51,10 +51,13 @@ def _weight(plan: Tensor | None, shape: Sequence[int]) -> Tensor:
     """A plan scaled to the number of units, so that sums over it are sums of squared distances."""
     rows, columns = shape
     even = torch.full((rows, columns), 1 / (rows * columns), dtype=torch.float64) if plan is None else plan
-    return even * (rows * columns) ** 0.5
+    scale: float = (rows * columns) ** 0.5
+    return even * scale
 
 
-def solve_unit(root: str, evidence: Sequence[Evidence], plans: Plans, solver: Solver, heads: str) -> None:
+def solve_unit(
+    root: str, evidence: Sequence[UnitDistances], plans: TransportPlans, solver: TransportSolver, heads: str
+) -> None:
     """Put the plans of a space and of those inside it into `plans`. What no evidence speaks of stays."""
     inner = sorted({s for e in evidence for s in e.spaces if s != root})
     if not inner:
@@ -79,7 +82,7 @@ def solve_unit(root: str, evidence: Sequence[Evidence], plans: Plans, solver: So
         plans.inner[space] = {pair: solved[space] for pair, solved in found.items()}
 
 
-def _outer(evidence: Sequence[Evidence], root: str, counts: tuple[int, int], solver: Solver) -> Tensor:
+def _outer(evidence: Sequence[UnitDistances], root: str, counts: tuple[int, int], solver: TransportSolver) -> Tensor:
     """The plan of the outer units: each pair at the price its inner units leave."""
     score = torch.zeros(counts, dtype=torch.float64)
     for a, b in itertools.product(*map(range, counts)):
@@ -89,22 +92,22 @@ def _outer(evidence: Sequence[Evidence], root: str, counts: tuple[int, int], sol
     return torch.where(plan > 1e-9 * plan.max(), plan, 0)
 
 
-def _energies(evidence: Sequence[Evidence]) -> tuple[list[Tensor], list[Tensor]]:
+def _energies(evidence: Sequence[UnitDistances]) -> tuple[list[Tensor], list[Tensor]]:
     return [e.energy_a for e in evidence], [e.energy_b for e in evidence]
 
 
-def blocks_of(evidence: Sequence[Evidence], root: str, a: int, b: int) -> list[Block]:
+def blocks_of(evidence: Sequence[UnitDistances], root: str, a: int, b: int) -> list[PairCosts]:
     """The evidence about the insides of one pair of outer units; the outer space comes first on every axis."""
     found = []
     for e in evidence:
         n = len(e.spaces)
         assert e.spaces[0] == root, e.spaces
-        found.append(Block(e.spaces[1:], e.cost.select(n, b).select(0, a), e.energy_a[a], e.energy_b[b]))
+        found.append(PairCosts(e.spaces[1:], e.cost.select(n, b).select(0, a), e.energy_a[a], e.energy_b[b]))
     return found
 
 
-def solve_pair(blocks: Sequence[Block], solver: Solver) -> tuple[dict[str, Tensor], float]:
-    """Plans of the inner spaces of one pair of outer units, and the squared distance they leave."""
+def solve_pair(blocks: Sequence[PairCosts], solver: TransportSolver) -> tuple[dict[str, Tensor], float]:
+    """TransportPlans of the inner spaces of one pair of outer units, and the squared distance they leave."""
     alone = {b.spaces[0] for b in blocks if len(b.spaces) == 1}
     spaces = sorted({s for b in blocks for s in b.spaces}, key=lambda s: (s not in alone, s))
     bare = sum(float(b.cost) for b in blocks if not b.spaces)
@@ -126,7 +129,7 @@ def solve_pair(blocks: Sequence[Block], solver: Solver) -> tuple[dict[str, Tenso
     return best[0], bare + (best[1] if inner else 0.0)
 
 
-def _plan_of(space: str, blocks: Sequence[Block], plans: Mapping[str, Tensor], solver: Solver) -> Tensor:
+def _plan_of(space: str, blocks: Sequence[PairCosts], plans: Mapping[str, Tensor], solver: TransportSolver) -> Tensor:
     cost = sum((b.seen_by(space, plans) for b in blocks[1:]), blocks[0].seen_by(space, plans))
     energies = [
         torch.stack([_along(e, b.spaces.index(space)) for b, e in zip(blocks, found, strict=True)]).sum(0)
@@ -141,7 +144,7 @@ def _along(values: Tensor, axis: int) -> Tensor:
     return moved.reshape(len(moved), -1).sum(1)
 
 
-def _flat(evidence: Sequence[Evidence], solver: Solver) -> Tensor:
+def _flat(evidence: Sequence[UnitDistances], solver: TransportSolver) -> Tensor:
     """One plan over all units at once, as if no space lay inside another."""
     costs = [e.cost.reshape(e.energy_a.numel(), e.energy_b.numel()) for e in evidence]
     energies = [[e.flatten() for e in found] for found in _energies(evidence)]
