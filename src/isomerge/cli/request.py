@@ -181,6 +181,8 @@ def _known_options() -> dict[str, set[type]]:
     for method in ALL_METHODS.values():
         for option in method.options:
             known.setdefault(option.name, set()).add(option.kind)
+        for name in getattr(method, "old_options", ()):
+            known.setdefault(name, {float})
     return known
 
 
@@ -247,8 +249,9 @@ def typed_options(method: str, given: dict[str, str]) -> dict[str, Any]:
     if method not in ALL_METHODS:
         raise RequestError(f"--method cannot be '{method}'. {did_you_mean(method, ALL_METHODS)}")
     known = {option.name: option for option in ALL_METHODS[method].options}
+    old = getattr(ALL_METHODS[method], "old_options", {})
     found: dict[str, Any] = {}
-    for key, text in given.items():
+    for key, text in ((old.get(key, key), text) for key, text in given.items()):
         if key not in known:
             flags = [f"--{name.replace('_', '-')}" for name in known]
             flag = "--" + key.replace("_", "-")
