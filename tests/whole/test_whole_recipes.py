@@ -199,3 +199,26 @@ def test_a_result_of_a_whole_model_method_feeds_another_document(tmp_path: Path)
     first = called(pair(), passes(), method="reconstruct")
     own = tensors(Path(a))
     assert all(torch.allclose(found[n], (first[n].float() + own[n]) / 2, atol=1e-6) for n in own)
+
+
+def test_models_are_aligned_once_for_the_method_and_its_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*models: Any, **options: Any) -> Any:
+        calls.append(models)
+        return align(*models, **options)
+
+    align = isomerge.align
+    monkeypatch.setattr("isomerge.merging.aligned.align", counted)
+    options: dict[str, Any] = {"data": DATA, "align": {"evidence": "weights"}, "repair": True}
+    for method in ("linear", "reconstruct", "greedy_soup", "ot_fusion"):
+        calls.clear()
+        isomerge.merge(pair(), method=method, **options)
+        assert len(calls) == 1, method
+
+
+def test_statistics_in_memory_are_inputs_of_a_saved_merge(tmp_path: Path) -> None:
+    measured = [calibrate(name, passes()) for name in pair()]
+    isomerge.merge(pair(), method="regmean", statistics=measured).save(tmp_path / "out")
+    lock = (tmp_path / "out" / "isomerge.lock.json").read_text()
+    assert all(one.name in lock for one in measured)

@@ -116,3 +116,12 @@ def test_python_takes_what_the_command_line_takes(tmp_path: Path) -> None:
     record = said("merge", *pair(), "--method", "regmean++", "--data", halves[0], "--data", halves[1], "--align",
                   "-o", tmp_path / "verb")  # fmt: skip
     assert record["sha256"] == written.sha256
+
+
+def test_the_earlier_name_of_an_option_is_still_a_flag(tmp_path: Path) -> None:
+    halves = ["--data", digits(0, 40), "--data", digits(40, 40)]
+    one, other = (
+        said("merge", *pair(), "--method", "regmean++", *halves, flag, "0.5", "-o", tmp_path / flag.strip("-"))
+        for flag in ("--alpha", "--off-diagonal")
+    )
+    assert one["sha256"] == other["sha256"]

@@ -14,22 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from isomerge.alignment.move import Move
 from isomerge.calibration import Gram, Statistics
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
+from isomerge.merging.aligned import AlignedModels
 from isomerge.merging.group import GramSource, Source
 from isomerge.merging.sources import Stored
 from isomerge.symmetry.canonical import SMALL_GAIN, Canonical, Fold
 from isomerge.symmetry.patterns import Layout, Segment
-
-if TYPE_CHECKING:
-    from isomerge.alignment.move import Move
-    from isomerge.merging.aligned import AlignedModels
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from torch import Tensor
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
+from isomerge.evaluation.tasks.choose import choose_task, require_fitting, task_name
+from isomerge.evaluation.tasks.model import load_model
+from isomerge.evaluation.tasks.run import one_pass, require_numbers
 from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.state_dicts import merge_state_dicts
@@ -119,8 +122,6 @@ class TaskScore:
     """The metric of the models' own task, on the method's data; higher is better."""
 
     def __init__(self, inputs: MergeInputs, config: Mapping[str, Any]) -> None:
-        from isomerge.evaluation.tasks.choose import choose_task, require_fitting, task_name
-
         first, (self._data,) = inputs.models[0], inputs.data
         self._inputs, self._config = inputs, dict(config)
         name = task_name(config, None, first.name)
@@ -132,9 +133,6 @@ class TaskScore:
         self._done = 0
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
-        from isomerge.evaluation.tasks.model import load_model
-        from isomerge.evaluation.tasks.run import one_pass, require_numbers
-
         checkpoint = MemoryCheckpoint("a model of the soup", state, self._config)
         with load_model(checkpoint, self._inputs.device) as loaded:
             task, _ = one_pass([loaded.run], self._task(), self._batches, self._data.data, self._data.settings.limit)

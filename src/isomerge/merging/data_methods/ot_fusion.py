@@ -21,7 +21,7 @@ from isomerge.merging.layerwise.parents import read_parents
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.methods.method import PerModel, each
 from isomerge.merging.transport.carry import carry, distance, finished, own_state, plan_of
-from isomerge.merging.transport.pair import TransportRequest
+from isomerge.merging.transport.pair_plans import TransportRequest
 from isomerge.merging.transport.solver import TransportSolver
 
 

@@ -158,12 +158,12 @@ def _choose(
 ) -> ChosenUnits:
     parameters = [dict(parent.model.named_parameters()) for parent in parents]
     has_bias = bias_name(name) in parameters[0]
-    seen = Seen(centred=has_bias)  # a bias takes care of what is constant
+    moments = InputMoments(centred=has_bias)  # a bias takes care of what is constant
     for calls, valid in _uses(parents, stage, examples, name):
         rows = [rows_of(call.input, valid) for call in calls]
         for runner, own in zip(parents, rows, strict=True):
             require_finite_rows(own, assembly.described(name), runner.name)
-        seen.add(torch.cat(rows, 1))
+        moments.add(torch.cat(rows, 1))
         transposed = calls[0].transposed
     written = []
     for m, held in enumerate(parameters):
@@ -175,7 +175,7 @@ def _choose(
     at = torch.cat([positions(s, layout.shape[axis]).reshape(s.sizes[0], -1) for s in layout.axes[axis]], 1)
     size, width = at.shape
     columns = torch.cat([at.flatten() + m * size * width for m in range(len(parents))]).to(written[0].device)
-    gram, every, mean = seen.gram()[columns][:, columns], torch.cat(written)[columns], seen.mean()[columns]
+    gram, every, mean = moments.gram()[columns][:, columns], torch.cat(written)[columns], moments.mean()[columns]
     parent, unit = place(choose(gram, every, width, size).cpu(), size)
     kept = (((parent * size + unit) * width)[:, None] + torch.arange(width)).flatten().to(gram.device)
     # What the others wrote, as far as those that stay can say it.
@@ -190,7 +190,7 @@ def _choose(
     return ChosenUnits(parent, unit, assembly.described(name), (placed if transposed else placed.T).cpu(), shift)
 
 
-class Seen:
+class InputMoments:
     """XᵀX of rows, about their mean if `centred`. Sums in float64: memory does not grow with the data."""
 
     def __init__(self, *, centred: bool) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint, TensorInfo, is_buffer
 from isomerge.merging.transport.compatible import require_same_kind
-from isomerge.merging.transport.pair import SolvedPlans, TransportRequest, solve_plans
-from isomerge.merging.transport.stream import softness
+from isomerge.merging.transport.pair_plans import SolvedPlans, TransportRequest, solve_plans
+from isomerge.merging.transport.stream_plan import softness
 from isomerge.symmetry.binding import BoundModel
 
 State = dict[str, Tensor]

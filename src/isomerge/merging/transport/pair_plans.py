@@ -23,8 +23,8 @@ from isomerge.merging.transport.evidence import (
 )
 from isomerge.merging.transport.plans import TransportPlans
 from isomerge.merging.transport.solver import TransportSolver
-from isomerge.merging.transport.stream import POLICIES, stream_plan
-from isomerge.merging.transport.units import HEADS, solve_unit
+from isomerge.merging.transport.stream_plan import POLICIES, stream_plan
+from isomerge.merging.transport.unit_plans import HEADS, solve_unit
 from isomerge.symmetry.architecture import RESIDUAL, part_of
 from isomerge.symmetry.binding import BoundModel
 
