@@ -1,4 +1,4 @@
-"""How the features of the merged model are made of its parents': space by space, the same for weights and for goals.
+"""How the features of the merged model are made of its parents': space by space, the same for weights and for targets.
 
 Averaging takes the weighted mean in every space. Joint features do better where the parents disagree: the parents side
 by side are one wide network (the ensemble), and it is brought to the width of one parent. In the residual stream z = Σ
@@ -61,16 +61,16 @@ class FeatureAssembly:
         shares = {space: torch.bincount(c.parent, minlength=count).tolist() for space, c in self.chosen.items()}
         return {"stream": "joint" if self.stream is not None else "mean", "chosen": shares}
 
-    # --- outputs of the parents -> goal of the merged model -----------------------------------------------------------
+    # --- outputs of the parents -> target of the merged model ---------------------------------------------------------
     def combine(self, name: str, values: Sequence[Tensor], *, follows: bool = False) -> Tensor:
         """Rows (n, out) that each parent gives at the map `name`, or at the sum it goes into (`follows`)."""
         layout = self.bound.layouts.get(self.described(name))
         if layout is not None and self.stream is not None and (follows or _writes(layout)):
             return sum_of(v @ p.T.to(v) for v, p in zip(values, self.stream.into, strict=True))
-        found = None if layout is None or follows or _writes(layout) else self._chosen_axis(layout)
-        if found is None:
+        chosen = None if layout is None or follows or _writes(layout) else self._chosen_axis(layout)
+        if chosen is None:
             return sum_of(v * w for v, w in zip(values, self.weights, strict=True))
-        parent, position = found[1]
+        parent, position = chosen[1]
         return torch.cat(list(values), 1)[:, (parent * values[0].shape[1] + position).to(values[0].device)]
 
     def described(self, name: str) -> str:
@@ -88,7 +88,7 @@ class FeatureAssembly:
         bound = self.bound
         writers = {c.writer: c.written.double() for c in self.chosen.values()}
         shifts = {bound.bias_of(c.writer): c.shift for c in self.chosen.values() if c.shift is not None}
-        found: State = {}
+        merged: State = {}
         for name, layout in bound.layouts.items():
             files = bound.files.get(name, (name,))
             if any(file not in states[0] for file in files):
@@ -100,12 +100,12 @@ class FeatureAssembly:
                 whole = sum_of(self._part(m, tensor, layout) for m, tensor in enumerate(own))
             if name in shifts:
                 whole = whole + shifts[name].to(whole)
-            found |= bound.split(name, whole)
+            merged |= bound.split(name, whole)
         for file, first in states[0].items():  # what has no layout
-            if file not in found:
+            if file not in merged:
                 parts = (state[file].double() * w for state, w in zip(states, self.weights, strict=True))
-                found[file] = sum_of(parts) if first.is_floating_point() else first
-        return found
+                merged[file] = sum_of(parts) if first.is_floating_point() else first
+        return merged
 
     def _part(self, m: int, tensor: Tensor, layout: Layout) -> Tensor:
         """What parent m adds to a tensor of the merged model."""

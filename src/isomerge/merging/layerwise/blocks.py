@@ -48,12 +48,12 @@ def find_stacks(model: nn.Module, run: Callable[[], Any]) -> BlockStacks:
     finally:
         for hook in hooks:
             hook.remove()
-    found = []
+    stacks = []
     for items in lists.values():
         own = [call for call in calls if call in set(items)]
         if items and own == items:
-            found.append((calls.index(items[0]), items))
-    return BlockStacks([items for _, items in sorted(found)])
+            stacks.append((calls.index(items[0]), items))
+    return BlockStacks([items for _, items in sorted(stacks)])
 
 
 class BlockCache:

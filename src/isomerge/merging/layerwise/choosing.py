@@ -75,10 +75,10 @@ def _columns(groups: Tensor, width: int) -> Tensor:
 
 def _own_blocks(gram: Tensor, width: int) -> Tensor:
     """The energy of each group by itself: unlike the diagonal, it turns with the basis inside a head."""
-    found = torch.zeros_like(gram)
+    blocks = torch.zeros_like(gram)
     for k in range(0, len(gram), width):
-        found[k : k + width, k : k + width] = gram[k : k + width, k : k + width]
-    return found
+        blocks[k : k + width, k : k + width] = gram[k : k + width, k : k + width]
+    return blocks
 
 
 def place(kept: Tensor, size: int) -> tuple[Tensor, Tensor]:

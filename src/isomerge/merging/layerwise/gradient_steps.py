@@ -124,10 +124,10 @@ def _block_call(
 ) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
     """What a block is given in a forward pass, and what it gives."""
     block = runner.model.get_submodule(name)
-    found: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] = []
+    seen: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] = []
 
     def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        found.append((arguments, keywords, _hidden(output).detach()))
+        seen.append((arguments, keywords, _hidden(output).detach()))
         raise ForwardDone
 
     handle = block.register_forward_hook(hook, with_kwargs=True)
@@ -136,12 +136,12 @@ def _block_call(
             runner.model(**batch)
     finally:
         handle.remove()
-    return found[0]
+    return seen[0]
 
 
 def _hidden(output: Any) -> Tensor:
-    found: Tensor = output if isinstance(output, Tensor) else output[0]
-    return found
+    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
+    return hidden
 
 
 def _in_common(names: Sequence[str]) -> str:
@@ -159,7 +159,7 @@ def polish(
     weights: Sequence[float],
     examples: CalibrationData,
     steps: int,
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> dict[str, Any]:
     """What was done, and how far the merged model is from its parents' mean before and after; never farther."""
     parameters = [p for p in merged.model.parameters() if p.is_floating_point()]
@@ -181,7 +181,7 @@ def polish(
         return sum(values) / len(values)
 
     before = mean_loss()
-    descend(parameters, loss, spread(examples, examples.count or 1, steps), steps, POLISH_RATE, tell)
+    descend(parameters, loss, spread(examples, examples.count or 1, steps), steps, POLISH_RATE, report)
     after = mean_loss()
     if not after < before:
         put_back(parameters, kept)
@@ -192,8 +192,8 @@ def polish(
 def _scores(model: Any, batch: Batch) -> dict[str, Tensor]:
     """All scores a model gives (some have two heads), or its last hidden state."""
     output = model(**batch)
-    found = {name: value for name, value in output.items() if name.endswith("logits") and isinstance(value, Tensor)}
-    return found or {"hidden": output[0]}
+    scores = {name: value for name, value in output.items() if name.endswith("logits") and isinstance(value, Tensor)}
+    return scores or {"hidden": output[0]}
 
 
 def _kind(model: Any, field: str, scores: Tensor) -> str:
@@ -228,7 +228,7 @@ def descend(
     batches: Iterator[T],
     steps: int,
     rate: float,
-    tell: Callable[[int], None] | None = None,
+    report: Callable[[int], None] | None = None,
 ) -> None:
     """Lower `loss(batch)` by `steps` steps. `rate` is the first step, relative to a parameter's rms."""
     sizes = [float(p.detach().float().square().mean().sqrt()) for p in parameters]
@@ -246,8 +246,8 @@ def descend(
             optimiser.zero_grad(set_to_none=True)
             value.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-        if tell:
-            tell(step + 1)
+        if report:
+            report(step + 1)
     for parameter in parameters:
         parameter.requires_grad_(False)
         parameter.grad = None

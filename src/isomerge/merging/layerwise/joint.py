@@ -21,7 +21,7 @@ from isomerge.symmetry.groups import Permutation, Rotation, RotationFixingOnes, 
 TINY = 1e-11  # keeps a regression on units that are never on solvable
 PULL = 1e-6  # of the mean energy: directions without evidence stay those of the mean
 
-Tell = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 
 
 def turns(bound: BoundModel) -> bool:
@@ -41,7 +41,7 @@ def choosable(bound: BoundModel) -> dict[str, str]:
         for name, group in spaces.items()
         if part_of(name) == "attention" and not group.per and not isinstance(group, (Permutation, Trivial))
     }
-    found = {}
+    writer_of = {}
     for space, group in spaces.items():
         if not isinstance(group, Permutation) or group.per or space == RESIDUAL:
             continue
@@ -51,8 +51,8 @@ def choosable(bound: BoundModel) -> dict[str, str]:
         touching = [n for n, layout in bound.layouts.items() if layout.spaces() & inner]
         writers = [n for n in touching if bound.layouts[n].axis_of(RESIDUAL, dual=False) is not None]
         if len(writers) == 1 and all(_made_from_the_stream(bound, n, inner) for n in touching if n not in writers):
-            found[space] = writers[0]
-    return found
+            writer_of[space] = writers[0]
+    return writer_of
 
 
 def _made_from_the_stream(bound: BoundModel, name: str, inner: set[str]) -> bool:
@@ -79,7 +79,7 @@ def find_assembly(
     stages: Sequence[Stage],
     examples: CalibrationData,
     assembly: FeatureAssembly,
-    tell: Tell,
+    report: Report,
 ) -> FeatureAssembly:
     """Two passes over the data. `fresh` gives the parents with an empty cache, since each pass starts at the front."""
     bound, weights = assembly.bound, assembly.weights
@@ -94,12 +94,12 @@ def find_assembly(
     total = len(sums) + len(spaces)
     stream = None
     if sums:
-        stream = find_stream(fresh(), sums, examples, weights, bound, lambda number: tell(number, total))
+        stream = find_stream(fresh(), sums, examples, weights, bound, lambda number: report(number, total))
     chosen: dict[str, ChosenUnits] = {}
     parents = fresh()
     for number, (stage, name, space) in enumerate(spaces):
         chosen[space] = _choose(parents, stage, name, space, examples, assembly, stream)
-        tell(len(sums) + number + 1, total)
+        report(len(sums) + number + 1, total)
     return FeatureAssembly(bound, weights, stream, chosen, assembly.names)
 
 
@@ -110,7 +110,7 @@ def find_stream(
     examples: CalibrationData,
     weights: Sequence[float],
     bound: BoundModel,
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> JointStream:
     """The subspace of the parents' streams side by side, √w_m s_m, that keeps most of their energy.
 
@@ -127,7 +127,7 @@ def find_stream(
             wide = torch.cat([own.double() * scale for own, scale in zip(rows, scales, strict=True)], 1)
             wide = wide / torch.linalg.vector_norm(wide, dim=1, keepdim=True).clamp_min(1e-30)
             energy = wide.T @ wide + (0 if energy is None else energy)
-        tell(number + 1)
+        report(number + 1)
     assert energy is not None
     width = energy.shape[0] // count
     eye = torch.eye(width, dtype=energy.dtype, device=energy.device)

@@ -63,8 +63,8 @@ class RecordedWeights:
     @classmethod
     def of(cls, model: nn.Module, weights: Iterable[str], norms: Iterable[str] = ()) -> RecordedWeights:
         parameters = dict(model.named_parameters())
-        found = {parameters[name].untyped_storage().data_ptr(): (name, parameters[name]) for name in weights}
-        return cls(found, {name: model.get_submodule(name) for name in norms})
+        by_address = {parameters[name].untyped_storage().data_ptr(): (name, parameters[name]) for name in weights}
+        return cls(by_address, {name: model.get_submodule(name) for name in norms})
 
 
 class CallRecorder(TorchFunctionMode):

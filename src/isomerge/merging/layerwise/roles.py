@@ -68,10 +68,10 @@ def stored_names(model: Any) -> dict[str, str]:
     numbers = {name: torch.tensor(float(k), dtype=torch.float64) for k, name in enumerate(state)}
     numbered = {name: numbers[name].expand(tensor.shape) for name, tensor in state.items()}
     names = list(state)
-    found: dict[str, str] = {}
+    stored: dict[str, str] = {}
     for file, tensor in as_saved(model, numbered).items():
-        found.setdefault(names[int(tensor.flatten()[0])], file)
-    return found
+        stored.setdefault(names[int(tensor.flatten()[0])], file)
+    return stored
 
 
 def as_saved(model: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:

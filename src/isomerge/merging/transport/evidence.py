@@ -60,14 +60,14 @@ class UnitDistances:
 
     def without(self, fixed: set[str]) -> UnitDistances:
         """Spaces whose units keep their place are not looked at unit by unit: only i with i counts."""
-        found = self
+        reduced = self
         for space in [s for s in self.spaces if s in fixed]:
-            k, n = found.spaces.index(space), len(found.spaces)
-            found = UnitDistances(
-                found.label, tuple(s for s in found.spaces if s != space),
-                found.cost.diagonal(dim1=k, dim2=n + k).sum(-1), found.energy_a.sum(k), found.energy_b.sum(k),
+            k, n = reduced.spaces.index(space), len(reduced.spaces)
+            reduced = UnitDistances(
+                reduced.label, tuple(s for s in reduced.spaces if s != space),
+                reduced.cost.diagonal(dim1=k, dim2=n + k).sum(-1), reduced.energy_a.sum(k), reduced.energy_b.sum(k),
             )  # fmt: skip
-        return found
+        return reduced
 
 
 def from_activations(site: Site, moments: CrossMoments, source: BoundModel) -> UnitDistances:
@@ -106,12 +106,12 @@ def start_of_stream(
 
 def reads(root: str, anchor: BoundModel, plans: TransportPlans) -> dict[str, set[str]]:
     """For every weight that writes to a space, the spaces it reads from: none for a table that is looked up."""
-    found = {}
+    spaces_read = {}
     for name, _, _ in _written(root, anchor, plans):
         layout = anchor.layouts[name]
         atoms = [a for k in input_axes(layout) for segment in layout.axes[k] for a in segment.atoms if not a.free]
-        found[name] = {plans.architecture.root(a.space) for a in atoms}
-    return found
+        spaces_read[name] = {plans.architecture.root(a.space) for a in atoms}
+    return spaces_read
 
 
 def _written(root: str, anchor: BoundModel, plans: TransportPlans) -> Iterator[tuple[str, int, int]]:

@@ -164,8 +164,8 @@ class PairPlanner:
 
     def _weights(self, root: str, without: Sequence[str] = ()) -> list[UnitDistances]:
         """… of a space and those inside it, without what keeps its place."""
-        found = from_weights(root, self.source, self.anchor, self.plans, without=without)
-        return self._reduced(root, found)
+        distances = from_weights(root, self.source, self.anchor, self.plans, without=without)
+        return self._reduced(root, distances)
 
     def _reduced(self, root: str, evidence: Iterable[UnitDistances]) -> list[UnitDistances]:
         inside = self.fixed - {root}
@@ -175,24 +175,24 @@ class PairPlanner:
         self.plans.outer[RESIDUAL] = stream_plan(self.request.residual, evidence, self.request.solver)
 
     def _solve_units(self, evidence: dict[str, list[UnitDistances]]) -> None:
-        for root, found in evidence.items():
+        for root, distances in evidence.items():
             heads = self.request.heads if part_of(root) == "attention" else "matched"
-            solve_unit(root, found, self.plans, self.request.solver, "fixed" if root in self.fixed else heads)
+            solve_unit(root, distances, self.plans, self.request.solver, "fixed" if root in self.fixed else heads)
 
     def _look(self) -> dict[str, list[UnitDistances]]:
         """Run both models on the data: the evidence by root."""
         spaces = [s for s in self.plans.architecture.spaces if s not in self.fixed]
         roles = ("stream", "input", "output") if self.stream else ("input", "output")
-        found = cross_statistics(
+        statistics = cross_statistics(
             self.source.checkpoint, self.anchor.checkpoint, self.request.batches, spaces=spaces, roles=roles,
             device=self.request.device, progress=self.request.progress,
         )  # fmt: skip
-        self.examples = found.examples
+        self.examples = statistics.examples
         seen: dict[str, list[UnitDistances]] = {}
-        for name, site in found.sites.items():
+        for name, site in statistics.sites.items():
             root = self.plans.architecture.root(site.spaces[0])
             if self._is_wanted(site, root, bool(seen.get(RESIDUAL))):
-                evidence = from_activations(site, found.moments[name], self.source)
+                evidence = from_activations(site, statistics.moments[name], self.source)
                 seen.setdefault(root, []).append(evidence if root == RESIDUAL else evidence.normalised())
         return {root: self._reduced(root, evidence) for root, evidence in seen.items()}
 

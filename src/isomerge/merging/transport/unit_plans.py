@@ -75,11 +75,11 @@ def solve_unit(
     else:
         outer = _outer(evidence, root, counts, solver)
     plans.outer[root] = outer
-    found: dict[Pair, dict[str, Tensor]] = {
+    inner_plans: dict[Pair, dict[str, Tensor]] = {
         (a, b): solve_pair(blocks_of(evidence, root, a, b), solver)[0] for a, b in outer.nonzero().tolist()
     }
     for space in inner:
-        plans.inner[space] = {pair: solved[space] for pair, solved in found.items()}
+        plans.inner[space] = {pair: solved[space] for pair, solved in inner_plans.items()}
 
 
 def _outer(evidence: Sequence[UnitDistances], root: str, counts: tuple[int, int], solver: TransportSolver) -> Tensor:
@@ -87,7 +87,7 @@ def _outer(evidence: Sequence[UnitDistances], root: str, counts: tuple[int, int]
     score = torch.zeros(counts, dtype=torch.float64)
     for a, b in itertools.product(*map(range, counts)):
         score[a, b] = solve_pair(blocks_of(evidence, root, a, b), solver)[1]
-    energies = [torch.stack([_along(e, 0) for e in found]).sum(0) for found in _energies(evidence)]
+    energies = [torch.stack([_along(e, 0) for e in side]).sum(0) for side in _energies(evidence)]
     plan = solver.plan(score, energies[0], energies[1])
     return torch.where(plan > 1e-9 * plan.max(), plan, 0)
 
@@ -98,12 +98,12 @@ def _energies(evidence: Sequence[UnitDistances]) -> tuple[list[Tensor], list[Ten
 
 def blocks_of(evidence: Sequence[UnitDistances], root: str, a: int, b: int) -> list[PairCosts]:
     """The evidence about the insides of one pair of outer units; the outer space comes first on every axis."""
-    found = []
+    costs = []
     for e in evidence:
         n = len(e.spaces)
         assert e.spaces[0] == root, e.spaces
-        found.append(PairCosts(e.spaces[1:], e.cost.select(n, b).select(0, a), e.energy_a[a], e.energy_b[b]))
-    return found
+        costs.append(PairCosts(e.spaces[1:], e.cost.select(n, b).select(0, a), e.energy_a[a], e.energy_b[b]))
+    return costs
 
 
 def solve_pair(blocks: Sequence[PairCosts], solver: TransportSolver) -> tuple[dict[str, Tensor], float]:
@@ -132,8 +132,8 @@ def solve_pair(blocks: Sequence[PairCosts], solver: TransportSolver) -> tuple[di
 def _plan_of(space: str, blocks: Sequence[PairCosts], plans: Mapping[str, Tensor], solver: TransportSolver) -> Tensor:
     cost = sum((b.seen_by(space, plans) for b in blocks[1:]), blocks[0].seen_by(space, plans))
     energies = [
-        torch.stack([_along(e, b.spaces.index(space)) for b, e in zip(blocks, found, strict=True)]).sum(0)
-        for found in ([b.energy_a for b in blocks], [b.energy_b for b in blocks])
+        torch.stack([_along(e, b.spaces.index(space)) for b, e in zip(blocks, side, strict=True)]).sum(0)
+        for side in ([b.energy_a for b in blocks], [b.energy_b for b in blocks])
     ]
     return solver.plan(cost, energies[0], energies[1])
 
@@ -147,6 +147,6 @@ def _along(values: Tensor, axis: int) -> Tensor:
 def _flat(evidence: Sequence[UnitDistances], solver: TransportSolver) -> Tensor:
     """One plan over all units at once, as if no space lay inside another."""
     costs = [e.cost.reshape(e.energy_a.numel(), e.energy_b.numel()) for e in evidence]
-    energies = [[e.flatten() for e in found] for found in _energies(evidence)]
+    energies = [[e.flatten() for e in side] for side in _energies(evidence)]
     sums = [sum(parts[1:], parts[0]) for parts in (costs, *energies)]
     return solver.plan(sums[0], sums[1], sums[2])
