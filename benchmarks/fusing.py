@@ -83,27 +83,21 @@ def average(models: list[Path], batches: Batches, device: str) -> State:
 
 def reconstructed(count: int, **options: Any) -> Merge:
     def merge(models: list[Path], batches: Batches, device: str) -> State:
-        from isomerge.merging.reconstruct import reconstruct
-
-        return dict(reconstruct(models, batches(count), align=False, device=device, **options).state_dict())
+        return isomerge.merge(models, method="reconstruct", data=batches(count), device=device, **options).state_dict()
 
     return merge
 
 
 def regmean(count: int, **options: Any) -> Merge:
     def merge(models: list[Path], batches: Batches, device: str) -> State:
-        from isomerge.merging.statistics import merge_regmean
-
-        return dict(merge_regmean(models, batches(count), device=device, **options))
+        return isomerge.merge(models, method="regmean", data=batches(count), device=device, **options).state_dict()
 
     return merge
 
 
 def fisher(count: int, **options: Any) -> Merge:
     def merge(models: list[Path], batches: Batches, device: str) -> State:
-        from isomerge.merging.statistics import merge_fisher
-
-        return dict(merge_fisher(models, batches(count), device=device, **options))
+        return isomerge.merge(models, method="fisher", data=batches(count), device=device, **options).state_dict()
 
     return merge
 

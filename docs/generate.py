@@ -49,7 +49,7 @@ def _flag_row(flag: Any) -> tuple[str, str, str]:
 
 def _options_of_method(found: re.Match[str]) -> str:
     from isomerge.merging.methods.method import REQUIRED
-    from isomerge.merging.whole import EVERY
+    from isomerge.merging.data_methods import ALL_METHODS
 
     rows = [
         (
@@ -57,7 +57,7 @@ def _options_of_method(found: re.Match[str]) -> str:
             "required" if option.default is REQUIRED else "none" if option.default is None else _shown(option.default),
             option.help,
         )
-        for option in EVERY[found[1]].options
+        for option in ALL_METHODS[found[1]].options
     ]
     return TABLE.sub(lambda _: _table("option", "default", "meaning", rows), found[0], count=1)
 

@@ -98,12 +98,15 @@ def one(vision: Vision, pair: Pair, name: str) -> dict[str, float]:
 
 
 def carried(vision: Vision, pair: Pair) -> State:
-    from isomerge.merging.transport import transported
+    """The second model in the units of the first, alone."""
+    import isomerge
 
     anchor, source = matched(vision, pair, None)
     batches = vision.batches(vision.counts.transport)
-    found = transported(source, anchor, batches, only="ffn", device=vision.run.device)
-    return dict(found.state_dict())
+    found = isomerge.merge(
+        [anchor, source], method="ot_fusion", weights=[0, 1], data=batches, only="ffn", device=vision.run.device
+    )
+    return found.state_dict()
 
 
 def distance(state: State, other: State) -> float:

@@ -36,17 +36,23 @@ def simple(vision: Vision, models: list[Any], device: str | None = None) -> Stat
 
 
 def fisher(vision: Vision, models: list[Any], device: str | None = None, *, kept: bool = False) -> State:
-    from isomerge.merging.statistics import merge_fisher
-
-    data = measured(vision, models, "fisher") if kept else vision.batches(vision.counts.fisher)
-    return dict(merge_fisher(models, data, device=device or vision.run.device))
+    known = (
+        {"importance": measured(vision, models, "fisher")} if kept else {"data": vision.batches(vision.counts.fisher)}
+    )
+    return _merged(vision, models, device, method="fisher", **known)
 
 
 def regmean(vision: Vision, models: list[Any], device: str | None = None, *, kept: bool = False) -> State:
-    from isomerge.merging.statistics import merge_regmean
+    known = (
+        {"statistics": measured(vision, models, "gram")} if kept else {"data": vision.batches(vision.counts.regmean)}
+    )
+    return _merged(vision, models, device, method="regmean", **known)
 
-    data = measured(vision, models, "gram") if kept else vision.batches(vision.counts.regmean)
-    return dict(merge_regmean(models, data, device=device or vision.run.device))
+
+def _merged(vision: Vision, models: list[Any], device: str | None = None, **options: Any) -> State:
+    import isomerge
+
+    return isomerge.merge(models, device=device or vision.run.device, **options).state_dict()
 
 
 def measured(vision: Vision, models: list[Any], what: str) -> list[Statistics]:
@@ -65,20 +71,16 @@ def measured(vision: Vision, models: list[Any], what: str) -> list[Statistics]:
 
 
 def transport(vision: Vision, models: list[Any], device: str | None = None) -> State:
-    from isomerge.merging.transport import fuse
-
     batches = vision.batches(vision.counts.transport)
-    return dict(fuse(models, batches, device=device or vision.run.device, **TRANSPORT).state_dict())
+    return _merged(vision, models, device, method="ot_fusion", data=batches, **TRANSPORT)
 
 
 def reconstructed(align: bool, **options: Any) -> Merge:
     def merge(vision: Vision, models: list[Any]) -> State:
-        from isomerge.merging.reconstruct import reconstruct
-
         steps = {"refine": vision.counts.refine} if options.get("refine") else {}
         batches = vision.batches(vision.counts.reconstruct)
-        found = reconstruct(models, batches, align=align, device=vision.run.device, **{**options, **steps})
-        return dict(found.state_dict())
+        by_weights = {"evidence": "weights"} if align else False
+        return _merged(vision, models, method="reconstruct", data=batches, align=by_weights, **{**options, **steps})
 
     return merge
 

@@ -114,7 +114,7 @@ def moved(parent: Parent, anchor: Parent, matching: dict[str, Any]) -> tuple[Par
     """
     import isomerge
     from isomerge.calibration import Statistics
-    from isomerge.merging.statistics import moved_grams
+    from isomerge.merging.moved_grams import moved_grams
 
     assert parent.seen is not None
     alignment: Alignment = isomerge.align(  # type: ignore[assignment]

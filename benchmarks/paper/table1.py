@@ -212,14 +212,14 @@ def merge_and_judge(group: Group) -> dict[str, Any]:
 
 def merged(method: str, parents: Sequence[Parent], device: str) -> State:
     import isomerge
-    from isomerge.merging.statistics import merge_fisher, merge_regmean
 
     if method == "Simple":
         return isomerge.merge_state_dicts([parent.state for parent in parents])
     models, seen = [parent.checkpoint for parent in parents], [parent.seen for parent in parents]
     if method == "RegMean":
-        return dict(merge_regmean(models, seen, device=device))
-    return dict(merge_fisher(models, seen, device=device, normalize=method in BEYOND))
+        return isomerge.merge(models, method="regmean", statistics=seen, device=device).state_dict()
+    normalize = method in BEYOND
+    return isomerge.merge(models, method="fisher", importance=seen, normalize=normalize, device=device).state_dict()
 
 
 def judged(group: Group, state: State, parents: Sequence[Parent]) -> dict[str, dict[str, float]]:

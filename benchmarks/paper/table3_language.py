@@ -69,15 +69,13 @@ class LanguagePair:
 
     def merging(self, pair: tuple[int, int], method: str, device: str) -> Callable[[], Any]:
         import isomerge
-        from isomerge.merging.statistics import merge_fisher, merge_regmean
 
         models = [self._models[place] for place in pair]
         if method == "Simple":
             return lambda: isomerge.merge_state_dicts([{n: m.read(n) for n in m.tensors} for m in models])
         data = [self._inputs.passes(self.jobs[place].corpus, self.count) for place in pair]
-        if method == "Fisher":
-            return lambda: dict(merge_fisher(models, data, fisher="empirical", device=device))
-        return lambda: dict(merge_regmean(models, data, device=device))
+        options = {"method": method.lower(), "calibrate": {"fisher": "empirical"} if method == "Fisher" else None}
+        return lambda: isomerge.merge(models, data=data, device=device, **options).state_dict()
 
 
 def language_pairs(run: Run) -> dict[str, LanguagePair]:

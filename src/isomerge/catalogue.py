@@ -20,18 +20,18 @@ def catalogue(kind: str) -> list[dict[str, Any]]:
 
 
 def _methods() -> list[dict[str, Any]]:
-    from isomerge.merging.whole import EVERY, WHOLE
+    from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
 
     return [
         {
             "name": name,
             "base": method.base,
-            "data": "required" if name in WHOLE else "optional" if _measures(method) else "ignored",
+            "data": "required" if name in DATA_METHODS else "optional" if _measures(method) else "ignored",
             "options": [option.name for option in method.options],
             "summary": method.summary,
             "reference": method.reference,
         }
-        for name, method in sorted(EVERY.items())
+        for name, method in sorted(ALL_METHODS.items())
     ]
 
 

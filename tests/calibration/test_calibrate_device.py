@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+import isomerge
 from calibration.hooks import batches, data
 from isomerge.calibration import calibrate, cross_statistics
 from isomerge.choices import STATISTICS
-from isomerge.merging.statistics import merge_fisher, merge_regmean, repair
+from isomerge.merging.repair import repair
 from models import MODELS, model
 
 pytestmark = pytest.mark.cuda
@@ -32,12 +33,17 @@ def test_the_device_does_not_change_what_is_measured(name: str) -> None:
 def test_the_device_does_not_change_what_is_merged(align: bool) -> None:
     folders = [model("vit", seed) for seed in (0, 1)]
     files = [calibrate(f, batches(data(f, examples=30))) for f in folders]
-    expected, found = (dict(merge_regmean(folders, files, align=align, device=d)) for d in ("cpu", "cuda"))
+    expected, found = (
+        isomerge.merge(folders, method="regmean", statistics=files, align=align, device=d).state_dict()
+        for d in ("cpu", "cuda")
+    )
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
     if not align:  # information belongs to the weights as they were measured
         files = [calibrate(f, batches(data(f)), what={"fisher"}, only="vit|classifier", device="cuda") for f in folders]
-        expected, found = (dict(merge_fisher(folders, files, device=d)) for d in ("cpu", "cuda"))
+        expected, found = (
+            isomerge.merge(folders, method="fisher", importance=files, device=d).state_dict() for d in ("cpu", "cuda")
+        )
         for name, tensor in expected.items():
             torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
     given = batches(data(folders[0]))

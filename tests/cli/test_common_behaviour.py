@@ -131,10 +131,10 @@ def test_a_shell_completes_words_that_are_known() -> None:
 def test_words_for_a_shell_are_those_the_library_knows() -> None:
     from isomerge import choices
     from isomerge.checkpoint.dtypes import FLOATS
-    from isomerge.merging.whole import EVERY
+    from isomerge.merging.data_methods import ALL_METHODS
 
     assert {f"torch.{name}" for name in choices.DTYPES} == set(map(str, FLOATS.values()))
-    assert choices.methods() == {name: method.summary for name, method in sorted(EVERY.items())}
+    assert choices.methods() == {name: method.summary for name, method in sorted(ALL_METHODS.items())}
 
 
 def test_a_line_is_completed_without_anything_heavy() -> None:

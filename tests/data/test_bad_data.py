@@ -15,14 +15,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from isomerge import align
+from isomerge import align, merge
 from isomerge.calibration import calibrate, cross_statistics
-from isomerge.checkpoint import open_checkpoint
 from isomerge.connectivity import barrier
 from isomerge.data import open_data
 from isomerge.errors import IsomergeError, RequestError
 from isomerge.evaluation.evaluate import evaluate
-from isomerge.merging.reconstruct import reconstruct
 from models import bert, vit
 from samples import SENTENCES, write_digits
 
@@ -35,7 +33,7 @@ VERBS: dict[str, Verb] = {
     "fisher": lambda a, b, data: calibrate(b, open_data(data), what={"fisher"}, fisher="empirical"),
     "align": lambda a, b, data: align(b, a, data=data),
     "cross": lambda a, b, data: cross_statistics(b, a, open_data(data)),
-    "reconstruct": lambda a, b, data: reconstruct([a, b], open_data(data).passes(open_checkpoint(a))),
+    "reconstruct": lambda a, b, data: merge([a, b], method="reconstruct", data=data),
     "barrier": lambda a, b, data: barrier(a, b, data=data, points=3, align=False),
 }
 LABELLED = ("evaluate", "fisher", "barrier")

@@ -84,9 +84,9 @@ def run_example(words: list[str]) -> None:
 @functools.cache
 def verbs() -> dict[str, set[str]]:
     """The flags of every verb; a method's options are flags of `merge`, `plan` and their like."""
-    from isomerge.merging.whole import EVERY
+    from isomerge.merging.data_methods import ALL_METHODS
 
-    own = {option.name.replace("_", "-") for method in EVERY.values() for option in method.options}
+    own = {option.name.replace("_", "-") for method in ALL_METHODS.values() for option in method.options}
     options = {f"--{name}" for name in own} | {f"--no-{name}" for name in own} | {"--weights"}
     found: dict[str, set[str]] = {}
     group: Any = typer.main.get_command(app)

@@ -25,8 +25,8 @@ from docs import scratch_folder, shell
 from docs.blocks import Block, blocks_of, documents, name_of, prose_of, spans_of
 from isomerge.alignment.solvers.table import SOLVERS
 from isomerge.architectures import FAMILIES
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.methods import METHODS
-from isomerge.merging.whole import EVERY
 
 COMMANDS = ("console", "bash", "sh", "")
 PAGES = [page for page in documents() if blocks_of(page)]
@@ -104,7 +104,7 @@ def given(kind: str) -> dict[str, Any]:
 @pytest.fixture
 def registries() -> Iterator[None]:
     """What an example enters into a list of plug-ins leaves it again."""
-    kept = [(found, dict(found)) for found in (METHODS, EVERY, FAMILIES, SOLVERS)]
+    kept = [(found, dict(found)) for found in (METHODS, ALL_METHODS, FAMILIES, SOLVERS)]
     yield
     for found, before in kept:
         found.clear()

@@ -11,7 +11,6 @@ import isomerge
 from isomerge.adapters.extract import extract
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.merging.transport import fuse
 from models import model, noisy, tensors, variant
 
 TABLE = {"model.routing_table": torch.arange(7)}
@@ -46,7 +45,7 @@ def test_merged_it_is_copied_aligned_or_not(first: Path, second: Path, align: bo
 
 
 def test_fused_by_optimal_transport_it_is_the_anchors(first: Path, second: Path) -> None:
-    found = fuse([first, second], cost="weights").state_dict()["model.routing_table"]
+    found = isomerge.merge([first, second], method="ot_fusion").state_dict()["model.routing_table"]
     assert found.dtype == torch.int64 and torch.equal(found, TABLE["model.routing_table"])
 
 

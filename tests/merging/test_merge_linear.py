@@ -9,7 +9,6 @@ import torch
 
 import isomerge
 from isomerge.errors import IsomergeError, RequestError
-from isomerge.merging.reconstruct import reconstruct
 from models import difference, fingerprint, logits, mean, model, mostly_slow, noisy, tensors, variant
 from samples import batches
 
@@ -47,7 +46,10 @@ def test_three_models_meet_at_a_common_mean(family: str) -> None:
     assert found.keys() == moved[0].keys()
     for name, tensor in found.items():
         assert torch.allclose(tensor, sum(state[name] for state in moved) / 3, rtol=1e-12, atol=1e-14), name
-    with_data = reconstruct(models, batches(models[0]), ridge=1e12, align={"many": "universe"}).state_dict()
+    align = {"many": "universe", "evidence": "weights"}
+    with_data = isomerge.merge(
+        models, method="reconstruct", data=batches(models[0]), ridge=1e12, align=align
+    ).state_dict()
     assert all(torch.allclose(with_data[name], found[name], atol=1e-6) for name in found)
 
 

@@ -58,7 +58,7 @@ def test_mixing_layers_is_matching_only_those(models: Path, data: Path, tmp_path
 
 
 # --- the scripts ------------------------------------------------------------------------------------------------------
-@pytest.mark.filterwarnings("ignore::isomerge.merging.statistics.StatisticsWarning")
+@pytest.mark.filterwarnings("ignore::isomerge.merging.regression.StatisticsWarning")
 def test_table1_from_end_to_end_and_again_from_its_cells(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +81,7 @@ def test_table1_from_end_to_end_and_again_from_its_cells(
     assert json.loads((tmp_path / "out" / "table1.json").read_text())["tables"] == record["tables"]
 
 
-@pytest.mark.filterwarnings("ignore::isomerge.merging.statistics.StatisticsWarning")
+@pytest.mark.filterwarnings("ignore::isomerge.merging.regression.StatisticsWarning")
 def test_a_base_that_takes_long_has_fewer_seeds(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +213,7 @@ def test_cells_side_by_side_are_those_of_one_after_another(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::isomerge.merging.statistics.StatisticsWarning")
+@pytest.mark.filterwarnings("ignore::isomerge.merging.regression.StatisticsWarning")
 @pytest.mark.parametrize("script", [table1, figure4])
 def test_with_finished_a_table_has_gaps_where_nothing_was_computed(
     script: Any, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

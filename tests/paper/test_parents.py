@@ -75,7 +75,7 @@ def test_a_model_that_is_trained_anew_is_measured_anew(models: Path, data: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::isomerge.merging.statistics.StatisticsWarning")
+@pytest.mark.filterwarnings("ignore::isomerge.merging.regression.StatisticsWarning")
 def test_what_was_measured_goes_when_all_of_a_base_is_judged(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from isomerge.merging.merged import Merged
 from torch import Tensor
 
+import isomerge
 import models as tiny
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
@@ -59,3 +61,10 @@ def moved(folder: Path, seed: int) -> Path:
     """The same function with other weights: a random element of every symmetry."""
     move = scrambled(describe(open_checkpoint(folder)), seed)
     return tiny.variant(folder, dict(move.produce(move.plan(None), lambda *_: None)), f"moved-{seed}")
+
+
+def reconstruct(models: Sequence[Any], batches: Any, *, align: Any = True, **options: Any) -> Merged:
+    """The public call on batches; with `align` the weights decide. Copies of a model are models of their own."""
+    align = {"evidence": "weights"} if align is True else align
+    opened = [open_checkpoint(model) for model in models]
+    return isomerge.merge(opened, **{"method": "reconstruct", **options}, data=batches, align=align)

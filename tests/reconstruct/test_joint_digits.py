@@ -10,9 +10,8 @@ from torch import Tensor
 
 from commands import said
 from isomerge.demonstration.digits import Digits, accuracy, load_digits, new_model, train
-from isomerge.merging.reconstruct import reconstruct
 from models import image_pair as pair
-from reconstruct.calibration import distance
+from reconstruct.calibration import distance, reconstruct
 from samples import digits as folder_of_digits
 
 

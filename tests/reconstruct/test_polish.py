@@ -7,10 +7,10 @@ import torch
 import transformers
 
 import models as tiny
-from isomerge.merging.reconstruct import polish, reconstruct
-from isomerge.merging.reconstruct.blocks import BlockCache, Stacks
-from isomerge.merging.reconstruct.running import Examples, Runner
-from reconstruct.calibration import again, data, load
+from isomerge.merging.layerwise import gradient_steps
+from isomerge.merging.layerwise.blocks import BlockCache, BlockStacks
+from isomerge.merging.layerwise.running import CalibrationData, ModelRunner
+from reconstruct.calibration import again, data, load, reconstruct
 
 TEXT = {**tiny.TEXT, "hidden_size": 12}
 TASKS = {
@@ -62,22 +62,22 @@ def test_the_loss_is_the_distance_to_the_mean_of_the_parents(task: str, monkeypa
     batches = [{"input_ids": b["input_ids"], "attention_mask": torch.ones_like(b["input_ids"])}
                for b in data(folders[0], 2, size=8)]  # fmt: skip
     merged = reconstruct(folders, again(batches), align=False, polish=3)
-    models = [load(folders[0], merged.tensors), *(load(f) for f in folders)]
+    models = [load(folders[0], merged.state_dict()), *(load(f) for f in folders)]
     with torch.no_grad():
         losses = [by_hand(task, [model(**batch) for model in models]) for batch in batches]
     assert merged.report()["polished"]["loss_after"] == pytest.approx(float(sum(losses) / 2), rel=1e-6)
 
 
-def runner(model, who: int) -> Runner:
-    return Runner(model.requires_grad_(False), f"model {who}", who, BlockCache(Stacks(), 0))
+def runner(model, who: int) -> ModelRunner:
+    return ModelRunner(model.requires_grad_(False), f"model {who}", who, BlockCache(BlockStacks(), 0))
 
 
 def polished(folders, batches, steps: int = 6):
     models = [load(folder) for folder in folders]
     merged = load(folders[0])
-    examples = Examples(again(batches), None, "cpu", 0)
+    examples = CalibrationData(again(batches), "cpu", 0)
     list(examples)
-    told = polish.polish(
+    told = gradient_steps.polish(
         runner(merged, 0), [runner(m, 1 + k) for k, m in enumerate(models)], [0.5, 0.5], examples, steps, lambda n: None
     )
     return merged, models, told
@@ -94,7 +94,7 @@ def test_no_gradients_are_left_behind_and_the_parents_are_not_touched() -> None:
 
 
 def test_the_old_weights_come_back_where_steps_do_not_help(monkeypatch) -> None:
-    monkeypatch.setattr(polish, "RATE", 1e4)
+    monkeypatch.setattr(gradient_steps, "POLISH_RATE", 1e4)
     folders = [tiny.model("vit", seed) for seed in range(2)]
     merged, _, told = polished(folders, data(folders[0], 1))
     assert told["loss_after"] == told["loss_before"]
@@ -104,8 +104,7 @@ def test_the_old_weights_come_back_where_steps_do_not_help(monkeypatch) -> None:
 
 def test_few_steps_are_spread_over_all_batches() -> None:
     """Two steps on six batches see the first and the fourth."""
-    from isomerge.merging.reconstruct.descent import spread
-
+    spread = gradient_steps.spread
     steps = spread("abcdef", 6, 2)
     assert [next(steps) for _ in range(3)] == ["a", "d", "a"]
     steps = spread("abc", 3, 7)
@@ -120,5 +119,7 @@ def test_dropout_stays_off() -> None:
     torch.manual_seed(0)
     models = [transformers.ViTForImageClassification(config) for _ in range(2)]
     batches = [{"pixel_values": torch.randn(8, 3, 8, 8)}]
-    first, second = (reconstruct(models, again(batches), align=False, refine=3, polish=3).tensors for _ in range(2))
+    first, second = (
+        reconstruct(models, again(batches), align=False, refine=3, polish=3).state_dict() for _ in range(2)
+    )
     assert all(tiny.same_bytes(first[name], second[name]) for name in first)

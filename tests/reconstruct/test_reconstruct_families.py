@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import models as tiny
-from isomerge.merging.reconstruct import reconstruct
 from models import mostly_slow
-from reconstruct.calibration import again, data, distance, features, load
+from reconstruct.calibration import again, data, distance, features, load, reconstruct
 
 
 @pytest.mark.parametrize("name", mostly_slow(tiny.MODELS, "vit", "llama"))
@@ -70,7 +69,7 @@ def test_three_models_are_merged_nearer_to_their_mean() -> None:
 def test_half_precision_models_are_solved_in_float32_and_saved_as_they_came(tmp_path) -> None:
     models = [tiny.model("llama", seed, dtype=torch.bfloat16) for seed in range(2)]
     merged = reconstruct(models, again(data(models[0], 2)))
-    assert {t.dtype for t in merged.tensors.values()} == {torch.float32}
+    assert {t.dtype for t in merged.state_dict().values()} == {torch.float32}
     merged.save(tmp_path / "out")
     saved = tiny.tensors(tmp_path / "out")
     assert {n: t.dtype for n, t in saved.items()} == {n: t.dtype for n, t in tiny.tensors(models[0]).items()}
@@ -90,7 +89,7 @@ def test_an_architecture_without_a_specification_is_solved_too(kind: str, monkey
     goal = (features(load(first), unseen) + features(load(second), unseen)) / 2
     average = reconstruct([first, second], again(data(first, 1, size=2)), align=False, ridge=1e12)
     solved = reconstruct([first, second], again(data(first)), align=False)
-    errors = [distance(goal, features(load(first, m.tensors), unseen)) for m in (average, solved)]
+    errors = [distance(goal, features(load(first, m.state_dict()), unseen)) for m in (average, solved)]
     assert errors[1] < 0.8 * errors[0]
     report = solved.report()
     assert any("no specification says who writes" in note for note in report["notes"])

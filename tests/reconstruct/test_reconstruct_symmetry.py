@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 import models as tiny
-from isomerge.merging.reconstruct import reconstruct
 from models import mostly_slow
-from reconstruct.calibration import again, data, distance, features, load, moved
+from reconstruct.calibration import again, data, distance, features, load, moved, reconstruct
 
 
 def merged_features(folders, batches, unseen, **options):
     merged = reconstruct(folders, again(batches), **options)
-    return features(load(folders[0], merged.tensors, **merged.config_changes), unseen)
+    return features(load(folders[0], merged.state_dict(), **merged.config_changes), unseen)
 
 
 @pytest.mark.parametrize("name", mostly_slow(["vit", "bert", "mixtral"], "vit"))
@@ -49,4 +48,4 @@ def test_a_tied_output_table_is_solved_whether_the_alignment_had_to_separate_it_
     for align, note in ((True, "tied and are now separate"), (False, "tied to the input table, so it is not solved")):
         merged = reconstruct([first, second], again(data(first, 1)), align=align)
         assert any(note in said for said in merged.report()["notes"])
-        assert ("lm_head.weight" in merged.tensors) == align
+        assert ("lm_head.weight" in merged.state_dict()) == align

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import models as tiny
-from isomerge.merging.reconstruct import reconstruct
-from reconstruct.calibration import again, data, features, load
+from reconstruct.calibration import again, data, features, load, reconstruct
 
 RIDGE, FLOOR = 1e-2, 1e-6
 

@@ -8,8 +8,7 @@ import torch
 
 import models as tiny
 from isomerge.errors import RequestError
-from isomerge.merging.reconstruct import reconstruct
-from reconstruct.calibration import again, data, load
+from reconstruct.calibration import again, data, load, reconstruct
 from reconstruct.test_reconstruct_truth import seen
 
 
@@ -19,7 +18,7 @@ def test_every_weight_is_the_gram_weighted_mean_on_the_merged_models_inputs() ->
     own[1] = [{"pixel_values": 2 * b["pixel_values"] + 1} for b in own[1]]  # other data than the first model's
     weights = (0.25, 0.75)
     merged = reconstruct(
-        folders, [again(o) for o in own], weights=weights, align=False, method="regmean++", floor=0, off_diagonal=0.8
+        folders, [again(o) for o in own], weights=weights, align=False, method="regmean++", floor=0, alpha=0.8
     )
     m, parents = merged.load_into(load(folders[0])), [load(f) for f in folders]
     for name, module in m.named_modules():
@@ -41,7 +40,7 @@ def test_every_weight_is_the_gram_weighted_mean_on_the_merged_models_inputs() ->
 def test_on_one_set_of_data_for_all_it_is_the_average(name: str) -> None:
     folders = [tiny.model(name, seed) for seed in range(2)]
     batches = again(data(folders[0], 2))
-    merged = reconstruct(folders, [batches, batches], align=False, method="regmean++").tensors
+    merged = reconstruct(folders, [batches, batches], align=False, method="regmean++").state_dict()
     first, second = (tiny.tensors(folder) for folder in folders)
     for tensor in first:
         torch.testing.assert_close(merged[tensor], (first[tensor] + second[tensor]) / 2, rtol=0, atol=1e-9)
@@ -49,5 +48,5 @@ def test_on_one_set_of_data_for_all_it_is_the_average(name: str) -> None:
 
 def test_data_for_each_model_is_asked_for() -> None:
     folders = [tiny.model("vit", seed) for seed in range(2)]
-    with pytest.raises(RequestError, match="needs the data of each model"):
+    with pytest.raises(RequestError, match="each model's own data"):
         reconstruct(folders, again(data(folders[0], 1)), method="regmean++")

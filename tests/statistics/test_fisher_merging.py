@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import isomerge
 from calibration.hooks import batches, data
@@ -13,8 +15,11 @@ from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import RequestError
 from isomerge.merging.aligned import align_models
-from isomerge.merging.statistics import merge_fisher
 from models import model, tensors
+
+
+def merged(models: list[Path], **options: Any) -> dict[str, Tensor]:
+    return isomerge.merge(models, method="fisher", **options).state_dict()
 
 
 def weighted(models: list[Path], informations: list[dict], weight: list[float], floor: float) -> dict:
@@ -35,12 +40,12 @@ def test_data_and_files_give_the_importance_weighted_mean(kind: str, tmp_path: P
     inputs = [batches(data(f, seed, 5, labels=True)) for seed, f in enumerate(models)]
     found = [calibrate(f, b, what={"fisher"}, fisher=kind) for f, b in zip(models, inputs, strict=True)]
     expected = weighted(models, [f.fisher for f in found], [1.0, 3.0], 1e-3)
-    from_data = dict(merge_fisher(models, inputs, fisher=kind, weight=[1, 3], floor=1e-3))
+    from_data = merged(models, data=inputs, calibrate={"fisher": kind}, weights=[1, 3], floor=1e-3)
     files = [str(f.save(tmp_path / f"{k}.safetensors")) for k, f in enumerate(found)]
-    from_files = dict(merge_fisher(models, files, weight=[1, 3], floor=1e-3))
-    called = isomerge.merge(models, method="fisher", importance=files, weight=[1.0, 3.0], floor=1e-3).state_dict()
+    from_files = merged(models, importance=files, weight=[1.0, 3.0], floor=1e-3)
+    from_objects = merged(models, importance=found, weight=[1, 3], floor=1e-3)
     for name, tensor in expected.items():
-        for made in (from_data, from_files, called):
+        for made in (from_data, from_files, from_objects):
             torch.testing.assert_close(made[name], tensor, rtol=1e-9, atol=1e-12, msg=name)
 
 
@@ -51,14 +56,14 @@ def test_normalized_information_counts_alike_however_much_a_model_has(tmp_path: 
     expected = weighted(models, parts, [1.0, 3.0], 1e-3)
     little = Statistics.of({n: 1e-12 * t for n, t in found[0].fisher.items()}, found[0].info)
     options = {"weight": [1.0, 3.0], "floor": 1e-3}
-    merged = dict(merge_fisher(models, found, normalize=True, **options))
-    as_little = dict(merge_fisher(models, [little, found[1]], normalize=True, **options))
+    alike = merged(models, importance=found, normalize=True, **options)
+    as_little = merged(models, importance=[little, found[1]], normalize=True, **options)
     files = [str(f.save(tmp_path / f"{k}.safetensors")) for k, f in enumerate((little, found[1]))]
-    called = isomerge.merge(models, method="fisher", importance=files, normalize=True, **options).state_dict()
+    called = merged(models, importance=files, normalize=True, **options)
     for name, tensor in expected.items():
-        for made in (merged, as_little, called):
+        for made in (alike, as_little, called):
             torch.testing.assert_close(made[name], tensor, rtol=1e-9, atol=1e-12, msg=name)
-    plain = dict(merge_fisher(models, [little, found[1]], weight=[1, 3], floor=0))
+    plain = merged(models, importance=[little, found[1]], weight=[1, 3], floor=0)
     name = "vit.encoder.layer.1.output.dense.weight"
     torch.testing.assert_close(plain[name], tensors(models[1])[name], rtol=1e-6, atol=1e-6)  # the other alone
 
@@ -69,49 +74,47 @@ def test_a_model_without_any_information_of_a_tensor_counts_by_the_floor() -> No
     none = Statistics.of({n: torch.zeros_like(t) for n, t in found[0].fisher.items()}, found[0].info)
     little = Statistics.of({n: 1e-38 * t for n, t in found[0].fisher.items()}, found[0].info)
     for one, other in ((little, found[1]), (none, found[1]), (none, none)):
-        merged = dict(merge_fisher(models, [one, other], normalize=True))
-        assert all(bool(tensor.isfinite().all()) for tensor in merged.values())
+        result = merged(models, importance=[one, other], normalize=True)
+        assert all(bool(tensor.isfinite().all()) for tensor in result.values())
     name = "vit.encoder.layer.1.output.dense.weight"
     mean = sum(tensors(m)[name] for m in models) / 2
-    torch.testing.assert_close(merged[name], mean)
+    torch.testing.assert_close(result[name], mean)
 
 
 def test_a_weight_that_nothing_touched_is_averaged() -> None:
     models = [model("bert", 0), model("bert", 1)]
     batch = data(models[0], examples=2)
-    merged = dict(merge_fisher(models, batches(batch)))
+    result = merged(models, data=batches(batch))
     unused = sorted(set(range(29)) - set(batch["input_ids"].flatten().tolist()) - {0})[0]
     name = "bert.embeddings.word_embeddings.weight"
     a, b = (tensors(m)[name][unused] for m in models)
-    torch.testing.assert_close(merged[name][unused], (a + b) / 2)
+    torch.testing.assert_close(result[name][unused], (a + b) / 2)
 
 
 def test_information_does_not_move_so_files_are_refused_and_data_are_measured_after_aligning(tmp_path: Path) -> None:
     models = [model("vit", 0), model("vit", 1)]
     given = batches(data(models[0], examples=2))
     files = [str(calibrate(m, given, what={"fisher"}).save(tmp_path / f"{m.name}.safetensors")) for m in models]
-    with pytest.raises(RequestError, match="a rotation mixes weights. Pass the data"):
-        dict(merge_fisher(models, files, align=True))
-    with pytest.raises(RequestError, match="measure again"):
-        isomerge.merge(models, method="fisher", importance=files, align=True)
+    with pytest.raises(RequestError, match="a rotation mixes weights.*measure again"):
+        merged(models, importance=files, align=True)
     opened = [open_checkpoint(m) for m in models]
     aligned = align_models(opened, opened[0])
     assert aligned is not None
     moved = aligned.as_checkpoint(opened[1])
     informations = [calibrate(m, given, what={"fisher"}).fisher for m in (models[0], moved)]
-    merged = dict(merge_fisher(models, given, align=True))
+    result = merged(models, data=given, align={"evidence": "weights"})
     name = "vit.encoder.layer.1.output.dense.weight"
     counts = torch.stack([f[name] + 1e-6 * torch.stack([g[name] for g in informations]).mean() for f in informations])
     stacked = torch.stack([tensors(models[0])[name], moved.read(name)])
-    torch.testing.assert_close(merged[name], (counts * stacked).sum(0) / counts.sum(0), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(result[name], (counts * stacked).sum(0) / counts.sum(0), rtol=1e-6, atol=1e-9)
 
 
 def test_information_that_is_wrong_is_refused(tmp_path: Path) -> None:
     models = [model("vit", 0), model("vit", 1)]
     other = calibrate(model("bert", 0), batches(data(model("bert", 0), examples=1)), what={"fisher"})
-    with pytest.raises(RequestError, match="has nothing for"):
-        dict(merge_fisher(models, [other, other]))
-    with pytest.raises(RequestError, match="holds fisher and not|has no|not 'fisher'"):
-        dict(merge_fisher(models, calibrate(models[0], batches(data(models[0])))))
+    grams = calibrate(models[0], batches(data(models[0])))
+    for wrong in (other, grams):
+        with pytest.raises(RequestError, match="has to hold every tensor"):
+            merged(models, importance=[wrong, wrong])
     with pytest.raises(RequestError, match="weighs by importances"):
-        isomerge.merge(models, method="fisher").state_dict()
+        merged(models)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +20,17 @@ from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
 from isomerge.merging.aligned import align_models
-from isomerge.merging.statistics import StatisticsWarning, merge_regmean, moved_grams
-from isomerge.merging.statistics.warning import told_together, too_little
+from isomerge.merging.moved_grams import moved_grams
+from isomerge.merging.regression import StatisticsWarning, one_shortage_warning, regression_mean, shortage_warning
 from isomerge.symmetry.moved import scrambled
 from models import MODELS, difference, logits, model, noisy, tensors, variant
 from precision import float64_throughout
 
 MANY = 30  # examples: more rows than any layer has inputs
+
+
+def regmean(folders: list[Path], **options: Any) -> dict[str, Tensor]:
+    return isomerge.merge(folders, method="regmean", **options).state_dict()
 
 
 def seen(folder: Path, batch: Batch) -> dict[str, np.ndarray]:
@@ -42,7 +47,7 @@ def seen(folder: Path, batch: Batch) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", ["vit", "bert", "gpt2", "llama"])
 def test_plain_regression_is_least_squares_on_the_stacked_activations(name: str) -> None:
     folders, inputs = [model(name, 0), model(name, 1)], [data(model(name), seed, MANY) for seed in (0, 1)]
-    merged = dict(merge_regmean(folders, [batches(b, 10, 20) for b in inputs], alpha=1.0))
+    merged = regmean(folders, data=[batches(b, 10, 20) for b in inputs], alpha=1.0)
     first, second = (seen(f, b) for f, b in zip(folders, inputs, strict=True))
     stored = [tensors(f) for f in folders]
     checked = 0
@@ -67,7 +72,7 @@ def test_statistics_kept_in_float32_give_the_same_weights_up_to_their_digits() -
     folders = [model("bert", 0), model("bert", 1)]
     measured = [calibrate(f, batches(data(f, 0, MANY), 10, 20), what={"gram"}) for f in folders]
     light = [Statistics.of({n: m.stored.read(n).float() for n in m.stored.tensors}, m.info) for m in measured]
-    exact, found = (dict(merge_regmean(folders, given)) for given in (measured, light))
+    exact, found = (regmean(folders, statistics=given) for given in (measured, light))
     for name, tensor in exact.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6)
 
@@ -75,7 +80,7 @@ def test_statistics_kept_in_float32_give_the_same_weights_up_to_their_digits() -
 @pytest.mark.parametrize("name", ["vit", "gpt2"])
 def test_an_augmented_bias_is_least_squares_with_a_column_of_ones(name: str) -> None:
     folders, inputs = [model(name, 0), model(name, 1)], [data(model(name), seed, MANY) for seed in (0, 1)]
-    merged = dict(merge_regmean(folders, [batches(b) for b in inputs], alpha=1.0, bias="augment"))
+    merged = regmean(folders, data=[batches(b) for b in inputs], alpha=1.0, solve_biases=True)
     first, second = (seen(f, b) for f, b in zip(folders, inputs, strict=True))
     stored = [tensors(f) for f in folders]
     assert set(merged) == set(stored[0])
@@ -94,7 +99,7 @@ def test_an_augmented_bias_is_least_squares_with_a_column_of_ones(name: str) -> 
 def test_off_diagonal_entries_count_by_alpha_and_models_by_their_weights() -> None:
     folders, inputs = [model("bert", 0), model("bert", 1)], [data(model("bert"), seed, MANY) for seed in (0, 1)]
     weight = "bert.encoder.layer.0.output.dense.weight"
-    merged = dict(merge_regmean(folders, [batches(b) for b in inputs], alpha=0.9, weight=[2.0, 0.5]))
+    merged = regmean(folders, data=[batches(b) for b in inputs], alpha=0.9, weight=[2.0, 0.5])
     left, right = np.zeros((7, 7)), np.zeros((7, 12))
     for folder, batch, share in zip(folders, inputs, (2.0, 0.5), strict=True):
         x = seen(folder, batch)[weight]
@@ -108,10 +113,11 @@ def statistics(folder: Path, path: Path, seed: int) -> str:
     return str(calibrate(folder, batches(data(folder, seed, MANY))).save(path))
 
 
-def test_a_recipe_with_files_gives_what_the_function_gives(tmp_path: Path) -> None:
+def test_a_recipe_with_files_gives_what_statistics_in_memory_give(tmp_path: Path) -> None:
     folders = [model("vit", 0), model("vit", 1)]
     files = [statistics(f, tmp_path / f"{k}.safetensors", k) for k, f in enumerate(folders)]
-    expected = dict(merge_regmean(folders, files))
+    measured = [calibrate(f, batches(data(f, k, MANY))) for k, f in enumerate(folders)]
+    expected = regmean(folders, statistics=measured)
     recipe = {
         "merge_method": "regmean",
         "models": [{"model": str(f), "parameters": {"statistics": s}} for f, s in zip(folders, files, strict=True)],
@@ -123,7 +129,7 @@ def test_a_recipe_with_files_gives_what_the_function_gives(tmp_path: Path) -> No
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-14, msg=name)
     assert files[0] in (tmp_path / "out" / "isomerge.lock.json").read_text()
-    called = isomerge.merge(folders, method="regmean", statistics=files).state_dict()
+    called = regmean(folders, statistics=files)
     torch.testing.assert_close(called["classifier.weight"], expected["classifier.weight"])
 
 
@@ -191,14 +197,14 @@ def test_how_a_model_is_scrambled_does_not_change_the_merged_function(name: str,
     assert difference(one, other) < 1e-6
 
 
-def test_with_data_the_aligned_models_are_measured_and_with_files_they_move_to_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("biases", [False, True])
+def test_with_data_the_aligned_models_are_measured_and_with_files_they_move_to_the_same(biases: bool) -> None:
     folders = [model("vit", 0), model("vit", 1)]
     inputs = [batches(data(f, seed, MANY)) for seed, f in enumerate(folders)]
     with float64_throughout():
-        measured = dict(merge_regmean(folders, inputs, align=True))
-        moved = dict(
-            merge_regmean(folders, [calibrate(f, b) for f, b in zip(folders, inputs, strict=True)], align=True)
-        )
+        measured = regmean(folders, data=inputs, align={"evidence": "weights"}, solve_biases=biases)
+        statistics = [calibrate(f, b) for f, b in zip(folders, inputs, strict=True)]
+        moved = regmean(folders, statistics=statistics, align=True, solve_biases=biases)
     assert set(measured) == set(moved) == set(tensors(folders[0]))
     for name, tensor in measured.items():
         torch.testing.assert_close(tensor, moved[name], rtol=1e-8, atol=1e-9, msg=name)
@@ -207,25 +213,25 @@ def test_with_data_the_aligned_models_are_measured_and_with_files_they_move_to_t
 def test_too_few_samples_are_told_once_with_what_is_needed_and_what_was_done() -> None:
     folders = [model("vit", 0), model("vit", 1)]
     few = batches(data(folders[0], examples=1))
-    for bias in ("average", "augment"):
+    for biases in (False, True):
         said = (
             r"too little about \d+ linear maps, such as '\S+' with 8 samples for 4. inputs\. .*at least 4. are "
             r"needed.* as many are better\. The Gram matrix is singular for \d+ linear maps; there a ridge of"
         )
         with pytest.warns(StatisticsWarning, match=said) as told:
-            merged = dict(merge_regmean(folders, few, alpha=1.0, bias=bias))
+            merged = regmean(folders, data=few, alpha=1.0, solve_biases=biases)
         assert len(told) == 1
         assert all(tensor.isfinite().all() for tensor in merged.values())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        dict(merge_regmean(folders, batches(data(folders[0], examples=MANY)), alpha=1.0, limit=MANY))
+        regmean(folders, data={"path": batches(data(folders[0], examples=MANY)), "limit": MANY}, alpha=1.0)
 
 
 def test_warnings_of_all_threads_become_one_and_others_pass() -> None:
     def work(number: int) -> None:
-        warnings.warn(too_little(f"layer.{number}", 5 + number, 64, 0.25 / (1 + number), 0.9), stacklevel=2)
+        warnings.warn(shortage_warning(f"layer.{number}", 5 + number, 64, 0.25 / (1 + number), 0.9), stacklevel=2)
 
-    with pytest.warns() as told, told_together():
+    with pytest.warns() as told, one_shortage_warning():
         threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
@@ -243,8 +249,6 @@ def test_warnings_of_all_threads_become_one_and_others_pass() -> None:
 
 
 def test_where_the_data_say_nothing_the_mean_decides() -> None:
-    from isomerge.merging.statistics.regression import regression_mean
-
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
     grams = []
@@ -273,20 +277,21 @@ def test_what_cannot_be_merged_by_regression_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"part\.safetensors has no Gram matrix"):
         isomerge.merge(folders, method="regmean", statistics=[file, str(part)])
     with pytest.raises(RequestError, match="regmean needs Gram matrices"):
-        isomerge.merge(folders, method="regmean").state_dict()
-    with pytest.raises(RequestError, match="alpha is 1.5"):
-        isomerge.merge(folders, method="regmean", statistics=[file, file], alpha=1.5).state_dict()
-    with pytest.raises(RequestError, match="2 data for 3 models|3 data for 2 models|1 data for 2 models"):
-        dict(merge_regmean(folders, [file]))
+        regmean(folders)
+    with pytest.raises(RequestError, match="'alpha' is a share between 0 and 1, and is 1.5"):
+        regmean(folders, statistics=[file, file], alpha=1.5)
+    with pytest.raises(RequestError, match="1 values for 2 models"):
+        regmean(folders, statistics=[file])
+    units = calibrate(folders[0], batches(data(folders[0])), what={"units"})
     with pytest.raises(RequestError, match="holds units and not 'gram'"):
-        dict(merge_regmean(folders, calibrate(folders[0], batches(data(folders[0])), what={"units"})))
+        regmean(folders, statistics=[units, units])
     wider = calibrate(model("vit", intermediate_size=9), batches(data(folders[0])))
     with pytest.raises(RequestError, match=r"7 inputs and the Gram matrices \[9, 9\]"):
-        dict(merge_regmean(folders, wider))
+        regmean(folders, statistics=[wider, wider])
     broken = calibrate(folders[0], batches(data(folders[0])))
     spoilt = {n: broken.stored.read(n) * torch.nan for n in broken.stored.tensors}
     with pytest.raises(RequestError, match="is not finite"):
-        dict(merge_regmean(folders, Statistics.of(spoilt, broken.info)))
+        regmean(folders, statistics=[Statistics.of(spoilt, broken.info)] * 2)
 
 
 def test_gains_of_nearly_zero_cannot_be_undone_and_that_is_said() -> None:
@@ -296,7 +301,7 @@ def test_gains_of_nearly_zero_cannot_be_undone_and_that_is_said() -> None:
     changed = variant(folder, {"vit.encoder.layer.0.layernorm_before.weight": gain}, "no-gain")
     files = [calibrate(f, batches(data(f))) for f in (model("vit", 0), changed)]
     with pytest.raises(RequestError, match="are nearly zero"):
-        dict(merge_regmean([model("vit", 0), changed], files, align=True))
+        regmean([model("vit", 0), changed], statistics=files, align=True)
 
 
 def test_a_model_in_memory_is_measured_like_its_folder() -> None:

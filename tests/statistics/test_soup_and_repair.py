@@ -12,7 +12,8 @@ from calibration.hooks import batches, data, stock
 from isomerge.calibration import calibrate
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
-from isomerge.merging.statistics import greedy_soup, repair
+from isomerge.merging.data_methods.greedy_soup import choose_soup
+from isomerge.merging.repair import repair
 from models import mean, model, read_config, tensors
 
 
@@ -24,7 +25,7 @@ def test_a_greedy_soup_is_what_trying_one_after_the_other_gives() -> None:
     def score(state: dict) -> float:
         return -float(np.linalg.norm(state["w"].numpy() - target))
 
-    soup = greedy_soup(states, score)
+    soup = choose_soup(states, score)
     order = sorted(range(6), key=lambda k: -score(states[k]))
     chosen, best = [order[0]], score(states[order[0]])
     for k in order[1:]:
@@ -41,18 +42,18 @@ def test_a_greedy_soup_is_what_trying_one_after_the_other_gives() -> None:
 def test_rounding_leaves_no_model_out(fall: float, stay: list[int]) -> None:
     """The mean of equal models differs from them in the last bits, and so does its score."""
     scores = iter([97.0, 97.0, 97.0, 97.0 * (1 - fall), 97.0 * (1 - 2 * fall)])
-    assert greedy_soup([{"w": torch.ones(2)}] * 3, lambda state: next(scores)).chosen == stay
+    assert choose_soup([{"w": torch.ones(2)}] * 3, lambda state: next(scores)).chosen == stay
 
 
 def test_a_perfect_score_is_not_beaten_by_another() -> None:
-    assert greedy_soup([{"w": torch.ones(2)}] * 2, lambda state: math.inf).chosen == [0, 1]
+    assert choose_soup([{"w": torch.ones(2)}] * 2, lambda state: math.inf).chosen == [0, 1]
 
 
 def test_soups_of_nothing_and_scores_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(RequestError, match="there is no model"):
-        greedy_soup([], lambda state: 0.0)
+        choose_soup([], lambda state: 0.0)
     with pytest.raises(RequestError, match="model 1 is not a number"):
-        greedy_soup([{"w": torch.zeros(1)}], lambda state: math.nan)
+        choose_soup([{"w": torch.zeros(1)}], lambda state: math.nan)
 
 
 def units(folder_or_state, config_of, batch, layer: str) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from isomerge.merging.merged import Merged
 from torch import Tensor
 
+import isomerge
 import models as tiny
 import samples as inputs
 from isomerge.alignment.levels import Scope
@@ -73,3 +75,15 @@ def squared_distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def largest_difference(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
     assert found.keys() == truth.keys(), set(found) ^ set(truth)
     return max(float((found[n].double() - t.double()).abs().max()) for n, t in truth.items())
+
+
+def fuse(models: Sequence[Any], data: Any = None, **options: Any) -> Merged:
+    """The public call; `align=True` is a rotation by the weights."""
+    if options.get("align") is True:
+        options["align"] = {"level": "rotation"}
+    return isomerge.merge(models, method="ot_fusion", data=data, **options)
+
+
+def carried(source: Any, anchor: Any, data: Any = None, **options: Any) -> Merged:
+    """The source alone, in the units of the anchor."""
+    return fuse([anchor, source], data, weights=[0, 1], **options)

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
+from transport.models import carried
 
 import isomerge
 import models as tiny
-from isomerge.merging.transport import transported
 from transport.pairs import batches, largest_difference, model, permuted, seen
 
 Arrays = dict[str, np.ndarray]
@@ -58,7 +58,7 @@ def test_activation_matching_of_feed_forwards(measure: str) -> None:
 def test_transport_of_equal_widths_by_activations_is_activation_matching() -> None:
     anchor, source = model("vit"), model("vit", 1)
     truth = reordered(tiny.arrays(source), matched_by_activations(anchor, source, "l2"))
-    state = tiny.arrays(transported(source, anchor, batches(anchor), only="ffn").state_dict())
+    state = tiny.arrays(carried(source, anchor, batches(anchor), only="ffn").state_dict())
     assert all(np.array_equal(state[name], truth[name]) for name in truth)
 
 

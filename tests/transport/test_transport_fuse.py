@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transport.models import carried, fuse
 
 import isomerge
 import models as tiny
-from isomerge.merging.transport import fuse, transported
 from transport.pairs import FAMILIES, batches, largest_difference, model
 
 
@@ -38,7 +38,7 @@ def test_models_of_other_widths_fuse_to_the_shape_of_the_anchor(family: str, cos
 
 def test_only_feed_forwards_of_another_width_fuse_too() -> None:
     anchor, source = model("bert", 0, 32, 48), model("bert", 1, 32, 64)
-    found = transported(source, anchor, only="ffn")
+    found = carried(source, anchor, only="ffn")
     before, after = tiny.tensors(source), found.state_dict()
     attention = [n for n in before if "attention" in n or "embeddings" in n]
     assert attention and all(torch.equal(before[n], after[n]) for n in attention)
@@ -50,7 +50,7 @@ def test_a_fused_model_is_the_weighted_mean_of_the_carried_ones() -> None:
     data = batches(folders[0])
     found = fuse(folders, data, weights=[1, 1, 2], residual="averaging")
     carried = [tiny.tensors(folders[0])] + [
-        transported(folder, folders[0], data, residual="averaging").state_dict() for folder in folders[1:]
+        carried(folder, folders[0], data, residual="averaging").state_dict() for folder in folders[1:]
     ]
     mean = {n: sum(w * state[n] for w, state in zip((0.25, 0.25, 0.5), carried, strict=True)) for n in carried[0]}
     assert largest_difference(found.state_dict(), mean) < 1e-12
@@ -66,7 +66,7 @@ def test_a_fused_model_is_the_weighted_mean_of_the_carried_ones() -> None:
 def test_what_is_not_a_permutation_is_called_an_approximation(options: dict[str, Any]) -> None:
     anchor, source = model("vit"), model("vit", 1)
     for data in (None, batches(anchor)):
-        found = transported(source, anchor, data, **options)
+        found = carried(source, anchor, data, **options)
         assert not found.report()["exact"]
         assert tiny.difference(tiny.logits(source), tiny.logits(anchor, found.state_dict())) > 1e-3
 
@@ -74,10 +74,10 @@ def test_what_is_not_a_permutation_is_called_an_approximation(options: dict[str,
 def test_a_small_regularisation_gives_what_the_hard_solver_gives() -> None:
     anchor, source = model("vit"), model("vit", 1)
     data = batches(anchor)
-    hard = transported(source, anchor, data, only="ffn").state_dict()
+    hard = carried(source, anchor, data, only="ffn").state_dict()
     apart = [
         largest_difference(
-            transported(source, anchor, data, only="ffn", solver="sinkhorn", regularisation=r).state_dict(), hard
+            carried(source, anchor, data, only="ffn", solver="sinkhorn", regularisation=r).state_dict(), hard
         )
         for r in (0.5, 0.05, 0.0002)
     ]
@@ -88,7 +88,7 @@ def test_units_across_heads_are_one_assignment_over_all_of_them() -> None:
     from scipy.optimize import linear_sum_assignment
 
     anchor, source = model("vit"), model("vit", 1)
-    found = tiny.arrays(transported(source, anchor, heads="across", only="attention").state_dict())
+    found = tiny.arrays(carried(source, anchor, heads="across", only="attention").state_dict())
     a, b = tiny.arrays(anchor), tiny.arrays(source)
     at = "vit.encoder.layer.0.attention."
     rows = [np.c_[m[at + "attention.value.weight"], m[at + "attention.value.bias"]] for m in (a, b)]
@@ -99,9 +99,9 @@ def test_units_across_heads_are_one_assignment_over_all_of_them() -> None:
 
 
 def test_the_policy_of_the_stream_weighs_the_plans_of_its_writers() -> None:
-    from isomerge.merging.transport.evidence import Evidence
-    from isomerge.merging.transport.solver import Solver
-    from isomerge.merging.transport.stream import stream_plan
+    from isomerge.merging.transport.evidence import UnitDistances
+    from isomerge.merging.transport.solver import TransportSolver
+    from isomerge.merging.transport.stream_plan import stream_plan
 
     orders = [[0, 1, 2], [1, 0, 2]]
     sizes = [3.0, 1.0]
@@ -109,9 +109,9 @@ def test_the_policy_of_the_stream_weighs_the_plans_of_its_writers() -> None:
     seen = []
     for order, size in zip(orders, sizes, strict=True):
         x, y = size * eye, size * eye[order]  # unit j of the source is unit order[j] of the anchor
-        seen.append(Evidence.of("", ["residual"], ([3], [3]), x @ y.T, x.square().sum(1), y.square().sum(1)))
+        seen.append(UnitDistances.of("", ["residual"], ([3], [3]), x @ y.T, x.square().sum(1), y.square().sum(1)))
     plans = [eye[order].T / 3 for order in orders]
-    solver = Solver()
+    solver = TransportSolver()
     torch.testing.assert_close(stream_plan("averaging", seen, solver), (plans[0] + plans[1]) / 2)
     torch.testing.assert_close(stream_plan("weighted", seen, solver), 0.75 * plans[0] + 0.25 * plans[1])
     torch.testing.assert_close(stream_plan("weighted_units", seen, solver), 0.75 * plans[0] + 0.25 * plans[1])
@@ -123,7 +123,7 @@ def test_rotations_first_then_transport_of_the_feed_forwards(family: str) -> Non
     anchor, source = model(family), model(family, 1)
     data = batches(anchor)
     align = {"level": "rotation", "only": "attention"}
-    found = transported(source, anchor, data, only="ffn", align=align)
+    found = carried(source, anchor, data, only="ffn", align=align)
     report = found.report()
     assert report["exact"]
     assert tiny.difference(tiny.logits(source), tiny.logits(anchor, found.state_dict())) < 1e-9
@@ -131,7 +131,7 @@ def test_rotations_first_then_transport_of_the_feed_forwards(family: str) -> Non
     rotated = isomerge.align(source, anchor, **align).report()["distance"]
     assert far["before"] == pytest.approx(rotated["before"]) and far["aligned"] == pytest.approx(rotated["after"])
     # Rotations leave what feed-forward units do as it was, so they are carried as without them.
-    alone = transported(source, anchor, data, only="ffn").state_dict()
+    alone = carried(source, anchor, data, only="ffn").state_dict()
     units = [n for n in alone if "mlp" in n or "intermediate" in n]
     assert units and largest_difference({n: found.state_dict()[n] for n in units}, {n: alone[n] for n in units}) < 1e-12
 
@@ -158,7 +158,7 @@ def test_an_architecture_without_a_specification_is_carried_in_what_is_proven(wi
         modules.append(kind(kind.config_class(**sizes, **words, intermediate_size=24)).double().eval())
     tokens = torch.arange(3, 30).reshape(3, 9)
     data = (lambda: iter([{"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}])) if with_data else None
-    found = transported(modules[1], modules[0], data)
+    found = carried(modules[1], modules[0], data)
     assert found.report()["exact"] and any("has no specification" in note for note in found.report()["notes"])
     found.load_into(modules[2])
     with torch.no_grad():

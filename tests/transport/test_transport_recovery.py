@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transport.models import carried, fuse
 
 import models as tiny
-from isomerge.merging.transport import fuse, transported
 from transport.pairs import FAMILIES, batches, largest_difference, model, permuted
 
 POLICIES = ("joint", "averaging", "weighted", "weighted_units", "first")
@@ -24,7 +24,7 @@ def test_a_permuted_model_is_put_back_to_the_last_bit(family: str, cost: str) ->
     assert largest_difference(tiny.tensors(source), tiny.tensors(anchor)) > 0.1
     data = batches(anchor) if cost == "activations" else None
     for residual in POLICIES if family == "vit" else ("joint", "averaging"):
-        found = transported(source, anchor, data, cost=cost, residual=residual)
+        found = carried(source, anchor, data, cost=cost, residual=residual)
         assert largest_difference(found.state_dict(), tiny.tensors(anchor)) < 1e-12
         report = found.report()
         assert report["sources"][0]["distance"]["before"] > 0.5 > 1e-9 > report["sources"][0]["distance"]["after"]
@@ -36,14 +36,14 @@ def test_a_permuted_model_is_put_back_to_the_last_bit(family: str, cost: str) ->
 @pytest.mark.parametrize("family", MORE)
 def test_every_family_is_put_back(family: str) -> None:
     anchor = tiny.model(family)
-    found = transported(permuted(anchor), anchor)
+    found = carried(permuted(anchor), anchor)
     assert largest_difference(found.state_dict(), tiny.tensors(anchor)) == 0
 
 
 @pytest.mark.parametrize("cost", ["weights", "activations"])
 def test_a_table_narrower_than_the_stream_is_put_back_with_it(cost: str) -> None:
     anchor = tiny.model("opt", do_layer_norm_before=False, word_embed_proj_dim=8, tie_word_embeddings=True)
-    found = transported(permuted(anchor), anchor, batches(anchor), cost=cost)
+    found = carried(permuted(anchor), anchor, batches(anchor), cost=cost)
     assert largest_difference(found.state_dict(), tiny.tensors(anchor)) == 0
 
 
@@ -61,7 +61,7 @@ def test_only_the_stream_is_put_back_where_only_it_was_moved() -> None:
     assert tiny.difference(tiny.logits(anchor), tiny.logits(source)) < 1e-12
     for data in (None, batches(anchor)):
         for residual in ("joint", "averaging"):
-            found = transported(source, anchor, data, only="residual", residual=residual)
+            found = carried(source, anchor, data, only="residual", residual=residual)
             assert largest_difference(found.state_dict(), tiny.tensors(anchor)) < 1e-14
 
 
@@ -72,7 +72,7 @@ def test_hard_plans_leave_the_function_of_another_model_unchanged(family: str, c
     data = batches(anchor) if cost == "activations" else None
     more = [{"only": "attention"}, {"heads": "fixed"}, {"residual": "identity"}] if family == "bert" else []
     for options in ({}, {"only": "ffn"}, *more):
-        found = transported(source, anchor, data, cost=cost, **options)
+        found = carried(source, anchor, data, cost=cost, **options)
         assert found.report()["exact"]
         assert tiny.difference(tiny.logits(source), tiny.logits(anchor, found.state_dict())) < 1e-12
         assert largest_difference(found.state_dict(), tiny.tensors(source)) > 0
@@ -109,15 +109,15 @@ def test_equal_units_become_one_and_one_becomes_two_without_changing_the_functio
     wide = doubled(narrow)
     assert tiny.difference(tiny.logits(narrow), tiny.logits(wide)) < 1e-12
     data = batches(narrow) if cost == "activations" else None
-    found = transported(wide, narrow, data, cost=cost)
+    found = carried(wide, narrow, data, cost=cost)
     assert not found.report()["exact"]  # it cannot be known that nothing was lost
     assert largest_difference(found.state_dict(), tiny.tensors(narrow)) < 1e-12
-    back = transported(narrow, wide, data, cost=cost)
+    back = carried(narrow, wide, data, cost=cost)
     assert tiny.difference(tiny.logits(narrow), tiny.logits(wide, back.state_dict())) < 1e-12
 
 
 def test_bfloat16_models_are_put_back_to_the_last_bit() -> None:
     anchor = tiny.model("vit", dtype=torch.bfloat16)
-    found = transported(permuted(anchor), anchor).state_dict()
+    found = carried(permuted(anchor), anchor).state_dict()
     truth = tiny.tensors(anchor)
     assert all(tiny.same_bytes(found[name], truth[name]) for name in truth)

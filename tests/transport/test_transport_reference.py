@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import ot
 import pytest
+from transport.models import carried
 
 import models as tiny
-from isomerge.merging.transport import transported
 from transport.pairs import batches, model, seen, squared_distances
 
 SOLVE: dict[str, Any] = {
@@ -41,7 +41,7 @@ def test_feed_forward_units_are_carried_as_pot_says(cost: str, solver: str, unit
     data = batches(anchor)
     a, b = tiny.arrays(anchor), tiny.arrays(source)
     options = {"cost": "weights"} if cost == "weights" else {"site": cost}
-    found = tiny.arrays(transported(source, anchor, data, solver=solver, only="ffn", **options).state_dict())
+    found = tiny.arrays(carried(source, anchor, data, solver=solver, only="ffn", **options).state_dict())
     names = [f"vit.layers.{i}.mlp.{'fc1' if cost == 'pre' else 'fc2'}" for i in range(2)]  # in memory
     activations = [seen(folder, names, data, output=cost == "pre") for folder in (anchor, source)]
     for layer in range(2):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from transport.models import carried, fuse
 
 import models as tiny
 from isomerge.errors import RequestError
-from isomerge.merging.transport import fuse, transported
 from transport.pairs import batches, model
 
 
@@ -20,7 +20,7 @@ from transport.pairs import batches, model
     ({"residual": "average"}, ["policy for the residual stream", "Did you mean 'averaging'?"]),
     ({"heads": "acros", "site": "middle"}, ["Did you mean 'across'?", "not a place in a feed-forward"]),
     ({"only": "feed"}, ["'feed' is not a part"]),
-    ({"weights": [1, 2, 3]}, ["3 weights for 2 models"]),
+    ({"weights": [1, 2, 3]}, ["3 values for 2 models"]),
     ({"weights": [1, -1]}, ["positive sum"]),
     ({"device": "nowhere"}, ["device 'nowhere'"]),
 ], ids=str)  # fmt: skip
@@ -30,15 +30,9 @@ def test_a_request_that_makes_no_sense_is_refused(options: dict[str, Any], words
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-@pytest.mark.parametrize("models", [[], "model"])
-def test_models_must_be_a_list(models: Any) -> None:
-    with pytest.raises(RequestError, match="at least one model"):
-        fuse(models)
-
-
 def refused(source: Any, anchor: Any, **options: Any) -> str:
     with pytest.raises(RequestError) as caught:
-        transported(source, anchor, **options)
+        carried(source, anchor, **options)
     return str(caught.value)
 
 
@@ -76,4 +70,4 @@ def test_an_aligned_start_needs_equal_widths() -> None:
 
 
 def test_data_that_ends_at_once_is_refused() -> None:
-    assert "not one batch" in refused(model("vit", 1), model("vit"), batches=batches(model("vit"), count=0))
+    assert "not one batch" in refused(model("vit", 1), model("vit"), data=batches(model("vit"), count=0))

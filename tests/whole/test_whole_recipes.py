@@ -1,7 +1,8 @@
-"""Every form of a recipe that merges with data gives what the Python functions give, bit for bit where it can."""
+"""Every form of a recipe that merges with data gives what the call on batches gives, bit for bit where it can."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from isomerge.checkpoint import open_checkpoint
 from isomerge.data import open_data
 from isomerge.evaluation.evaluate import evaluate
 from isomerge.merging.aligned import align_models
-from isomerge.merging.reconstruct import reconstruct
-from isomerge.merging.statistics import greedy_soup, merge_fisher, merge_regmean, repair
+from isomerge.merging.data_methods.greedy_soup import choose_soup
+from isomerge.merging.repair import repair
 from models import image_pair as pair
 from models import tensors
 from samples import digits
@@ -28,6 +29,11 @@ LIMIT = 60
 def passes(folder: Path | None = None, *, labels: bool = False, limit: int | None = LIMIT) -> Any:
     first = open_checkpoint(pair()[0])
     return open_data(folder or digits()).passes(first, limit=limit, labels=labels)
+
+
+def called(models: list[Any], data: Any, **options: Any) -> dict[str, Tensor]:
+    """The call on batches that are in memory."""
+    return isomerge.merge(models, data=data, **options).state_dict()
 
 
 def merged(**recipe: Any) -> dict[str, Tensor]:
@@ -64,25 +70,27 @@ def test_reconstruct(evidence: str | None) -> None:
     entries = [{"model": m, "parameters": {"weight": w}} for m, w in zip(pair(), (0.3, 0.7), strict=True)]
     found = merged(merge_method="reconstruct", models=entries, data=DATA, align=align, parameters=parameters)
     how = {"evidence": "weights"} if evidence else {"data": passes()}
-    expected = reconstruct(pair(), passes(), weights=[0.3, 0.7], align=how, **parameters)
-    assert same(found, expected.state_dict())
+    expected = called(pair(), passes(), method="reconstruct", weights=[0.3, 0.7], align=how, **parameters)
+    assert same(found, expected)
 
 
 def test_reconstruct_without_alignment_takes_the_data_of_all_models_together() -> None:
     halves = [digits(0, 40), digits(40, 40)]
     entries = [{"model": m, "data": str(d)} for m, d in zip(pair(), halves, strict=True)]
     found = merged(merge_method="reconstruct", models=entries)
-    expected = reconstruct(pair(), [passes(d, limit=None) for d in halves], align=False)
-    assert same(found, expected.state_dict())
+    batches = [passes(d, limit=None) for d in halves]
+    expected = called(pair(), lambda: itertools.chain(batches[0](), batches[1]()), method="reconstruct")
+    assert same(found, expected)
 
 
 def test_regmean_plus_measures_each_model_on_its_own_data() -> None:
     halves = [digits(0, 40), digits(40, 40)]
     entries = [{"model": m, "data": str(d)} for m, d in zip(pair(), halves, strict=True)]
-    found = merged(merge_method="regmean++", models=entries, align=True, parameters={"off_diagonal": 0.8})
     batches = [passes(d, limit=None) for d in halves]
-    expected = reconstruct(pair(), batches, method="regmean++", off_diagonal=0.8, align=True)
-    assert same(found, expected.state_dict())
+    expected = called(pair(), batches, method="regmean++", alpha=0.8, align={"evidence": "weights"})
+    for name in ("alpha", "off_diagonal"):  # the earlier name of the option is still read
+        found = merged(merge_method="regmean++", models=entries, align=True, parameters={name: 0.8})
+        assert same(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["true", "empirical"])
@@ -92,9 +100,8 @@ def test_fisher_is_measured_on_the_models_as_they_are_merged(kind: str, align: b
     found = merged(
         merge_method="fisher", data=DATA, align=setting, calibrate={"fisher": kind}, parameters={"floor": 1e-3}
     )
-    expected = dict(
-        merge_fisher(aligned_pair() if align else pair(), passes(labels=kind == "empirical"), floor=1e-3, fisher=kind)
-    )
+    models, batches = aligned_pair() if align else pair(), passes(labels=kind == "empirical")
+    expected = called(models, batches, method="fisher", floor=1e-3, calibrate={"fisher": kind})
     assert near(found, expected) if align else same(found, expected)
 
 
@@ -103,15 +110,16 @@ def test_regmean_measures_each_model_on_its_own_data(align: bool) -> None:
     halves = [digits(0, 40), digits(40, 40)]
     entries = [{"model": m, "data": str(d)} for m, d in zip(pair(), halves, strict=True)]
     found = merged(merge_method="regmean", models=entries, align=align, parameters={"alpha": 0.7})
-    expected = merge_regmean(pair(), [passes(d, limit=None) for d in halves], alpha=0.7, align=align)
-    assert near(found, dict(expected)) if align else same(found, dict(expected))
+    batches = [passes(d, limit=None) for d in halves]
+    expected = called(aligned_pair() if align else pair(), batches, method="regmean", alpha=0.7)
+    assert near(found, expected) if align else same(found, expected)
 
 
 def test_calibrate_may_measure_on_fewer_examples() -> None:
     result = isomerge.merge(pair(), method="fisher", data=DATA, calibrate={"limit": 20}, align=True)
-    expected = merge_fisher(pair(), passes(limit=20))
+    expected = called(pair(), passes(limit=20), method="fisher")
     found = merged(merge_method="fisher", data=DATA, calibrate={"limit": 20})
-    assert same(found, dict(expected))
+    assert same(found, expected)
     assert sorted(data["examples"] for data in result.report()["data"]) == [20, LIMIT]  # alignment sees them all
 
 
@@ -143,7 +151,7 @@ def test_greedy_soup_keeps_what_helps_on_labelled_data() -> None:
         checkpoint = open_checkpoint(state, config=open_checkpoint(models[0]).config)
         return float(evaluate(checkpoint, passes(labels=True))["metric"])
 
-    expected = greedy_soup(models, score)
+    expected = choose_soup(models, score)
     result = isomerge.merge_recipe(
         {"merge_method": "greedy_soup", "models": [{"model": m} for m in models], "data": DATA}
     )
@@ -189,6 +197,29 @@ def test_a_result_of_a_whole_model_method_feeds_another_document(tmp_path: Path)
         f"merge_method: linear\nmodels: [{{model: both}}, {{model: {a}}}]\n"
     )
     found = isomerge.merge_recipe(text).state_dict()
-    first = reconstruct(pair(), passes(), align=False).tensors
+    first = called(pair(), passes(), method="reconstruct")
     own = tensors(Path(a))
     assert all(torch.allclose(found[n], (first[n].float() + own[n]) / 2, atol=1e-6) for n in own)
+
+
+def test_models_are_aligned_once_for_the_method_and_its_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*models: Any, **options: Any) -> Any:
+        calls.append(models)
+        return align(*models, **options)
+
+    align = isomerge.align
+    monkeypatch.setattr("isomerge.merging.aligned.align", counted)
+    options: dict[str, Any] = {"data": DATA, "align": {"evidence": "weights"}, "repair": True}
+    for method in ("linear", "reconstruct", "greedy_soup", "ot_fusion"):
+        calls.clear()
+        isomerge.merge(pair(), method=method, **options)
+        assert len(calls) == 1, method
+
+
+def test_statistics_in_memory_are_inputs_of_a_saved_merge(tmp_path: Path) -> None:
+    measured = [calibrate(name, passes()) for name in pair()]
+    isomerge.merge(pair(), method="regmean", statistics=measured).save(tmp_path / "out")
+    lock = (tmp_path / "out" / "isomerge.lock.json").read_text()
+    assert all(one.name in lock for one in measured)

@@ -10,9 +10,9 @@ import isomerge
 from isomerge.choices import DATA_KINDS
 from isomerge.errors import RequestError
 from isomerge.merging.api import planned
+from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS, MergedWeights, MergeInputs
+from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.recipe import DataSettings, RecipeError, load_recipe
-from isomerge.merging.whole import EVERY, WHOLE, Solved, Work
-from isomerge.merging.whole.method import whole_method
 from models import image_pair as pair
 from models import model, tensors
 from samples import SENTENCES, digits
@@ -35,7 +35,7 @@ CASES = {
     "a negative ridge": (
         "merge_method: reconstruct\n" + TWO + "data: x\nparameters:\n  ridge: -1\n", 7, "must not be negative"),
     "a share above 1": (
-        "merge_method: regmean++\n" + OWN + "parameters:\n  off_diagonal: 2\n", 6, "is a share between 0 and 1"),
+        "merge_method: regmean++\n" + OWN + "parameters:\n  alpha: 2\n", 6, "is a share between 0 and 1"),
     "one data set for regmean++": ("merge_method: regmean++\n" + TWO + "data: x\n", 3, "each model's own data"),
     "a model without its data": (
         "merge_method: regmean++\nmodels:\n- {model: a, data: x}\n- model: b\n", 4, "this model needs 'data'"),
@@ -146,16 +146,16 @@ def test_values_that_only_the_method_can_judge_are_found_in_the_plan() -> None:
 
 
 def test_a_method_may_do_without_data_and_with_models_of_other_widths(monkeypatch: pytest.MonkeyPatch) -> None:
-    @whole_method(data="optional", passes="none", name="first_of_all", any_width=True)
-    def first_of_all(work: Work) -> Solved:
+    @data_method(data="optional", passes="none", name="first_of_all", any_width=True)
+    def first_of_all(inputs: MergeInputs) -> MergedWeights:
         """The first model."""
-        first = work.models[0]
-        return Solved(
-            {name: first.read(name) for name in first.tensors}, first.tensors, record={"sets": len(work.data)}
+        first = inputs.models[0]
+        return MergedWeights(
+            {name: first.read(name) for name in first.tensors}, first.tensors, record={"sets": len(inputs.data)}
         )
 
-    monkeypatch.setitem(EVERY, "first_of_all", WHOLE.pop("first_of_all"))
-    monkeypatch.setitem(WHOLE, "first_of_all", EVERY["first_of_all"])
+    monkeypatch.setitem(ALL_METHODS, "first_of_all", DATA_METHODS.pop("first_of_all"))
+    monkeypatch.setitem(DATA_METHODS, "first_of_all", ALL_METHODS["first_of_all"])
     small, wide = pair()[0], str(model("vit", 3, hidden_size=24, num_attention_heads=4))
     recipe = {"merge_method": "first_of_all", "models": [{"model": small}, {"model": wide}]}
     merged = isomerge.merge_recipe(recipe)

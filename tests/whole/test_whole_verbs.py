@@ -12,8 +12,7 @@ import isomerge
 from commands import said, verb
 from isomerge.checkpoint import open_checkpoint
 from isomerge.data import open_data
-from isomerge.merging.reconstruct import reconstruct
-from isomerge.merging.whole import EVERY, WHOLE
+from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
 from models import bert, tensors
 from models import image_pair as pair
 from samples import SENTENCES, digits
@@ -43,7 +42,7 @@ def test_text_models_are_merged_by_features_with_their_tokenizer(tmp_path: Path)
     record = said("merge", *names, "--method", "reconstruct", "--data", table, "--text", "text", "-o", tmp_path / "out")
     assert record["examples"] == 36 and (tmp_path / "out" / "tokenizer.json").is_file()
     batches = open_data(table, text="text").passes(open_checkpoint(tmp_path / "a"))
-    expected = reconstruct(names, batches, align=False).state_dict()
+    expected = isomerge.merge(names, method="reconstruct", data=batches).state_dict()
     found = tensors(tmp_path / "out")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()) and models
     soup = said(
@@ -76,10 +75,10 @@ def test_the_plan_names_the_data_and_the_passes(tmp_path: Path) -> None:
 
 def test_the_list_of_methods_says_which_need_data() -> None:
     rows = {row["name"]: row for row in said("list", "methods")["methods"]}
-    assert rows.keys() == EVERY.keys()
-    assert {name for name, row in rows.items() if row["data"] == "required"} == set(WHOLE)
+    assert rows.keys() == ALL_METHODS.keys()
+    assert {name for name, row in rows.items() if row["data"] == "required"} == set(DATA_METHODS)
     assert rows["fisher"]["data"] == "optional" and rows["linear"]["data"] == "ignored"
-    assert rows["regmean++"]["options"] == ["weight", "off_diagonal", "floor"]
+    assert rows["regmean++"]["options"] == ["weight", "alpha", "floor", "cache"]
 
 
 @pytest.mark.parametrize(
@@ -118,3 +117,12 @@ def test_python_takes_what_the_command_line_takes(tmp_path: Path) -> None:
     record = said("merge", *pair(), "--method", "regmean++", "--data", halves[0], "--data", halves[1], "--align",
                   "-o", tmp_path / "verb")  # fmt: skip
     assert record["sha256"] == written.sha256
+
+
+def test_the_earlier_name_of_an_option_is_still_a_flag(tmp_path: Path) -> None:
+    halves = ["--data", digits(0, 40), "--data", digits(40, 40)]
+    one, other = (
+        said("merge", *pair(), "--method", "regmean++", *halves, flag, "0.5", "-o", tmp_path / flag.strip("-"))
+        for flag in ("--alpha", "--off-diagonal")
+    )
+    assert one["sha256"] == other["sha256"]

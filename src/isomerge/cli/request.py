@@ -173,12 +173,14 @@ def _is_switch(key: str) -> bool:
 
 def _known_options() -> dict[str, set[type]]:
     """Every option that some method has, with its types."""
-    from isomerge.merging.whole import EVERY
+    from isomerge.merging.data_methods import ALL_METHODS
 
     known: dict[str, set[type]] = {}
-    for method in EVERY.values():
+    for method in ALL_METHODS.values():
         for option in method.options:
             known.setdefault(option.name, set()).add(option.kind)
+        for name in getattr(method, "old_options", ()):
+            known.setdefault(name, {float})
     return known
 
 
@@ -242,13 +244,14 @@ def numbers(weights: str, count: int) -> list[float]:
 
 def typed_options(method: str, given: dict[str, str]) -> dict[str, Any]:
     """The values with the types of the method's options; a list where there are commas."""
-    from isomerge.merging.whole import EVERY
+    from isomerge.merging.data_methods import ALL_METHODS
 
-    if method not in EVERY:
-        raise RequestError(f"--method cannot be '{method}'. {did_you_mean(method, EVERY)}")
-    known = {option.name: option.kind for option in EVERY[method].options}
+    if method not in ALL_METHODS:
+        raise RequestError(f"--method cannot be '{method}'. {did_you_mean(method, ALL_METHODS)}")
+    known = {option.name: option.kind for option in ALL_METHODS[method].options}
+    old = getattr(ALL_METHODS[method], "old_options", {})
     options: dict[str, Any] = {}
-    for key, text in given.items():
+    for key, text in ((old.get(key, key), text) for key, text in given.items()):
         if key not in known:
             hint = did_you_mean(_flag(key), map(_flag, known))
             raise RequestError(f"The method {method} has no option {_flag(key)}. {hint}")

@@ -13,14 +13,15 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import Progress
 from isomerge.choices import ROWS
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merging.data_sets import DataSets
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.outcome.estimate import MergePlan, estimate
 from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.plan.models import open_model, open_models
 from isomerge.merging.plan.tensor_plan import TensorExplanation, explain
 from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, recipe_of
+from isomerge.merging.recipe_data import DataSets
+from isomerge.merging.run.option_files import named_statistics
 from isomerge.merging.steps import RunSettings, merge_documents
-from isomerge.merging.whole import EVERY
 
 RecipeSource = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Recipe]
 """A path, YAML text (anything with a newline), a dict, or what `load_recipe` gives."""
@@ -72,8 +73,8 @@ def merge(
         repair=(repair, bool, Mapping), tokenizer=(tokenizer, str, os.PathLike, Mapping, None),
         dtype=(dtype, str, None), seed=(seed, int), **_run_arguments(threads, device, max_memory, progress),
     )  # fmt: skip
-    if method not in EVERY:
-        raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, EVERY)}")
+    if method not in ALL_METHODS:
+        raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, ALL_METHODS)}")
     models = list(models)
     if not models:
         raise RequestError("Merging: models is empty. Name at least two models, or one with an adapter on top.")
@@ -81,6 +82,7 @@ def merge(
         raise RequestError("Merging: weights and weight mean the same. Leave one of them out.")
     if weights is not None:
         options = {"weight": list(weights), **options}
+    options, statistics = named_statistics(options)
     named, given = _named(models)
     origin = _reference(base, "base") if base is not None else None
     if origin is not None:
@@ -98,7 +100,7 @@ def merge(
         repair=repair, tokenizer=_tokenizer(tokenizer), dtype=dtype, seed=seed,
     )  # fmt: skip
     checkpoints = {reference: open_model(reference, model) for reference, model in given.items()}
-    run = RunSettings(threads, device, max_memory, progress, data_sets)
+    run = RunSettings(threads, device, max_memory, progress, data_sets, statistics)
     return merge_documents([recipe], checkpoints, run, same_ids=tokenizer != ROWS)
 
 

@@ -2,57 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
-from isomerge.merging.data_sets import DataSets
+from isomerge.merging.aligned import AlignedModels
 from isomerge.merging.methods import METHODS
 from isomerge.merging.methods.method import MEASURED
+from isomerge.merging.moved_grams import gram_sources
+from isomerge.merging.outcome.notes import in_few_layers
 from isomerge.merging.plan.tensor_plan import TensorPlan
-from isomerge.merging.recipe import CalibrateSettings, DataSettings, ModelReference, Recipe
-from isomerge.merging.recipe.entries import parameter_blocks
+from isomerge.merging.recipe import CalibrateSettings, ModelReference, Recipe, RecipePlan
+from isomerge.merging.recipe_data import BASE_IMPORTANCE, DataSets, measured_models, measures_of, measuring_data
+from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import TensorSource
 from isomerge.merging.run.sources import Stored
-from isomerge.merging.statistics.moved import gram_source
+from isomerge.reporting.relations import sampled_rows
 
-if TYPE_CHECKING:
-    from isomerge.merging.aligned import AlignedModels
-
-OF_BASE = "base_importance"
+UNEVEN = 50.0
+"""Times. Fine-tuned classifiers gained by Fisher merging up to 19 and lost from 86 on (benchmarks/paper/README.md)."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """By model: what the method asks for."""
+class MeasuredModels:
+    """What the method asks for, by model: of the aligned models where they are aligned."""
 
     statistics: Mapping[ModelReference, Statistics]
     models: Mapping[ModelReference, Checkpoint]
+    aligned: AlignedModels | None = None
 
     def sources(self, plan: TensorPlan, shape: tuple[int, ...]) -> dict[str, list[TensorSource]]:
         """For each option that would name files, what they would have held for this tensor."""
-        found: dict[str, list[TensorSource]] = {}
+        by_option: dict[str, list[Source]] = {}
         for option in METHODS[plan.method].options:
             if MEASURED.get(option.name) == "gram":
-                found[option.name] = self._grams(plan)
+                by_option[option.name] = self._grams(plan)
             elif option.name in MEASURED:
-                found[option.name] = [self._information(i.model, i.tensor, shape) for i in plan.inputs]
-            elif option.name == OF_BASE and plan.base is not None and plan.base.model in self.statistics:
-                found[option.name] = [self._information(plan.base.model, plan.base.tensor, shape)]
-        return found
+                by_option[option.name] = [self._information(i.model, i.tensor, shape) for i in plan.inputs]
+            elif option.name == BASE_IMPORTANCE and plan.base is not None and plan.base.model in self.statistics:
+                by_option[option.name] = [self._information(plan.base.model, plan.base.tensor, shape)]
+        return by_option
 
     def _grams(self, plan: TensorPlan) -> list[TensorSource]:
         """Of what a linear map reads in each model; nothing for other tensors."""
-        found = [gram_source(self.statistics[i.model], i.tensor, self.models[i.model], None) for i in plan.inputs]
-        there: list[TensorSource] = [source for source in found if source is not None]
-        if there and len(there) < len(found):
+        grams = gram_sources(
+            [self.statistics[i.model] for i in plan.inputs],
+            [i.tensor for i in plan.inputs],
+            [self.models[i.model] for i in plan.inputs],
+            self.aligned,
+            measured_aligned=True,
+            solve_biases=bool(plan.options.get("solve_biases")),
+        )
+        known: list[Source] = [source for source in grams if source is not None]
+        if known and len(known) < len(grams):
             raise RequestError(
                 f"Merging '{plan.name}': the data of some of the models never reaches it. Use more, or other examples."
             )
-        return there
+        return known
 
     def _information(self, model: ModelReference, tensor: str, shape: tuple[int, ...]) -> TensorSource:
         stored = self.statistics[model].stored
@@ -64,14 +72,6 @@ class Measured:
         return Stored(stored, tensor)
 
 
-def measures_of(recipe: Recipe) -> str | None:
-    """What has to be measured on data: nothing where files are named, or where the method asks for nothing."""
-    method = METHODS.get(recipe.merge_method)
-    wanted = method.measures if method is not None else None
-    has_data = recipe.data is not None or any(entry.data is not None for entry in recipe.entries())
-    return wanted if has_data and not _names_files(recipe) else None
-
-
 def measure(
     recipe: Recipe,
     models: Mapping[ModelReference, Checkpoint],
@@ -80,14 +80,14 @@ def measure(
     aligned: AlignedModels | None = None,
     device: str = "cpu",
     progress: Callable[[int, int, str], None] | None = None,
-) -> Measured | None:
+) -> MeasuredModels | None:
     """Run every model that counts over its data; with alignment, the aligned model."""
     what = measures_of(recipe)
     if what is None:
         return None
     settings = recipe.calibrate or CalibrateSettings.model_validate({})
     statistics: dict[ModelReference, Statistics] = {}
-    for reference in counting(recipe):
+    for reference in measured_models(recipe):
         wanted = measuring_data(recipe, reference)
         if wanted is None:
             raise RequestError(f"Merging with {recipe.merge_method}: {reference} has no data to be measured on.")
@@ -99,24 +99,32 @@ def measure(
             what={what}, fisher=settings.fisher, samples=settings.samples, only=settings.only, device=device,
             seed=recipe.seed, progress=progress,
         )  # fmt: skip
-    return Measured(statistics, models)
+    return MeasuredModels(statistics, models, aligned)
 
 
-def measuring_data(recipe: Recipe, model: ModelReference) -> DataSettings | None:
-    """What a model is measured on; `calibrate` may want fewer examples, or more."""
-    found = recipe.data_of(model)
-    limit = recipe.calibrate.limit if recipe.calibrate else None
-    return found.model_copy(update={"limit": limit}) if found is not None and limit is not None else found
+def name_uneven(jobs: Iterable[Job], plan: RecipePlan) -> list[str]:
+    """A note where models have Fisher information of other orders of magnitude and nobody asked to normalize: the
+    merge is nearly the one that has most. From some rows of three layers."""
+    weighed = {job.name: job for job in jobs if _by_information(job) and job.name in plan.tensors}
+    sums: dict[str, float] = {}
+    for name in in_few_layers(weighed):
+        job = weighed[name]
+        of = zip(plan.tensors[name].inputs, job.extras["importance"], job.options["weight"], strict=True)
+        for given, information, weight in of:
+            if weight:
+                rows = sampled_rows(name, job.info.shape)
+                size = weight * sum(float(information.rows(*some).double().sum()) for some in rows)
+                sums[str(given.model)] = sums.get(str(given.model), 0.0) + size
+    if len(sums) < 2 or max(sums.values()) <= UNEVEN * min(sums.values()):
+        return []
+    most, least = max(sums, key=sums.__getitem__), min(sums, key=sums.__getitem__)
+    times = f"about {sums[most] / sums[least]:,.0f} times" if sums[least] > 0 else "any number of times"
+    return [
+        f"the Fisher information of {most}, by its weight, is {times} that of {least}, so {least} barely contributes: "
+        "confident models have little Fisher information. With normalize: true (--normalize) all models count alike"
+    ]
 
 
-def _names_files(recipe: Recipe) -> bool:
-    blocks = [block for _, block, _ in parameter_blocks(recipe)]
-    return any(block.get(option) is not None for block in blocks for option in MEASURED)
-
-
-def counting(recipe: Recipe) -> list[ModelReference]:
-    """The models to measure. A base counts only for a method that cannot do without it and weighs it too."""
-    method = METHODS[recipe.merge_method]
-    base_counts = method.base == "required" and any(option.name == OF_BASE for option in method.options)
-    without = method.base != "ignored" and not base_counts
-    return [model for model in recipe.referenced_models() if not (without and model == recipe.base_model)]
+def _by_information(job: Job) -> bool:
+    named = job.method is not None and job.method.name == "fisher"
+    return named and not job.options.get("normalize") and bool(job.extras.get("importance"))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from isomerge.calibration import Statistics
 from isomerge.checkpoint import Checkpoint, TensorInfo, parse_dtype, require_floating
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
 from isomerge.evaluation.device import require_device
 from isomerge.merging.aligned import AlignedModels, align_models
-from isomerge.merging.data_sets import DataSets
-from isomerge.merging.data_uses import aligning_data, data_uses, require_labels
-from isomerge.merging.measured import Measured, measure
+from isomerge.merging.data_methods import DATA_METHODS, MergedWeights, MergeInputs
+from isomerge.merging.measured import MeasuredModels, measure
 from isomerge.merging.methods import METHODS
 from isomerge.merging.outcome.merged import Merged, MergedCheckpoint
 from isomerge.merging.outcome.notes import name_strangers
@@ -22,7 +23,8 @@ from isomerge.merging.plan.models import base_among_models, differences, left_ou
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
 from isomerge.merging.plan.tensors import plan_tensors
 from isomerge.merging.recipe import ModelReference, Recipe
-from isomerge.merging.repaired import parents_of, repaired, solved_job
+from isomerge.merging.recipe_data import DataSets, aligning_data, data_uses, method_data, require_labels
+from isomerge.merging.repair import finished_job, parents_of, repaired
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.option_files import TensorFiles
 from isomerge.merging.run.rows import TensorSource
@@ -30,8 +32,6 @@ from isomerge.merging.run.sources import InputHashes, Stored
 from isomerge.merging.uneven import name_uneven
 from isomerge.merging.vocabulary import Vocabulary, chat_template
 from isomerge.merging.vocabulary.from_recipe import merged_vocabulary, require_same_ids
-from isomerge.merging.whole import WHOLE, Solved
-from isomerge.merging.whole.run import check_weights, run_whole
 
 Models = Mapping[ModelReference, Checkpoint]
 
@@ -45,6 +45,8 @@ class RunSettings:
     max_memory: int | str | None = None
     progress: Progress | None = None
     data: DataSets = field(default_factory=DataSets)
+    statistics: dict[str, Statistics] = field(default_factory=dict)
+    """Statistics that were given as objects, by the name that stands for them in the recipe."""
     hashes: InputHashes = field(default_factory=InputHashes)
 
 
@@ -53,10 +55,12 @@ class PreparedModels:
     """What is known of the models by the time their tensors are merged."""
 
     aligned: AlignedModels | None = None
-    measured: Measured | None = None
-    solved: Solved | None = None
+    measured: MeasuredModels | None = None
+    solved: MergedWeights | None = None
     """The result itself, where the method is one for whole models."""
     notes: list[str] = field(default_factory=list)
+    align: Callable[[], AlignedModels | None] | None = None
+    """Aligns the models that `solved` was made of, unless that was done to make it."""
 
     @property
     def config_changes(self) -> dict[str, Any]:
@@ -114,8 +118,8 @@ def merge_documents(
 # --- before tensors are merged ----------------------------------------------------------------------------------------
 def check_data(recipe: Recipe, models: Models, settings: RunSettings) -> None:
     """Open all data, and raise where it does not fit what it is for; nothing is run."""
-    if recipe.merge_method in WHOLE:
-        check_weights(recipe)
+    if recipe.merge_method in DATA_METHODS:
+        DATA_METHODS[recipe.merge_method].options_in(recipe)
     for use in data_uses(recipe):
         data = use.open(settings.data)
         if use.labels:
@@ -125,9 +129,14 @@ def check_data(recipe: Recipe, models: Models, settings: RunSettings) -> None:
 def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSettings) -> PreparedModels:
     """Align the models and run them over data, as far as the recipe asks for it."""
     check_data(recipe, models, settings)
-    if recipe.merge_method in WHOLE:
-        solved = run_whole(recipe, models, settings, _align_options(recipe, donor, settings))
-        return PreparedModels(solved=solved, notes=[*solved.notes, *settings.data.notes])
+    if recipe.merge_method in DATA_METHODS:
+        method = DATA_METHODS[recipe.merge_method]
+        align = functools.cache(lambda: _aligned(recipe, donor, models, settings))
+        ordered = [models[entry.model] for entry in recipe.models or ()]
+        data = [use.open(settings.data) for use in method_data(recipe)]
+        inputs = MergeInputs(ordered, data, align if recipe.align else None, settings.device, settings.progress)
+        solved = method(inputs, method.options_in(recipe))
+        return PreparedModels(solved=solved, notes=[*solved.notes, *settings.data.notes], align=align)
     aligned = _aligned(recipe, donor, models, settings)
     measured = measure(
         recipe, models, settings.data, aligned=aligned, device=settings.device, progress=settings.progress
@@ -182,7 +191,7 @@ def merge_document(
         template = chat_template(recipe.chat_template, {str(r): c for r, c in models.items()})
     dtype = recipe.out_dtype or recipe.dtype
     changes |= dtype_entry(donor.config, parse_dtype(dtype)) if dtype else {}
-    files = TensorFiles()
+    files = TensorFiles(settings.statistics)
     if prepared.solved is not None:
         jobs = _solved_jobs(recipe, prepared.solved)
     else:
@@ -304,12 +313,12 @@ def _with_untied(plan: RecipePlan, aligned: AlignedModels | None) -> dict[str, T
 
 
 # --- tensors that are already there -----------------------------------------------------------------------------------
-def _solved_jobs(recipe: Recipe, solved: Solved) -> list[Job]:
+def _solved_jobs(recipe: Recipe, solved: MergedWeights) -> list[Job]:
     """The tensors of a whole-model method: nothing is left but to round and write them."""
     asked = recipe.out_dtype or recipe.dtype
     dtype = parse_dtype(asked) if asked else None
     return [
-        solved_job(
+        finished_job(
             name,
             TensorInfo(info.shape, dtype if dtype and info.dtype.is_floating_point else info.dtype),
             solved.tensors[name],
@@ -333,8 +342,7 @@ def _repaired_jobs(
     if prepared.solved is not None and prepared.solved.parents is not None:
         references = [references[place] for place in prepared.solved.parents]
         weights = [weights[place] for place in prepared.solved.parents]
-    # A whole-model method has aligned its models by itself; the same settings align them the same way again.
-    aligned = prepared.aligned or _aligned(recipe, donor, models, settings)
+    aligned = prepared.align() if prepared.align is not None else prepared.aligned
     parents = [models[r] if aligned is None else aligned.as_checkpoint(models[r]) for r in references]
     jobs = repaired(
         jobs, parents, config, weights=weights, data=settings.data.open(recipe.data), first=donor,

@@ -17,7 +17,7 @@ from isomerge.adapters.refuse import require_model
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.lock import current_versions
-from isomerge.checkpoint.module import quiet_transformers
+from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.data.base import Batch, floating
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import CheckpointError, RequestError

@@ -17,18 +17,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from isomerge.errors import RequestError, did_you_mean
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe.options import AnyMethod
 from isomerge.merging.recipe.problems import spelled
-from isomerge.merging.whole import EVERY
 from isomerge.sweeping.ranges import Value
 
 RecipeData = dict[str, Any]
 Steps = list[str | int]
 LISTS = ("models", "slices", "sources", "modules")
 """Their entries have `parameters`."""
-OPTIONS = {option.name for method in EVERY.values() for option in method.options}
+OPTIONS = {option.name for method in ALL_METHODS.values() for option in method.options}
 """Of any method."""
 MOST_NAMED = 3
 """Models and options of which a message gives the address."""
@@ -47,7 +47,7 @@ def changed(data: Mapping[str, Any], values: Mapping[str, Value]) -> RecipeData:
 
 
 def _set(data: RecipeData, name: str, value: Value) -> None:
-    method = EVERY.get(str(data.get("merge_method")))
+    method = ALL_METHODS.get(str(data.get("merge_method")))
     options = {option.name for option in method.options} if method else set()
     if method is not None and name in options:
         _everywhere(data, method, name, value)
@@ -198,7 +198,7 @@ def _unknown(data: RecipeData, name: str, options: set[str]) -> RequestError:
 
 def _addresses(data: RecipeData) -> Iterator[str]:
     """What `--over` may name: the method's options, and those of single models."""
-    method = EVERY.get(str(data.get("merge_method")))
+    method = ALL_METHODS.get(str(data.get("merge_method")))
     for option in method.options if method else ():
         yield option.name
     if method is not None and _pair(data, method):
@@ -223,7 +223,7 @@ def of_one_model(data: RecipeData, name: str) -> str:
     "'weight' alone is the same for every model; for one, write models.0.weight (a), models.1.weight (b), or t for the \
 share of the second"
     """
-    method = EVERY.get(str(data.get("merge_method")))
+    method = ALL_METHODS.get(str(data.get("merge_method")))
     if method is None or not any(option.name == name and option.per_model for option in method.options):
         return ""
     share = ", or t for the share of the second" if name == "weight" and _pair(data, method) else ""

@@ -10,17 +10,16 @@ from typing import Any
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.merging.api import planned
-from isomerge.merging.data_uses import data_uses
-from isomerge.merging.measured import measures_of
+from isomerge.merging.data_methods import DATA_METHODS
 from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.plan.models import open_model
 from isomerge.merging.plan.tensors import plan_tensors
 from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe.write import as_data
+from isomerge.merging.recipe_data import data_uses, measures_of
 from isomerge.merging.steps import PreparedModels, RunSettings, merge_document, prepare
 from isomerge.merging.vocabulary.from_recipe import require_same_ids
-from isomerge.merging.whole import WHOLE
 
 AFTERWARDS = ("name", "dtype", "out_dtype", "tokenizer", "chat_template", "repair")
 """Keys of a recipe that neither alignment nor the runs over data look at."""
@@ -90,7 +89,7 @@ class Merger:
 
 def preparation(recipe: Recipe) -> str:
     """Names what is found out before tensors are merged: the same for recipes that share alignment and statistics."""
-    if recipe.merge_method in WHOLE:
+    if recipe.merge_method in DATA_METHODS:
         return json.dumps(as_data(recipe), sort_keys=True)
     data = _without_options(recipe)
     for key in (*AFTERWARDS, "merge_method"):

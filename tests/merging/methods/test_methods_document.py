@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.methods import Option
 from isomerge.merging.methods.method import REQUIRED
-from isomerge.merging.whole import EVERY
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "methods.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### ([\w+]+)\n(.*?)(?=^##|\Z)", DOCUMENT, re.MULTILINE | re.DOTALL))
@@ -29,12 +29,12 @@ def row(option: Option) -> str:
 
 
 def test_the_document_has_a_section_for_every_method_and_for_nothing_else() -> None:
-    assert sorted(SECTIONS) == sorted(EVERY)
+    assert sorted(SECTIONS) == sorted(ALL_METHODS)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_METHODS)
 def test_the_section_has_the_summary_the_formula_and_the_options(name: str) -> None:
-    section, method = SECTIONS[name], EVERY[name]
+    section, method = SECTIONS[name], ALL_METHODS[name]
     assert method.summary in section
     assert method.reference in section
     for part in ("Formula: ", "Use: ", "Differences: "):

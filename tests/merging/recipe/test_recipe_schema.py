@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe.schema import FILE, text
-from isomerge.merging.whole import EVERY
 
 SCHEMA = json.loads(FILE.read_text(encoding="utf-8"))
 KINDS = {
@@ -25,8 +25,8 @@ def test_the_shipped_schema_is_up_to_date() -> None:
 
 def test_every_method_and_option_is_described() -> None:
     offered = {one["const"]: one["description"] for one in SCHEMA["properties"]["merge_method"]["oneOf"]}
-    assert offered == {name: method.summary for name, method in EVERY.items()}
-    for name, method in EVERY.items():
+    assert offered == {name: method.summary for name, method in ALL_METHODS.items()}
+    for name, method in ALL_METHODS.items():
         properties = SCHEMA["$defs"][f"options-{name}"]["properties"]
         for option in method.options:
             assert properties[option.name]["description"] == option.help

@@ -31,6 +31,11 @@ PerModel = typing.Annotated[list[T], PER_MODEL]
 """An option that every model has its own value of. The function gets a list, in the order of the models."""
 
 
+SHARE = "between 0 and 1"
+Share = typing.Annotated[float, SHARE]
+"""An option that is a number between 0 and 1."""
+
+
 def each(value: T) -> list[T]:
     """The default of a per-model option: the same for every model."""
     return [value]
@@ -39,7 +44,7 @@ def each(value: T) -> list[T]:
 MEASURED = {"importance": "fisher", "statistics": "gram"}
 """Options that name a file of what was measured of each model, and what that is. Data can take the files' place."""
 Base = Literal["required", "optional", "ignored"]
-SHARES = {"density", "gamma", "select_topk", "share", "off_diagonal"}
+SHARES = {"density", "gamma", "select_topk", "share"}
 NOT_NEGATIVE = {"floor", "ridge", "tolerance"}
 REQUIRED = object()
 """The default of an option that has none."""
@@ -56,11 +61,12 @@ class Option:
     default: Any
     help: str
     nullable: bool = False
+    share: bool = False
 
     @property
     def bounds(self) -> tuple[float, float] | None:
         """Shares lie between 0 and 1, whatever the method."""
-        return (0.0, 1.0) if self.name in SHARES else None
+        return (0.0, 1.0) if self.share or self.name in SHARES else None
 
     def problem(self, value: Any) -> str | None:
         """What is wrong with a value of the right type."""
@@ -174,7 +180,9 @@ def read_options(function: Callable[..., Any], document: str) -> tuple[Option, .
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             continue
-        hint, per_model = hints[parameter.name], False
+        hint, per_model, share = hints[parameter.name], False, False
+        if SHARE in getattr(hint, "__metadata__", ()):
+            hint, share = typing.get_args(hint)[0], True
         if PER_MODEL in getattr(hint, "__metadata__", ()):
             hint, per_model = typing.get_args(typing.get_args(hint)[0])[0], True
         kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
@@ -183,7 +191,7 @@ def read_options(function: Callable[..., Any], document: str) -> tuple[Option, .
             (default,) = default  # what `each` wrapped
         key = parameter.name.removesuffix("_")
         nullable = type(None) in typing.get_args(hint)
-        options.append(Option(key, kinds[0], per_model, default, described[key], nullable))
+        options.append(Option(key, kinds[0], per_model, default, described[key], nullable, share))
     return tuple(options)
 
 

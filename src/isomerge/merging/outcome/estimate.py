@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from isomerge.merging.data_sets import DataSets
-from isomerge.merging.data_uses import data_uses
 from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.plan.option_values import stand_ins
+from isomerge.merging.recipe_data import DataSets, data_uses
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.memory import RESERVE, fitting_threads, job_memory, peak_memory, present_memory
 from isomerge.merging.run.rows import InMemory, TensorGroup

@@ -17,8 +17,8 @@ from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.hashing import hash_tensors
 from isomerge.checkpoint.lock import Lock, LockedInput, current_versions, locked_input, locked_tensors
 from isomerge.checkpoint.writer import CheckpointWriter, side_copies
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.run.rows import BLOCK_ELEMENTS
-from isomerge.merging.whole import EVERY
 from isomerge.running.stock import run_versions
 from isomerge.threads import thread_count
 
@@ -181,7 +181,7 @@ def record_files(merged: Merged, measured: Mapping[str, Any] | None, sha256: str
 
 
 def _facts(merged: Merged) -> dict[str, Any]:
-    method = EVERY[merged.recipe.merge_method]
+    method = ALL_METHODS[merged.recipe.merge_method]
     donor = next((name for name, c in merged.inputs.items() if c is merged.donor), merged.donor.name)
     return {"method": method.name, "summary": method.summary, "paper": method.reference, "donor": donor}
 

@@ -20,6 +20,7 @@ from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
 from isomerge.checkpoint.side_files import side_files_of
 from isomerge.checkpoint.writer import CheckpointWriter, counted
+from isomerge.merging.regression import one_shortage_warning
 from isomerge.merging.run.jobs import Job, run
 from isomerge.merging.run.memory import peak_memory
 from isomerge.merging.run.sources import InputHashes
@@ -27,9 +28,9 @@ from isomerge.results import Result, plain
 from isomerge.threads import ahead, thread_count
 
 if TYPE_CHECKING:
-    from isomerge.merging.data_sets import DataSet
     from isomerge.merging.plan.tensor_plan import RecipePlan
     from isomerge.merging.recipe import Recipe
+    from isomerge.merging.recipe_data import DataSet
     from isomerge.merging.vocabulary import Vocabulary
 
 
@@ -127,7 +128,8 @@ class Merged:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole result in memory."""
-        return dict(self.tensors())
+        with one_shortage_warning():
+            return dict(self.tensors())
 
     def load_into(self, module: nn.Module) -> nn.Module:
         """Put the merged weights into a module of the same architecture, in place, and return it."""

@@ -10,9 +10,9 @@ from isomerge.adapters.adapter import CONFIG, has_adapter_beside
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.errors import RequestError
+from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
 from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.vocabulary.files import other_ids
-from isomerge.merging.whole import EVERY, WHOLE
 
 
 def open_model(reference: ModelReference, model: Any = None) -> Checkpoint:
@@ -80,7 +80,7 @@ def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe], *, id
     if len(described) < 2:
         return []
     first = described[0]
-    lenient = {"passthrough", *(name for name, method in WHOLE.items() if method.any_width)}
+    lenient = {"passthrough", *(name for name, method in DATA_METHODS.items() if method.any_width)}
     stacked = all(document.merge_method in lenient for document in documents)
     problems: list[str] = []
     notes: list[str] = []
@@ -128,7 +128,7 @@ def base_among_models(document: Recipe) -> list[str]:
 
     Of two models (slerp) the base is one by its nature, and a method without a base takes it as one more.
     """
-    method = EVERY[document.merge_method]
+    method = ALL_METHODS[document.merge_method]
     listed = [entry.model for entry in document.models or ()]
     if document.base_model not in listed or method.base == "ignored" or method.most == 1:
         return []

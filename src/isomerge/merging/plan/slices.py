@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isomerge.errors import did_you_mean
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.plan.model_parts import ModelParts, part_called
 from isomerge.merging.plan.option_values import OptionScope
 from isomerge.merging.recipe.definitions import ModelEntry, Module, OutputSlice, Recipe
@@ -13,7 +14,6 @@ from isomerge.merging.recipe.fields import Settings
 from isomerge.merging.recipe.mergekit import base_is_merged
 from isomerge.merging.recipe.problems import Path, Problems
 from isomerge.merging.recipe.reference import ModelReference
-from isomerge.merging.whole import EVERY
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _SliceReader:
         return [LayerSlice(sources, self._used(base), scopes)]
 
     def _adds(self, base: ModelReference) -> bool:
-        method = EVERY[self.recipe.merge_method]
+        method = ALL_METHODS[self.recipe.merge_method]
         if method.base != "ignored":
             return True
         merged = base_is_merged(method, self.recipe)
@@ -159,7 +159,7 @@ class _SliceReader:
         return result
 
     def _used(self, base: ModelReference | None) -> ModelReference | None:
-        return None if EVERY[self.recipe.merge_method].base == "ignored" else base
+        return None if ALL_METHODS[self.recipe.merge_method].base == "ignored" else base
 
     def _depth(self, model: ModelReference, part: str) -> int:
         own = self.builds[model].parts.get(part)

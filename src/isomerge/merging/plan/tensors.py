@@ -9,6 +9,7 @@ from typing import Any
 from isomerge.checkpoint import Checkpoint, is_harmless_buffer
 from isomerge.checkpoint.base import name_some
 from isomerge.errors import RequestError, near_miss
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.methods import Method
 from isomerge.merging.methods.method import REQUIRED
 from isomerge.merging.plan.config_depth import Origin, depth_changes
@@ -29,7 +30,6 @@ from isomerge.merging.recipe.definitions import Recipe
 from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe.problems import Problems
 from isomerge.merging.recipe.reference import ModelReference
-from isomerge.merging.whole import EVERY
 
 COPY = "passthrough"
 MOST_SHAPES = 20  # of one kind in a message; nobody reads the three-hundredth
@@ -54,7 +54,7 @@ def plan_tensors(recipe: Recipe, checkpoints: Mapping[ModelReference, Checkpoint
 class _Planner:
     def __init__(self, recipe: Recipe, builds: dict[ModelReference, ModelParts], problems: Problems) -> None:
         self.recipe, self.builds, self.problems = recipe, builds, problems
-        self.method = EVERY[recipe.merge_method]
+        self.method = ALL_METHODS[recipe.merge_method]
         self.donor = recipe.referenced_models()[0]
         self.resolver = OptionResolver(recipe.places)
         self.tensors: dict[str, TensorPlan] = {}

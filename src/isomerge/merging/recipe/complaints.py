@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from isomerge.errors import did_you_mean, near_miss
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe.definitions import (
     ModelEntry,
     ModelToken,
@@ -20,7 +21,6 @@ from isomerge.merging.recipe.definitions import (
 from isomerge.merging.recipe.fields import TAG, Conditional
 from isomerge.merging.recipe.problems import Path, Places, Problems
 from isomerge.merging.recipe.settings import AlignSettings, CalibrateSettings, DataSettings, RepairSettings
-from isomerge.merging.whole import EVERY
 
 CONTAINERS: dict[str, tuple[type[BaseModel], str]] = {
     "models": (ModelEntry, "an entry of models"),
@@ -108,7 +108,8 @@ def _unknown_key(key: str, path: Path) -> str:
         return f"{text} {MERGEKIT_LEFTOVERS[key]}"
     if hint := near_miss(key, allowed):
         return f"{text} {hint}"
-    if "parameters" in allowed and any(key == option.name for method in EVERY.values() for option in method.options):
+    options = {option.name for method in ALL_METHODS.values() for option in method.options}
+    if "parameters" in allowed and key in options:
         return f"{text} It is an option of merge methods: put it under 'parameters'"
     homes = [label for other, label in (TOP, *CONTAINERS.values()) if key in allowed_keys(other)]
     return f"{text} It belongs to {' or '.join(homes)}" if homes else text

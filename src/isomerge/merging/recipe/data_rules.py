@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from isomerge.merging.data_methods import DataMethod
 from isomerge.merging.methods import METHODS, Method
 from isomerge.merging.recipe.entries import walk
 from isomerge.merging.recipe.problems import Path, Places, Problems
 from isomerge.merging.recipe.reference import ModelReference
-from isomerge.merging.whole import WholeMethod
 
 UNMEASURED = {
     "fisher": "weighs by importances: it needs 'data' to measure them on, or files under 'importance'",
@@ -23,11 +23,11 @@ ONE_TABLE = "the models have to read the same tokens there: leave 'tokenizer' ou
 
 
 def check_data(
-    method: Method | WholeMethod, data: Mapping[str, Any], files: bool, places: Places, problems: Problems
+    method: Method | DataMethod, data: Mapping[str, Any], files: bool, places: Places, problems: Problems
 ) -> None:
     """Enter what does not fit; `files` says whether the method's statistics come from files that options name."""
     rules = _Rules(method, data, files, places, problems)
-    if isinstance(method, WholeMethod):
+    if isinstance(method, DataMethod):
         rules.whole_models(method)
     rules.needed()
     rules.calibrate()
@@ -37,14 +37,14 @@ def check_data(
         rules.add(path, text)
 
 
-def unused_keys(method: Method | WholeMethod, data: Mapping[str, Any], files: bool) -> list[Path]:
+def unused_keys(method: Method | DataMethod, data: Mapping[str, Any], files: bool) -> list[Path]:
     """What is about data and without effect: a sweep leaves it out at the points that do not use it."""
     return [path for path, _ in _Rules(method, data, files, Places(), Problems("")).unused()]
 
 
 @dataclass
 class _Rules:
-    method: Method | WholeMethod
+    method: Method | DataMethod
     data: Mapping[str, Any]
     files: bool
     places: Places
@@ -58,7 +58,7 @@ class _Rules:
     @property
     def whole(self) -> str | None:
         """How a whole-model method takes data."""
-        return self.method.data if isinstance(self.method, WholeMethod) else None
+        return self.method.data if isinstance(self.method, DataMethod) else None
 
     @property
     def entries(self) -> list[tuple[Path, Mapping[str, Any]]]:
@@ -74,7 +74,7 @@ class _Rules:
         self.add(path, text, missing="data")
 
     # --- rules --------------------------------------------------------------------------------------------------------
-    def whole_models(self, method: WholeMethod) -> None:
+    def whole_models(self, method: DataMethod) -> None:
         name = method.name
         for key in ("slices", "modules"):
             if self.has(key):

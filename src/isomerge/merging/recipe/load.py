@@ -13,13 +13,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from isomerge.errors import RequestError, did_you_mean
+from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe.complaints import complain
 from isomerge.merging.recipe.definitions import ModelToken, Recipe, TokenSettings
 from isomerge.merging.recipe.document import read_documents
 from isomerge.merging.recipe.options import check_method
 from isomerge.merging.recipe.problems import Path, Places, Problems
 from isomerge.merging.recipe.reference import ModelReference
-from isomerge.merging.whole import EVERY
 
 EXAMPLE = "merge_method: linear, and models: with entries '- model: PATH'"
 
@@ -232,7 +232,7 @@ def recipe_of(
     """
     entries: list[dict[str, Any]] = [{"model": _reference(model)} for model in models]
     shared: dict[str, Any] = {}
-    each = {option.name for option in EVERY[method].options if option.per_model} if method in EVERY else set()
+    each = {option.name for option in ALL_METHODS[method].options if option.per_model} if method in ALL_METHODS else set()
     for key, value in (options or {}).items():
         if key in each and isinstance(value, (list, tuple)):
             if len(value) != len(entries):

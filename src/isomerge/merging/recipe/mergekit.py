@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from isomerge.merging.data_methods import ALL_METHODS, WholeMethod
 from isomerge.merging.methods import Method
 from isomerge.merging.recipe.definitions import Recipe
 from isomerge.merging.recipe.entries import parameter_blocks, walk
 from isomerge.merging.recipe.write import as_data, dump
-from isomerge.merging.whole import EVERY, WholeMethod
 
 _TASK_VECTORS = ("weight", "density", "normalize", "rescale", "lambda", "int8_mask")
 MERGEKIT: dict[str, tuple[str, ...]] = {
@@ -57,7 +57,7 @@ def mergekit_yaml(recipe: Recipe) -> str | None:
     if not _in_mergekit(recipe, data):
         return None
     data.pop("name", None)
-    method = EVERY[recipe.merge_method]
+    method = ALL_METHODS[recipe.merge_method]
     for option in method.options:
         if option.name in DEMANDED and not _set_by_every_model(data, option.name):
             data["parameters"] = data.get("parameters") or {}
@@ -69,7 +69,7 @@ def _in_mergekit(recipe: Recipe, data: dict[str, Any]) -> bool:
     ours = (recipe.align, recipe.data, recipe.repair)
     if any(one is not None for one in ours) or recipe.seed or recipe.merge_method not in MERGEKIT:
         return False
-    method = EVERY[recipe.merge_method]
+    method = ALL_METHODS[recipe.merge_method]
     known = {*MERGEKIT[method.name], *WITHOUT_EFFECT}
     if any(set(block) - known for _, block, _ in parameter_blocks(data)):
         return False

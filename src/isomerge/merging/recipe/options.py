@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from isomerge.errors import did_you_mean, near_miss
+from isomerge.merging.data_methods import ALL_METHODS, DataMethod
 from isomerge.merging.methods import Method, Option
 from isomerge.merging.methods.method import MEASURED, REQUIRED
 from isomerge.merging.recipe.data_rules import check_data
@@ -18,9 +19,8 @@ from isomerge.merging.recipe.entries import parameter_blocks, walk
 from isomerge.merging.recipe.mergekit import WITHOUT_EFFECT, base_is_merged
 from isomerge.merging.recipe.problems import Path, Places, Problems
 from isomerge.merging.recipe.reference import ModelReference
-from isomerge.merging.whole import EVERY, WholeMethod
 
-AnyMethod = Method | WholeMethod
+AnyMethod = Method | DataMethod
 
 
 def check_method(data: dict[str, Any], places: Places, problems: Problems) -> None:
@@ -29,10 +29,10 @@ def check_method(data: dict[str, Any], places: Places, problems: Problems) -> No
     name = data.get("merge_method")
     if not isinstance(name, str) or not name:
         return
-    if name not in EVERY:
-        problems.add(places, ("merge_method",), f"'{name}' is not a merge method. {did_you_mean(name, EVERY)}")
+    if name not in ALL_METHODS:
+        problems.add(places, ("merge_method",), f"'{name}' is not a merge method. {did_you_mean(name, ALL_METHODS)}")
         return
-    method = EVERY[name]
+    method = ALL_METHODS[name]
     _check_options(method, data, places, problems)
     _check_models(method, data, places, problems)
     files = any(block.get(option) is not None for _, block, _ in parameter_blocks(data) for option in MEASURED)
@@ -49,6 +49,10 @@ def _one_kind_of_input(data: Mapping[str, Any], places: Places, problems: Proble
 # --- options ----------------------------------------------------------------------------------------------------------
 def _check_options(method: AnyMethod, data: dict[str, Any], places: Places, problems: Problems) -> None:
     known = {option.name: option for option in method.options}
+    for _, block, _ in parameter_blocks(data):
+        for old, new in (method.old_options if isinstance(method, DataMethod) else {}).items():
+            if old in block and new not in block:
+                block[new] = block.pop(old)
     given = set()
     for path, block, of_model in parameter_blocks(data):
         for key in block:
@@ -63,7 +67,7 @@ def _check_options(method: AnyMethod, data: dict[str, Any], places: Places, prob
                     places, here, f"'{key}' of {method.name} is one value for all models: move it from the model to "
                     "the 'parameters' of the recipe, the slice or the module",
                 )  # fmt: skip
-            elif isinstance(method, WholeMethod) and isinstance(block[key], (dict, list)):
+            elif isinstance(method, DataMethod) and isinstance(block[key], (dict, list)):
                 text = f"'{key}' of {method.name} holds for the whole model: write one value, no gradient and no filter"
                 problems.add(places, here, text)
             else:

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from isomerge.merging.data_methods import ALL_METHODS, DataMethod
 from isomerge.merging.methods import Method, Option
 from isomerge.merging.methods.method import REQUIRED
 from isomerge.merging.recipe.definitions import Recipe
 from isomerge.merging.recipe.mergekit import WITHOUT_EFFECT
-from isomerge.merging.whole import EVERY, WholeMethod
 
 FILE = Path(__file__).with_name("schema.json")
 TYPES = {float: "number", int: "integer", bool: "boolean", str: "string"}
@@ -22,7 +22,7 @@ def schema() -> dict[str, Any]:
     properties = json_schema["properties"]
     properties["merge_method"] = {
         "description": "How tensors are merged.",
-        "oneOf": [{"const": name, "description": EVERY[name].summary} for name in sorted(EVERY)],
+        "oneOf": [{"const": name, "description": ALL_METHODS[name].summary} for name in sorted(ALL_METHODS)],
     }
     source = json_schema["$defs"]["TokenizerSettings"]["properties"]["source"]
     properties["tokenizer_source"] = {**source, "description": "Short for tokenizer: {source: …}."}
@@ -34,10 +34,10 @@ def schema() -> dict[str, Any]:
     definitions = json_schema["$defs"]
     for kind in TYPES:
         definitions |= {_setting_name(kind, nullable): _setting(kind, nullable) for nullable in (False, True)}
-    for name in sorted(EVERY):
-        definitions[f"options-{name}"] = _options(EVERY[name], of_model=False)
-        definitions[f"model-options-{name}"] = _options(EVERY[name], of_model=True)
-    json_schema["allOf"] = [_where(name) for name in sorted(EVERY)]
+    for name in sorted(ALL_METHODS):
+        definitions[f"options-{name}"] = _options(ALL_METHODS[name], of_model=False)
+        definitions[f"model-options-{name}"] = _options(ALL_METHODS[name], of_model=True)
+    json_schema["allOf"] = [_where(name) for name in sorted(ALL_METHODS)]
     kinds = ("models", "slices", "modules")
     json_schema["oneOf"] = [{"required": [kind]} for kind in kinds]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **json_schema, "title": "A recipe of isomerge"}
@@ -47,9 +47,9 @@ def text() -> str:
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 
-def _options(method: Method | WholeMethod, *, of_model: bool) -> dict[str, Any]:
+def _options(method: Method | DataMethod, *, of_model: bool) -> dict[str, Any]:
     options = [option for option in method.options if option.per_model or not of_model]
-    whole = isinstance(method, WholeMethod)
+    whole = isinstance(method, DataMethod)
     return {
         "type": ["object", "null"],
         "additionalProperties": False,

@@ -18,8 +18,8 @@ from isomerge.checkpoint.hashing import raw_bytes
 from isomerge.checkpoint.writer import CheckpointWriter
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.merging.methods import Method
+from isomerge.merging.regression import one_shortage_warning
 from isomerge.merging.run.rows import TensorGroup, TensorSource, spans
-from isomerge.merging.statistics.warning import told_together
 from isomerge.threads import thread_count, workers
 
 
@@ -146,7 +146,7 @@ def run(
     tell(sum(job.info.nbytes for job in jobs if job.name in done))
     # The largest first, so that no worker starts the largest when the others have nothing left to do.
     waiting = sorted((job for job in jobs if job.name not in done), key=lambda job: -job.info.nbytes)
-    with told_together(), workers(thread_count(threads)) as pool:
+    with one_shortage_warning(), workers(thread_count(threads)) as pool:
         futures = [pool.submit(work, job) for job in waiting]
         try:
             _first_failure(futures)

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from isomerge.calibration import Statistics, open_statistics
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.errors import RequestError
 from isomerge.merging.methods import METHODS
+from isomerge.merging.moved_grams import gram_sources
 from isomerge.merging.plan.tensor_plan import TensorPlan
 from isomerge.merging.recipe import ModelReference
 from isomerge.merging.run.rows import TensorSource, gram_options
 from isomerge.merging.run.sources import InputHashes, Stored
 
 if TYPE_CHECKING:
-    from isomerge.calibration import Statistics
     from isomerge.merging.aligned import AlignedModels
 
 
-class TensorFiles:
-    """Opens each file once. An option whose value is text names one."""
+def named_statistics(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Statistics]]:
+    """Options as a recipe can write them, and the statistics among them that were given as objects, by their name."""
+    given: dict[str, Statistics] = {}
 
-    def __init__(self) -> None:
+    def named(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [named(one) for one in value]
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if not isinstance(value, Statistics):
+            return value
+        name = value.name
+        while given.get(name, value) is not value:
+            name += "'"
+        given[name] = value
+        return name
+
+    return {key: named(value) for key, value in options.items()}, given
+
+
+class TensorFiles:
+    """Opens each file once. An option whose value is text names one, or statistics that were given as an object."""
+
+    def __init__(self, given: Mapping[str, Statistics] | None = None) -> None:
+        self._given = dict(given or {})
         self.opened: dict[str, Checkpoint] = {}
         self._statistics: dict[str, Statistics] = {}
 
@@ -45,7 +68,8 @@ class TensorFiles:
             files = value if option.per_model else [value]
             if option.name in gram_options(chosen.function):
                 owners = [models[given.model] for given in plan.inputs]
-                sources[option.name] = self._grams(files, names, owners, option.name, aligned)
+                biases = bool(plan.options.get("solve_biases"))
+                sources[option.name] = self._grams(files, names, owners, option.name, aligned, biases)
                 continue
             if aligned is not None:
                 raise RequestError(
@@ -60,20 +84,21 @@ class TensorFiles:
         return sources
 
     def _grams(
-        self, files: list[Any], names: list[str], models: list[Checkpoint], option: str, aligned: AlignedModels | None
-    ) -> list[TensorSource]:
+        self,
+        files: list[Any],
+        names: list[str],
+        models: list[Checkpoint],
+        option: str,
+        aligned: AlignedModels | None,
+        solve_biases: bool,
+    ) -> list[Source]:
         """The Gram matrix of every model's inputs to this weight, in the basis the models are merged in; [] for a
         tensor that is no linear map. They move with the models, exactly."""
-        from isomerge.merging.statistics.moved import gram_source
-
         if None in files:
             raise RequestError(f"Merging: '{option}' is given for some of the models only. Name a file for each.")
         known = [self._opened_statistics(file) for file in files]
-        grams: list[TensorSource | None] = [
-            gram_source(statistics, name, model, aligned)
-            for statistics, name, model in zip(known, names, models, strict=True)
-        ]
-        there = [source for source in grams if source is not None]
+        grams = gram_sources(known, names, models, aligned, solve_biases=solve_biases)
+        there: list[TensorSource] = [source for source in grams if source is not None]
         if there and len(there) < len(grams):
             lacking = [file for file, source in zip(files, grams, strict=True) if source is None]
             raise RequestError(
@@ -83,18 +108,22 @@ class TensorFiles:
         return there
 
     def _opened_statistics(self, file: str) -> Statistics:
-        from isomerge.calibration import open_statistics
-
         if file not in self._statistics:
-            self._statistics[file] = open_statistics(file)
-            self.opened[file] = self._statistics[file].stored
+            statistics = open_statistics(self._given.get(file, file))
+            if "gram" not in statistics.info.get("what", ()):
+                raise RequestError(
+                    f"Merging with {statistics.name}: it holds {', '.join(statistics.info.get('what', ()))} and not "
+                    "'gram'. Measure again with what={'gram'} (isomerge calibrate --what gram)."
+                )
+            self._statistics[file] = statistics
+            self.opened[file] = statistics.stored
         return self._statistics[file]
 
     def _source(self, file: Any, tensor: str, option: str, shape: tuple[int, ...], hashes: InputHashes) -> TensorSource:
         if file is None:
             raise RequestError(f"Merging: '{option}' is given for some of the models only. Name a file for each.")
         if file not in self.opened:
-            self.opened[file] = open_checkpoint(file)
+            self.opened[file] = self._given[file].stored if file in self._given else open_checkpoint(file)
         held: Mapping[str, Any] = self.opened[file].tensors
         if tensor not in held or held[tensor].shape != shape:
             state = f"{held[tensor].shape} there and {shape} in the models" if tensor in held else "not there"

@@ -11,43 +11,43 @@ from torch import Tensor
 from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint, TensorInfo, is_buffer
 from isomerge.merging.transport.compatible import require_same_kind
-from isomerge.merging.transport.pair import Found, Request, solve_plans
-from isomerge.merging.transport.stream import softness
+from isomerge.merging.transport.pair_plans import SolvedPlans, TransportRequest, solve_plans
+from isomerge.merging.transport.stream_plan import softness
 from isomerge.symmetry.binding import BoundModel
 
 State = dict[str, Tensor]
 
 
-def carry(source: Checkpoint, anchor: BoundModel, request: Request) -> tuple[State, dict[str, Any]]:
+def carry(source: Checkpoint, anchor: BoundModel, request: TransportRequest) -> tuple[State, dict[str, Any]]:
     """The source in the anchor's units, in float64 and by the anchor's names on disk; and a record of how."""
     require_same_kind(source, anchor.checkpoint)
     bound = replace(describe(source), device=request.device)
     request = replace(request, solver=replace(request.solver, unfinished=0))
-    found = solve_plans(bound, anchor, request)
+    solved = solve_plans(bound, anchor, request)
     moved: State = {}
     for name in anchor.files:
-        carried = found.plans.move(bound.raw(name), bound.layouts[name], anchor.layouts[name])
+        carried = solved.plans.move(bound.raw(name), bound.layouts[name], anchor.layouts[name])
         moved |= {file: part.cpu() for file, part in anchor.split(name, carried).items()}
     for name in anchor.extra:
         info = source.tensors.get(name)
         if info is not None and info.shape == anchor.checkpoint.tensors[name].shape and not is_buffer(source, name):
             moved[name] = source.read(name).double()
-    return moved, _record(bound, found)
+    return moved, _record(bound, solved)
 
 
-def _record(source: BoundModel, found: Found) -> dict[str, Any]:
+def _record(source: BoundModel, solved: SolvedPlans) -> dict[str, Any]:
     spaces: dict[str, dict[str, Any]] = {}
-    for space, plan in found.plans.all():
+    for space, plan in solved.plans.all():
         row = spaces.setdefault(space, {"name": space, "units": list(reversed(plan.shape)), "softness": []})
         row["softness"].append(softness(plan))
     rows = [{**row, "softness": sum(row["softness"]) / len(row["softness"])} for row in spaces.values()]
-    notes = [*source.architecture.notes, *source.notes, *found.notes]
-    if not found.plans.exact:
+    notes = [*source.architecture.notes, *source.notes, *solved.notes]
+    if not solved.plans.exact:
         notes.append(
             f"{source.name} was carried approximately: its plans are not permutations, so its function changes"
         )
     return {
-        "model": source.name, "exact": found.plans.exact, "examples": found.examples, "spaces": rows, "notes": notes,
+        "model": source.name, "exact": solved.plans.exact, "examples": solved.examples, "spaces": rows, "notes": notes,
     }  # fmt: skip
 
 
@@ -72,16 +72,16 @@ def plan_of(anchor: BoundModel) -> dict[str, TensorInfo]:
 
 def own_state(checkpoint: Checkpoint, names: Mapping[str, Any]) -> State:
     """Tensors in float64; what has no fraction stays."""
-    found = {name: checkpoint.read(name) for name in names}
-    return {name: t.double() if t.is_floating_point() else t for name, t in found.items()}
+    tensors = {name: checkpoint.read(name) for name in names}
+    return {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
 
 
 def finished(state: State, anchor: BoundModel) -> State:
     """In the precision the weights are stored in; buffers are the anchor's own."""
-    found = {}
+    result = {}
     for name, tensor in state.items():
         if name in anchor.extra and is_buffer(anchor.checkpoint, name):
-            found[name] = anchor.checkpoint.read(name)
+            result[name] = anchor.checkpoint.read(name)
         else:
-            found[name] = tensor.to(anchor.stored_precision) if tensor.is_floating_point() else tensor
-    return found
+            result[name] = tensor.to(anchor.stored_precision) if tensor.is_floating_point() else tensor
+    return result

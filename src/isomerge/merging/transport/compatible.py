@@ -11,26 +11,26 @@ from isomerge.symmetry.binding import BoundModel
 
 def require_same_kind(source: Checkpoint, anchor: Checkpoint) -> None:
     """What config.json says already."""
-    found = []
+    problems = []
     kinds = [c.config.get("model_type") for c in (source, anchor)]
     if kinds[0] != kinds[1]:
-        found.append(f"different architectures: '{kinds[0]}' and '{kinds[1]}'")
+        problems.append(f"different architectures: '{kinds[0]}' and '{kinds[1]}'")
     for key in DEPTH_KEYS:
         values = [c.config.get(key) for c in (source, anchor)]
         if None not in values and values[0] != values[1]:
-            found.append(f"different depths: {key} is {values[0]} and {values[1]}")
-    if found:
-        raise _refused(source.name, anchor.name, found)
+            problems.append(f"different depths: {key} is {values[0]} and {values[1]}")
+    if problems:
+        raise _refused(source.name, anchor.name, problems)
 
 
 def require_transportable(source: BoundModel, anchor: BoundModel, moving: Architecture) -> None:
     """What the tensors say; `moving` has the groups that are left to move."""
-    found = []
+    problems = []
     declared, other = anchor.architecture.spaces, source.architecture.spaces
     for only, one, two in (("anchor", anchor, source), ("source", source, anchor)):
         missing = [n for n in one.layouts if n not in two.layouts]
         if missing:
-            found.append(f"only the {only} has {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}")
+            problems.append(f"only the {only} has {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}")
     parents = {p for group in declared.values() if group.size > 1 for p in group.per}  # a size of 1 is only a scale
     for space, group in declared.items():
         size = other[space].size if space in other else group.size
@@ -39,27 +39,27 @@ def require_transportable(source: BoundModel, anchor: BoundModel, moving: Archit
         sizes = f"{size} and {group.size}"
         counted = group.reorders and not group.signed and part_of(anchor.architecture.root(space)) == "attention"
         if RESIDUAL not in declared:
-            found.append(f"'{space}' has {sizes} units, and no specification says who reads them")
+            problems.append(f"'{space}' has {sizes} units, and no specification says who reads them")
         elif counted or space in parents:
-            found.append(f"'{space}' has {sizes} units: numbers of heads, groups and experts must be equal")
+            problems.append(f"{space!r} has {sizes} units: numbers of heads, groups and experts must be equal")
         elif not moving.spaces[space].movable:
-            found.append(f"'{space}' has {sizes} units and stays as it is, so the numbers must be equal")
+            problems.append(f"{space!r} has {sizes} units and stays as it is, so the numbers must be equal")
     for name in sorted(set(source.layouts) & set(anchor.layouts)):
         a, b = anchor.layouts[name], source.layouts[name]
         if a.pattern != b.pattern:
-            found.append(f"{name} plays different roles (is one model tied, or of another head class?)")
+            problems.append(f"{name} is used differently in the two: check tie_word_embeddings and the head class")
             continue
         for axis, x in enumerate(a.axes):
             free = all(atom.free for segment in x for atom in segment.atoms)
             if free and a.shape[axis] != b.shape[axis]:
                 word = x[0].atoms[0].space.lstrip("_") or "entries"
-                found.append(f"{name} has {b.shape[axis]} and {a.shape[axis]} {word}")
-    if found:
-        raise _refused(source.name, anchor.name, found)
+                problems.append(f"{name} has {b.shape[axis]} and {a.shape[axis]} {word}")
+    if problems:
+        raise _refused(source.name, anchor.name, problems)
 
 
-def _refused(source: str, anchor: str, found: list[str]) -> RequestError:
-    shown = "; ".join(found[:6]) + (f"; and {len(found) - 6} more" if len(found) > 6 else "")
+def _refused(source: str, anchor: str, problems: list[str]) -> RequestError:
+    shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
     return RequestError(
         f"Transporting {source} to {anchor}: {shown}. Widths may differ, but the architecture, the depth, the heads "
         "and the vocabulary must be the same."

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from isomerge.calibration.cross import CrossMoments
 from isomerge.calibration.sites import Site
-from isomerge.merging.transport.plans import Plans, input_axes
+from isomerge.merging.transport.plans import TransportPlans, input_axes
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.patterns import Segment
 
 
 @dataclass(frozen=True)
-class Evidence:
+class UnitDistances:
     """Squared distances between the units of one place: axes are its spaces, the anchor's first, then the source's."""
 
     label: str
@@ -38,7 +38,7 @@ class Evidence:
     def of(
         cls, label: str, spaces: Sequence[str], sizes: tuple[Sequence[int], Sequence[int]], cross: Tensor,
         energy_a: Tensor, energy_b: Tensor,
-    ) -> Evidence:  # fmt: skip
+    ) -> UnitDistances:  # fmt: skip
         cost = (energy_a[:, None] + energy_b - 2 * cross).clamp(min=0)
         shaped = cost.reshape(*sizes[0], *sizes[1])
         return cls(label, tuple(spaces), shaped, energy_a.reshape(*sizes[0]), energy_b.reshape(*sizes[1]))
@@ -48,7 +48,7 @@ class Evidence:
         """The norm of everything that is seen here, of both models alike."""
         return float((self.energy_a.sum() * self.energy_b.sum()) ** 0.25)
 
-    def normalised(self) -> Evidence:
+    def normalised(self) -> UnitDistances:
         """Of size 1, so that every place counts the same."""
         scale = self.size**2
         if not scale > 0:
@@ -57,29 +57,29 @@ class Evidence:
             self, cost=self.cost / scale, energy_a=self.energy_a / scale, energy_b=self.energy_b / scale
         )  # fmt: skip
 
-    def without(self, fixed: set[str]) -> Evidence:
+    def without(self, fixed: set[str]) -> UnitDistances:
         """Spaces whose units keep their place are not looked at unit by unit: only i with i counts."""
-        found = self
+        reduced = self
         for space in [s for s in self.spaces if s in fixed]:
-            k, n = found.spaces.index(space), len(found.spaces)
-            found = Evidence(
-                found.label, tuple(s for s in found.spaces if s != space),
-                found.cost.diagonal(dim1=k, dim2=n + k).sum(-1), found.energy_a.sum(k), found.energy_b.sum(k),
+            k, n = reduced.spaces.index(space), len(reduced.spaces)
+            reduced = UnitDistances(
+                reduced.label, tuple(s for s in reduced.spaces if s != space),
+                reduced.cost.diagonal(dim1=k, dim2=n + k).sum(-1), reduced.energy_a.sum(k), reduced.energy_b.sum(k),
             )  # fmt: skip
-        return found
+        return reduced
 
 
-def from_activations(site: Site, moments: CrossMoments, source: BoundModel) -> Evidence:
+def from_activations(site: Site, moments: CrossMoments, source: BoundModel) -> UnitDistances:
     """… of all samples; every place has size 1, whatever the scale of its activations."""
     sizes_b = [source.architecture.spaces[s].size for s in site.spaces]
-    return Evidence.of(
+    return UnitDistances.of(
         site.name, site.spaces, (site.sizes, sizes_b), moments.cross.T, moments.squares_a, moments.squares_b
     )
 
 
 def from_weights(
-    root: str, source: BoundModel, anchor: BoundModel, plans: Plans, *, without: Container[str] = ()
-) -> list[Evidence]:
+    root: str, source: BoundModel, anchor: BoundModel, plans: TransportPlans, *, without: Container[str] = ()
+) -> list[UnitDistances]:
     """What writes to the units of a space and of those inside it, seen through the plans of what it reads from."""
     return [
         _rows(name, axis, number, source, anchor, plans)
@@ -88,7 +88,9 @@ def from_weights(
     ]
 
 
-def start_of_stream(names: Sequence[str], source: BoundModel, anchor: BoundModel, plans: Plans) -> Evidence:
+def start_of_stream(
+    names: Sequence[str], source: BoundModel, anchor: BoundModel, plans: TransportPlans
+) -> UnitDistances:
     """Several writers as one place: their features side by side."""
     written = [place for place in _written(RESIDUAL, anchor, plans) if place[0] in names]
     parts = [_rows(name, axis, number, source, anchor, plans) for name, axis, number in written]
@@ -101,17 +103,17 @@ def start_of_stream(names: Sequence[str], source: BoundModel, anchor: BoundModel
     return replace(total, label="the start of the stream")
 
 
-def reads(root: str, anchor: BoundModel, plans: Plans) -> dict[str, set[str]]:
+def reads(root: str, anchor: BoundModel, plans: TransportPlans) -> dict[str, set[str]]:
     """For every weight that writes to a space, the spaces it reads from: none for a table that is looked up."""
-    found = {}
+    spaces_read = {}
     for name, _, _ in _written(root, anchor, plans):
         layout = anchor.layouts[name]
         atoms = [a for k in input_axes(layout) for segment in layout.axes[k] for a in segment.atoms if not a.free]
-        found[name] = {plans.architecture.root(a.space) for a in atoms}
-    return found
+        spaces_read[name] = {plans.architecture.root(a.space) for a in atoms}
+    return spaces_read
 
 
-def _written(root: str, anchor: BoundModel, plans: Plans) -> Iterator[tuple[str, int, int]]:
+def _written(root: str, anchor: BoundModel, plans: TransportPlans) -> Iterator[tuple[str, int, int]]:
     """(weight, axis, part of that axis) for all that writes to a space."""
     for name, layout in anchor.layouts.items():
         reading = input_axes(layout)
@@ -124,11 +126,13 @@ def _written(root: str, anchor: BoundModel, plans: Plans) -> Iterator[tuple[str,
                     yield name, axis, number
 
 
-def _touches(segment: Segment, root: str, plans: Plans) -> bool:
+def _touches(segment: Segment, root: str, plans: TransportPlans) -> bool:
     return any(not a.free and plans.architecture.root(a.space) == root for a in segment.atoms)
 
 
-def _rows(name: str, axis: int, number: int, source: BoundModel, anchor: BoundModel, plans: Plans) -> Evidence:
+def _rows(
+    name: str, axis: int, number: int, source: BoundModel, anchor: BoundModel, plans: TransportPlans
+) -> UnitDistances:
     """Incoming weights and bias of every unit, as rows."""
     features: list[tuple[Tensor, Tensor]] = []
     bias = anchor.bias_of(name)
@@ -145,9 +149,9 @@ def _rows(name: str, axis: int, number: int, source: BoundModel, anchor: BoundMo
     segments = anchor.layouts[name].axes[axis][number], source.layouts[name].axes[axis][number]
     spaces = [atom.space for atom in segments[0].atoms]
     sizes = segments[0].sizes, segments[1].sizes
-    return Evidence.of(name, spaces, sizes, a @ b.T, a.square().sum(1), b.square().sum(1))
+    return UnitDistances.of(name, spaces, sizes, a @ b.T, a.square().sum(1), b.square().sum(1))
 
 
-def fixed_spaces(plans: Plans) -> set[str]:
+def fixed_spaces(plans: TransportPlans) -> set[str]:
     """Spaces whose units keep their place."""
     return {name for name, group in plans.architecture.spaces.items() if not group.movable}

@@ -27,7 +27,7 @@ Pair = tuple[int, int]
 
 
 @dataclass
-class Plans:
+class TransportPlans:
     """A plan for every space that moves; a space without one keeps its units. All sum to 1."""
 
     architecture: Architecture
@@ -41,8 +41,8 @@ class Plans:
     def all(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.outer.items()
         yield from self.across.items()
-        for space, found in self.inner.items():
-            for plan in found.values():
+        for space, by_pair in self.inner.items():
+            for plan in by_pair.values():
                 yield space, plan
 
     @property
@@ -54,13 +54,13 @@ class Plans:
         """A tensor of the source in the units of the anchor; axis `leave` stays as it is."""
         reading = input_axes(anchor)
         for axis, pairs in enumerate(zip(source.axes, anchor.axes, strict=True)):
-            found = [(b, a, self._matrix(b, a, axis in reading)) for b, a in zip(*pairs, strict=True)]
-            if axis == leave or all(matrix is None for _, _, matrix in found):
+            pieces = [(b, a, self._matrix(b, a, axis in reading)) for b, a in zip(*pairs, strict=True)]
+            if axis == leave or all(matrix is None for _, _, matrix in pieces):
                 continue
             shape = [*tensor.shape]
             shape[axis] = anchor.shape[axis]
             result = tensor.new_zeros(shape)
-            for b, a, matrix in found:
+            for b, a, matrix in pieces:
                 values = b.take(tensor, axis).reshape(math.prod(b.sizes), -1)
                 a.put(result, axis, values if matrix is None else _multiplied(matrix, values))
             tensor = result
@@ -129,13 +129,13 @@ def input_axes(layout: Layout) -> set[int]:
     if len(layout.axes) < 2:
         return set()
     atoms = [[atom for segment in axis for atom in segment.atoms if not atom.free] for axis in layout.axes]
-    readers = {k for k, found in enumerate(atoms) if any(a.space == RESIDUAL and a.dual for a in found)}
+    readers = {k for k, axis in enumerate(atoms) if any(a.space == RESIDUAL and a.dual for a in axis)}
     if readers:
         return readers
-    writers = {k for k, found in enumerate(atoms) if any(a.space == RESIDUAL for a in found)}
+    writers = {k for k, axis in enumerate(atoms) if any(a.space == RESIDUAL for a in axis)}
     if writers:
-        return {k for k, found in enumerate(atoms) if found and k not in writers}
-    return {k for k, found in enumerate(atoms) if any(a.dual for a in found)}
+        return {k for k, axis in enumerate(atoms) if axis and k not in writers}
+    return {k for k, axis in enumerate(atoms) if any(a.dual for a in axis)}
 
 
 def _multiplied(matrix: Tensor, values: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ FLOOR = 1e-3  # of the mean mass: a unit that never fires still has a place
 
 
 @dataclass
-class Solver:
+class TransportSolver:
     """How plans are solved, and how many did not come to an end."""
 
     kind: str = "emd"
@@ -72,19 +72,19 @@ class Solver:
         return size / size.sum()
 
     def _hard(self, a: Tensor, b: Tensor, cost: Any) -> Tensor:
-        found, log = require_pot().emd(a.numpy(), b.numpy(), cost, numItermax=STEPS, log=True)
+        matrix, log = require_pot().emd(a.numpy(), b.numpy(), cost, numItermax=STEPS, log=True)
         self.unfinished += log["warning"] is not None
-        return torch.from_numpy(found)
+        return torch.from_numpy(matrix)
 
     def _soft(self, a: Tensor, b: Tensor, cost: Any) -> Tensor:
         if float(cost.max()) / self.regularisation > STEEP:
-            found, log = self._descended(a, b, cost)
+            matrix, log = self._descended(a, b, cost)
         else:
-            found, log = require_pot().sinkhorn(
+            matrix, log = require_pot().sinkhorn(
                 a.numpy(), b.numpy(), cost, self.regularisation, method="sinkhorn", numItermax=ROUNDS, stopThr=STOP,
                 log=True, warn=False,
             )  # fmt: skip
-        plan = torch.from_numpy(found)
+        plan = torch.from_numpy(matrix)
         if not bool(plan.isfinite().all()):
             raise RequestError(
                 f"Transporting {tuple(plan.shape)} units with a regularisation of {self.regularisation}: it is too "
@@ -98,12 +98,12 @@ class Solver:
         pot, start, here = require_pot(), None, 1.0
         while True:
             with numpy.errstate(over="ignore"):  # far from the masses at first; the plan itself is looked at
-                found, log = pot.bregman.sinkhorn_log(
+                matrix, log = pot.bregman.sinkhorn_log(
                     a.numpy(), b.numpy(), cost, here, numItermax=ROUNDS // 4, stopThr=STOP, log=True, warn=False,
                     warmstart=start,
                 )  # fmt: skip
             if here <= self.regularisation:
-                return found, log
+                return matrix, log
             there = max(here / 2, self.regularisation)
             start = log["log_u"] * here / there, log["log_v"] * here / there
             here = there

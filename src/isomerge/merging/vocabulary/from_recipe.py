@@ -12,10 +12,10 @@ from isomerge.checkpoint.local import FileCheckpoint
 from isomerge.checkpoint.side_files import is_weight, side_files_of
 from isomerge.choices import ROWS
 from isomerge.errors import RequestError
+from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
 from isomerge.merging.plan.models import open_model
 from isomerge.merging.plan.tensor_plan import RecipePlan
 from isomerge.merging.recipe import ModelReference, Recipe
-from isomerge.merging.whole import EVERY, WHOLE
 
 if TYPE_CHECKING:
     from isomerge.merging.recipe.definitions import TokenSettings
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 def require_same_ids(document: Recipe, models: Sequence[Checkpoint]) -> None:
     """Refuse to merge rows of different tokens. A recipe may want just that, as mergekit does; flags have to say so."""
-    from isomerge.merging.measured import measures_of
+    from isomerge.merging.recipe_data import measures_of
     from isomerge.merging.vocabulary.files import other_ids
 
     moved = other_ids(models) if document.tokenizer is None else []
     if not moved:
         return
-    if document.merge_method in WHOLE or document.repair is not None or measures_of(document):
+    if document.merge_method in DATA_METHODS or document.repair is not None or measures_of(document):
         what = "This merge runs all models on the same tokens, so merge models of one tokenizer"
     else:
         what = (
@@ -89,7 +89,7 @@ def _require_tables(document: Recipe, rules: Mapping[str, TokenRule], tables: Ma
         return
     told = "; ".join(f"token {token!r} is to take its row from {model}" for token, model in absent.items())
     cause = "whose tables are no part of this merge"
-    if set(absent.values()) == {str(document.base_model)} and EVERY[document.merge_method].base == "ignored":
+    if set(absent.values()) == {str(document.base_model)} and ALL_METHODS[document.merge_method].base == "ignored":
         cause = f"of which only the config and side files are used, since {document.merge_method} has no base"
     raise RequestError(
         f"While merging vocabularies: {told}, {cause}. List it under models, with weight 0 if it is to give nothing "

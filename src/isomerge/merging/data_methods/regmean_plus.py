@@ -1,0 +1,149 @@
+"""RegMean++ (Nguyen et al., 2025): RegMean on the inputs that the merged model itself has at each layer.
+
+    W = (Σ_k w_k Ĝ_k)⁻¹ Σ_k w_k Ĝ_k W_k,  Ĝ_k = α G_k + (1 − α) diag(G_k)
+
+with G_k the mean of x xᵀ over the merged model's inputs on the data of model k. Biases, norms and tables stay averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from isomerge.merging.data_methods.method import data_method
+from isomerge.merging.layerwise.ridge import RegressionResult, solve_positive
+from isomerge.merging.layerwise.run import LayerwiseRun
+from isomerge.merging.layerwise.running import (
+    CalibrationData,
+    ExpertRouting,
+    ModelRunner,
+    require_finite_rows,
+    rows_of,
+    valid_rows,
+)
+from isomerge.merging.layerwise.solver import FEWEST_FOR_AN_EXPERT, LayerReport, LinearWeight, change_by
+from isomerge.merging.layerwise.stages import Stage
+from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
+from isomerge.merging.methods.method import PerModel, Share, each
+
+Slot = tuple[str, int | None]  # a weight, and which expert of it
+
+
+@data_method(
+    name="regmean++",
+    data="each",
+    passes="the merged model over every model's data, once per linear map",
+    reference="https://arxiv.org/abs/2508.03121",
+    old_options={"off_diagonal": "alpha"},
+)
+def regmean_plus(
+    inputs: MergeInputs,
+    *,
+    weight: PerModel[float] = each(1.0),
+    alpha: Share = 0.9,
+    floor: float = 1e-6,
+    cache: str = "2GB",
+) -> MergedWeights:
+    """As regmean, layer after layer, with the inputs that the merged model has on each model's own data.
+
+    Options:
+        weight: how much each model's data count, divided by their sum
+        alpha: what off-diagonal entries of the Gram matrices are multiplied by (earlier name: off_diagonal)
+        floor: what is added to their diagonal, as a share of its mean
+        cache: memory that spares running finished layers again, as 2GB; 0 switches it off
+    """
+    run = LayerwiseRun(inputs, weight, [data.passes(inputs.models[0]) for data in inputs.data], cache)
+    solver = RegMeanSolver(run.runners()[0], run.others, run.shares, floor, alpha, run.report)
+    for number, stage in enumerate(run.plan.stages):
+        solver.solve(stage, run.examples)
+        inputs.report(number + 1, len(run.plan.stages), "reconstructing")
+    return run.result({})
+
+
+class InputGram:
+    def __init__(self) -> None:
+        self.rows, self.sum = 0, torch.zeros(())
+
+    def add(self, inputs: Tensor) -> None:
+        x = inputs.double()
+        self.rows += x.shape[0]
+        self.sum = self.sum.to(x.device) + x.T @ x
+
+    def mean(self, alpha: float) -> Tensor:
+        gram = self.sum / max(self.rows, 1)
+        return alpha * gram + (1 - alpha) * torch.diag(gram.diagonal())
+
+
+@dataclass
+class RegMeanSolver:
+    merged: ModelRunner
+    parents: Sequence[nn.Module]
+    weights: Sequence[float]
+    floor: float
+    alpha: float
+    report: LayerReport
+
+    def solve(self, stage: Stage, examples: Sequence[CalibrationData]) -> None:
+        """`examples`: the data of each model."""
+        if stage.kind == "norm":
+            return
+        grams: list[dict[Slot, InputGram]] = []
+        transposed: set[str] = set()
+        offset = 0  # the cache tells batches apart by their number
+        for own in examples:
+            own_grams: dict[Slot, InputGram] = {}
+            for batch in own:
+                routing = ExpertRouting(batch) if stage.kind == "experts" else None
+                for call in self.merged.run([stage], batch, offset, routing)[stage]:
+                    valid = routing.valid(call) if routing else valid_rows(call, batch, self.merged.two_sided)
+                    inputs = rows_of(call.input, valid)
+                    require_finite_rows(inputs, self.report.roles.label(call.weight), "the merged model so far")
+                    own_grams.setdefault((call.weight, call.expert), InputGram()).add(inputs)
+                    transposed |= {call.weight} if call.transposed else set()
+                offset += 1
+            grams.append(own_grams)
+        self._put(stage, grams, transposed)
+
+    def _put(self, stage: Stage, grams: list[dict[Slot, InputGram]], transposed: set[str]) -> None:
+        kept: list[tuple[int, int]] = []
+        inputs = 0
+        for slot in sorted(set().union(*grams), key=str):
+            name, part = slot
+            own = [one.get(slot, InputGram()) for one in grams]
+            rows = min(gram.rows for gram in own)
+            if part is not None:
+                inputs = self.merged.model.get_parameter(name).shape[2]
+                if rows < FEWEST_FOR_AN_EXPERT * inputs:
+                    kept.append((part, rows))
+                    continue
+            means = [w * gram.mean(self.alpha) for w, gram in zip(self.weights, own, strict=True)]
+            solved = self._solved(means, name, part, name in transposed)
+            if part is None:
+                LinearWeight(self.merged.model.get_parameter(name), None, name in transposed).add(solved.change)
+                self.report.warn_if_few(Stage(stage.kind, (name,), 0, False, stage.place), rows, means[0].shape[0])
+            else:
+                change_by(self.merged.model.get_parameter(name)[part], solved.change.T)
+            more = {} if part is None else {"expert": part}
+            self.report.solved(Stage(stage.kind, (name,), 0, False, stage.place), rows, solved, **more)
+        self.report.kept(stage, inputs, kept)
+
+    def _solved(self, grams: Sequence[Tensor], name: str, part: int | None, transposed: bool) -> RegressionResult:
+        def weight(model: nn.Module) -> Tensor:
+            tensor = model.get_parameter(name).detach().double()
+            tensor = tensor if part is None else tensor[part]
+            return tensor if transposed else tensor.T  # (in, out)
+
+        average = weight(self.merged.model)
+        away = [weight(model) - average for model in self.parents]
+        total = torch.stack(list(grams)).sum(0)
+        cross = torch.stack([gram @ w for gram, w in zip(grams, away, strict=True)]).sum(0)
+        change = solve_positive(total + self.floor * total.diagonal().mean() * torch.eye(len(total)).to(total), cross)
+
+        def loss(value: Tensor | float) -> float:
+            return sum(float(((w - value) * (g @ (w - value))).sum()) for g, w in zip(grams, away, strict=True))
+
+        size = sum(float(((w + average) * (g @ (w + average))).sum()) for g, w in zip(grams, away, strict=True)) or 1.0
+        return RegressionResult(change, (loss(0.0) / size) ** 0.5, (max(loss(change), 0.0) / size) ** 0.5)

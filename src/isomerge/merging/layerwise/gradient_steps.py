@@ -1,0 +1,274 @@
+"""Gradient steps, where they are asked for, without labels: `refine` on each solved block, `polish` on the whole model.
+
+A regression cannot change what attention looks at or which units are on, as these are not linear. A few steps of Adam
+on ‖block(z) − target‖² can, and nothing but the block is run. At the end the whole merged model may be drawn towards
+the weighted mean of its parents' probabilities, or of what they give where they have no scores of classes or tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from isomerge.merging.layerwise.assembly import FeatureAssembly, sum_of
+from isomerge.merging.layerwise.blocks import BlockIndex, copied, tensors_in
+from isomerge.merging.layerwise.recorder import ForwardDone
+from isomerge.merging.layerwise.roles import ParameterRoles
+from isomerge.merging.layerwise.running import Batch, CalibrationData, ModelRunner, rows_of
+from isomerge.merging.layerwise.stages import StagePlan
+
+# First steps, relative to the size of a parameter.
+REFINE_RATE = 0.02
+POLISH_RATE = 0.003
+WARM_UP = 20
+T = TypeVar("T")
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class BlockCall:
+    """One call of a block: what it was given, and the rows that count."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    target: Tensor
+    valid: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in tensors_in([self.arguments, self.keywords, self.target]))
+
+
+@dataclass
+class BlockRefinement:
+    merged: ModelRunner
+    parents: Sequence[ModelRunner]
+    assembly: FeatureAssembly
+    roles: ParameterRoles
+    plan: StagePlan
+    steps: int
+    budget: int
+
+    def refine(self, place: BlockIndex, examples: CalibrationData) -> dict[str, Any] | None:
+        """Lower the error of the block at `place`; None where there is no such block."""
+        name = self._block(place)
+        # The last map that writes to the stream says how the parents' streams come together.
+        writers = [stage.names[0] for stage in self.plan.stages if stage.place == place and stage.follows]
+        if name is None or not writers:
+            return None
+        calls = self._collect(place, name, writers[-1], examples)
+        block = self.merged.model.get_submodule(name)
+        variance = (
+            sum(float(rows_of(c.target, c.valid).var(0, unbiased=False).mean()) for c in calls) / len(calls) or 1.0
+        )
+        parameters = [p for p in block.parameters() if p.is_floating_point()]
+        kept = [p.detach().clone() for p in parameters]
+
+        def loss(one: BlockCall) -> Tensor:
+            output = _hidden(block(*copied(one.arguments), **copied(one.keywords)))
+            return rows_of(output - one.target, one.valid).square().mean() / variance
+
+        before = _error(loss, calls)
+        descend(parameters, loss, shuffled(calls), self.steps, REFINE_RATE)
+        after = _error(loss, calls)
+        if not after < before:
+            put_back(parameters, kept)
+            after = before
+        own = [
+            self.roles.label(full) for full, _ in self.merged.model.named_parameters() if full.startswith(f"{name}.")
+        ]
+        return {"block": _in_common(own), "error_before": before, "error_after": after, "batches": len(calls)}
+
+    def _block(self, place: BlockIndex) -> str | None:
+        stack, number = place
+        names = self.plan.stacks.names
+        return names[stack][number] if stack < len(names) and number < len(names[stack]) else None
+
+    def _collect(self, place: BlockIndex, name: str, writer: str, examples: CalibrationData) -> list[BlockCall]:
+        """As many batches as the budget holds, at least one, evenly over the data."""
+        calls: list[BlockCall] = []
+        total = examples.count or 1
+        every = 1
+        for number, batch in enumerate(examples):
+            if number % every:
+                continue
+            arguments, keywords, _ = _block_call(self.merged, name, place, batch, number)
+            outputs = [_block_call(parent, name, place, batch, number)[2] for parent in self.parents]
+            rows = [output.reshape(-1, output.shape[-1]) for output in outputs]
+            target = self.assembly.combine(writer, rows, follows=True).reshape(outputs[0].shape)
+            one = BlockCall(
+                arguments, keywords, target, _valid_rows(batch, target, self.merged.two_sided and place[0] > 0)
+            )
+            if not calls:
+                every = math.ceil(total / max(1, min(total, self.budget // max(1, one.nbytes))))
+            calls.append(one)
+        return calls
+
+
+@torch.no_grad()
+def _error(loss: Callable[[BlockCall], Tensor], calls: Sequence[BlockCall]) -> float:
+    mean = sum(float(loss(one)) for one in calls) / len(calls)
+    return float(mean**0.5)
+
+
+def _block_call(
+    runner: ModelRunner, name: str, place: BlockIndex, batch: Batch, number: int
+) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
+    """What a block is given in a forward pass, and what it gives."""
+    block = runner.model.get_submodule(name)
+    seen: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] = []
+
+    def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        seen.append((arguments, keywords, _hidden(output).detach()))
+        raise ForwardDone
+
+    handle = block.register_forward_hook(hook, with_kwargs=True)
+    try:
+        with torch.no_grad(), runner.going_on(number, place), contextlib.suppress(ForwardDone):
+            runner.model(**batch)
+    finally:
+        handle.remove()
+    return seen[0]
+
+
+def _hidden(output: Any) -> Tensor:
+    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
+    return hidden
+
+
+def _in_common(names: Sequence[str]) -> str:
+    """The block that all these tensors are in: what their names begin with, up to its number."""
+    columns = zip(*(name.split(".") for name in names), strict=False)
+    parts = [column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns)]
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[-1] + 1] if numbers else parts)
+
+
+# --- the whole model --------------------------------------------------------------------------------------------------
+def polish(
+    merged: ModelRunner,
+    parents: Sequence[ModelRunner],
+    weights: Sequence[float],
+    examples: CalibrationData,
+    steps: int,
+    report: Callable[[int], None],
+) -> dict[str, Any]:
+    """What was done, and how far the merged model is from its parents' mean before and after; never farther."""
+    parameters = [p for p in merged.model.parameters() if p.is_floating_point()]
+    kept = [p.detach().cpu().clone() for p in parameters]
+
+    def loss(batch: Batch) -> Tensor:
+        with torch.no_grad():
+            given = [_scores(parent.model, batch) for parent in parents]
+        parts = []
+        for field, own in _scores(merged.model, batch).items():
+            valid = _valid_rows(batch, own, merged.two_sided)
+            theirs = [rows_of(scores[field], valid) for scores in given]
+            parts.append(_distance(rows_of(own, valid), theirs, weights, _kind(merged.model, field, own)))
+        return sum_of(parts)
+
+    def mean_loss() -> float:
+        with torch.no_grad():
+            values = [float(loss(batch)) for batch in examples]
+        return sum(values) / len(values)
+
+    before = mean_loss()
+    descend(parameters, loss, spread(examples, examples.count or 1, steps), steps, POLISH_RATE, report)
+    after = mean_loss()
+    if not after < before:
+        put_back(parameters, kept)
+        after = before
+    return {"steps": steps, "loss_before": before, "loss_after": after}
+
+
+def _scores(model: Any, batch: Batch) -> dict[str, Tensor]:
+    """All scores a model gives (some have two heads), or its last hidden state."""
+    output = model(**batch)
+    scores = {name: value for name, value in output.items() if name.endswith("logits") and isinstance(value, Tensor)}
+    return scores or {"hidden": output[0]}
+
+
+def _kind(model: Any, field: str, scores: Tensor) -> str:
+    """What scores are: of one class out of several, of several that may all hold, or plain numbers."""
+    task = getattr(model.config, "problem_type", None)
+    if field == "hidden" or task == "regression" or scores.shape[-1] == 1:
+        return "numbers"
+    return "many" if task == "multi_label_classification" else "one"
+
+
+def _distance(own: Tensor, given: Sequence[Tensor], weights: Sequence[float], kind: str) -> Tensor:
+    def mean(parts: Sequence[Tensor]) -> Tensor:
+        return sum_of(part * weight for part, weight in zip(parts, weights, strict=True))
+
+    if kind == "one":
+        return F.kl_div(F.log_softmax(own, -1), mean([g.softmax(-1) for g in given]), reduction="batchmean")
+    if kind == "many":
+        return F.binary_cross_entropy_with_logits(own, mean([g.sigmoid() for g in given]))
+    return F.mse_loss(own, mean(given))
+
+
+def _valid_rows(batch: Batch, values: Tensor, in_decoder: bool) -> Tensor | None:
+    """Which rows are not padding; None: all of them."""
+    mask = batch.get("decoder_attention_mask" if in_decoder else "attention_mask")
+    return mask.reshape(-1).bool() if mask is not None and mask.numel() == values[..., 0].numel() else None
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+def descend(
+    parameters: Sequence[Tensor],
+    loss: Callable[[T], Tensor],
+    batches: Iterator[T],
+    steps: int,
+    rate: float,
+    report: Callable[[int], None] | None = None,
+) -> None:
+    """Lower `loss(batch)` by `steps` steps. `rate` is the first step, relative to a parameter's rms."""
+    sizes = [float(p.detach().float().square().mean().sqrt()) for p in parameters]
+    typical = sorted(sizes)[len(sizes) // 2] or 1.0
+    groups = [{"params": [p], "first": rate * (size or typical)} for p, size in zip(parameters, sizes, strict=True)]
+    optimiser = torch.optim.Adam(groups, lr=rate)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    for step in range(steps):
+        share = 0.5 * (1 + math.cos(math.pi * step / steps)) * min(1.0, (step + 1) / WARM_UP)
+        for group in optimiser.param_groups:
+            group["lr"] = group["first"] * share
+        with torch.enable_grad():
+            value = loss(next(batches))
+            optimiser.zero_grad(set_to_none=True)
+            value.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        if report:
+            report(step + 1)
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+        parameter.grad = None
+
+
+def shuffled(items: Sequence[T]) -> Iterator[T]:
+    """Over and over, each time in another order; always the same orders."""
+    draw = torch.Generator().manual_seed(0)
+    while True:
+        for place in torch.randperm(len(items), generator=draw).tolist():
+            yield items[place]
+
+
+def spread(items: Iterable[T], count: int, steps: int) -> Iterator[T]:
+    """`steps` of `count` items that can only be passed over in order: evenly over them, again and again if need be."""
+    every = max(1, count // steps)
+    while True:
+        yield from itertools.islice(items, 0, None, every)
+
+
+def put_back(parameters: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, old in zip(parameters, kept, strict=True):
+            parameter.copy_(old)

@@ -1,0 +1,174 @@
+"""What methods that solve layer by layer share: parents and merged model, order of the layers, data, result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from isomerge.architectures import describe
+from isomerge.checkpoint import Checkpoint, parse_size
+from isomerge.checkpoint.base import name_some
+from isomerge.checkpoint.memory import saved_state
+from isomerge.errors import RequestError
+from isomerge.evaluation.probe import load_stock
+from isomerge.merging.layerwise.assembly import FeatureAssembly
+from isomerge.merging.layerwise.blocks import BlockCache, find_stacks
+from isomerge.merging.layerwise.joint import all_joint, turns
+from isomerge.merging.layerwise.parents import (
+    ParentModels,
+    State,
+    read_parents,
+    with_fixed_stream,
+    with_norms_folded,
+)
+from isomerge.merging.layerwise.roles import ParameterRoles, file_names, find_roles
+from isomerge.merging.layerwise.running import Batch, CalibrationData, ModelRunner
+from isomerge.merging.layerwise.solver import LayerReport, bias_name
+from isomerge.merging.layerwise.stages import StagePlan, find_stages
+from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
+from isomerge.symmetry.architecture import RESIDUAL
+from isomerge.symmetry.canonical import Canonical
+
+
+class LayerwiseRun:
+    """The merged model, the average at first and the result in the end, with all that it takes to solve it."""
+
+    def __init__(
+        self,
+        inputs: MergeInputs,
+        weights: Sequence[float],
+        sources: Sequence[Callable[[], Iterator[Batch]]],
+        cache: str,
+        *,
+        joint: bool = False,
+        refine: bool = False,
+    ) -> None:
+        """`sources`: one data set for all models or one for each. `cache` bounds the memory that spares running
+        finished layers again. `joint`: the stream gets a basis of its own."""
+        for checkpoint in inputs.models:
+            _require_config(checkpoint)
+        self.inputs, self.shares = inputs, inputs.shares(weights)
+        self.parents, self._states = _parents(inputs, joint)
+        self.start_from(FeatureAssembly(self.parents.bound, self.shares))
+        self.others = [self._load(state) for state in self._states]
+        budget = 0 if cache == "0" else parse_size(cache)
+        self.budget = budget // 2 if refine else budget  # the other half holds what the blocks are refined on
+        share = self.budget // (4 * len(sources))
+        self.examples = [CalibrationData(source, inputs.device, share) for source in sources]
+        self.roles = find_roles(self.merged, self.parents.bound)
+        self.plan = _plan(self.merged, self.roles, self.examples[0])
+        self.report = LayerReport(self.roles)
+
+    def runners(self) -> list[ModelRunner]:
+        """The merged model and its parents, with an empty cache: each pass starts at the front."""
+        cache = BlockCache(self.plan.stacks, self.budget // 2)
+        names = ("the merged model", *(checkpoint.name for checkpoint in self.inputs.models))
+        models = zip((self.merged, *self.others), names, strict=True)
+        return [ModelRunner(model, name, who, cache) for who, (model, name) in enumerate(models)]
+
+    def start_from(self, assembly: FeatureAssembly) -> None:
+        """The merged model is now the parents' weights, put together so."""
+        state = assembly.state(self._states)
+        self.merged = self._load(state)
+        held = self._held()
+        self._unheld = {name: state[name] for name in self.parents.plan if name not in held}  # old buffers
+
+    def result(self, record: Mapping[str, Any]) -> MergedWeights:
+        """The merged model as it is now; `record` is what the method reports beside its layers."""
+        first, parents = self.inputs.models[0], self.parents
+        about = {
+            "examples": sum(data.size or 0 for data in self.examples), "layers": self.report.layers,
+            "weights": list(self.shares), **record,
+        }  # fmt: skip
+        changes = {k: v for k, v in parents.config.items() if first.config.get(k) != v or k not in first.config}
+        tensors = {name: tensor.detach().cpu() for name, tensor in self._held().items()} | self._unheld
+        return MergedWeights(
+            {name: tensors[name] for name in parents.plan}, parents.plan, changes, parents.alignment,
+            [*self.report.warnings, *self._notes()], {key: value for key, value in about.items() if value},
+        )  # fmt: skip
+
+    def _load(self, state: State) -> Any:
+        """A stock module."""
+        config = self.parents.config
+        model = load_stock(config, state, dtype=self.parents.precision).to(self.inputs.device).requires_grad_(False)
+        for part in model.modules():  # nothing is generated; a decoder may have a configuration of its own
+            if hasattr(getattr(part, "config", None), "use_cache"):
+                part.config.use_cache = False
+        if config.get("tie_word_embeddings") is False and _is_tied(model):  # some load equal tables as one
+            output = model.get_output_embeddings()
+            output.weight = torch.nn.Parameter(output.weight.clone(), requires_grad=False)
+        return model
+
+    def _held(self) -> State:
+        """The weights of the merged module by name on disk."""
+        renamed = file_names(self.parents.bound)
+        return {
+            renamed.get(name, name): tensor for name, tensor in saved_state(self.merged, "the merged model").items()
+        }
+
+    def _notes(self) -> list[str]:
+        notes = list(self.parents.notes)
+        if _is_tied(self.merged):
+            notes.append("the output table is tied to the input table, so it is not solved: both stay averaged")
+        if self.roles.writers is None:
+            notes.append(
+                "no specification says who writes to the residual stream: whatever is added to a sum is taken as a "
+                "writer"
+            )
+        solved = {name for stage in self.plan.stages for name in stage.names}
+        unseen = [self.roles.label(n) for n in self.roles.weights if n not in solved and n.endswith("weight")]
+        if unseen:
+            notes.append(
+                f"{len(unseen)} weights stay averaged, as no linear map was seen to use them: {name_some(unseen)}"
+            )
+        return notes
+
+
+def _parents(inputs: MergeInputs, joint: bool) -> tuple[ParentModels, list[State]]:
+    """The parents, aligned where that is asked for and of use; canonical if the stream gets a basis of its own."""
+    if not joint:
+        return read_parents(inputs)
+    apart = [describe(checkpoint, untie=True) for checkpoint in inputs.models]
+    small = [name for one in apart for name in Canonical(one, [RESIDUAL]).undividable()] if turns(apart[0]) else []
+    if turns(apart[0]) and not small:
+        needless = inputs.align is not None and len(inputs.models) > 1 and all_joint(apart[0])
+        parents, states = read_parents(inputs, align=not needless)
+        if needless:
+            parents.notes.append("the models were not aligned: joint features do not depend on the basis of each model")
+        return with_norms_folded(parents, states)
+    parents, states = read_parents(inputs)
+    why = f"the gain of {small[0]} is too small to divide by" if small else "of this kind of model it cannot be turned"
+    parents.notes.append(f"the residual stream is the mean of the models', since {why}")
+    return with_fixed_stream(parents), states
+
+
+def _is_tied(model: Any) -> bool:
+    """The output table is the input table."""
+    output = model.get_output_embeddings()
+    return output is not None and output.weight is model.get_input_embeddings().weight
+
+
+def _plan(model: Any, roles: ParameterRoles, examples: CalibrationData) -> StagePlan:
+    """What to solve in which order, from a forward pass on a few examples."""
+    few = examples.few()
+
+    def run() -> None:
+        with torch.no_grad():
+            model(**few)
+
+    names = {name for name, _ in model.named_parameters()}
+    stacks = find_stacks(model, run)
+    return find_stages(
+        model, run, stacks, weights=roles.weights, norms=roles.norms, writes=roles.writes,
+        has_bias=lambda name: bias_name(name) in names,
+    )  # fmt: skip
+
+
+def _require_config(checkpoint: Checkpoint) -> None:
+    if not checkpoint.config:
+        raise RequestError(
+            f"Merging {checkpoint.name} layer by layer: it has no config.json, so no stock class can run it. "
+            "Give a folder with config.json, or a transformers module."
+        )

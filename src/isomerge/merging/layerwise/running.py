@@ -1,0 +1,203 @@
+"""Running the merged model and its parents over the calibration data, up to the point a stage needs and no further."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isomerge.errors import IsomergeError, RequestError
+from isomerge.merging.layerwise.blocks import BlockCache, BlockIndex
+from isomerge.merging.layerwise.recorder import CallRecorder, ForwardDone, RecordedWeights, WeightCall
+from isomerge.merging.layerwise.stages import Stage
+
+Batch = Mapping[str, Tensor]
+Batches = Callable[[], Iterator[Batch]]
+
+
+class CalibrationData:
+    """The calibration data, given again for every pass; kept in memory as far as `budget` bytes go."""
+
+    def __init__(self, batches: Batches, device: str, budget: int) -> None:
+        self._batches, self._device = batches, device
+        self._kept: list[dict[str, Tensor]] | None = None
+        self._budget = budget
+        self.size: int | None = None
+        """CalibrationData, once they were passed over."""
+        self.count: int | None = None
+        """Batches, likewise."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept: list[dict[str, Tensor]] | None = []
+        seen = held = count = 0
+        for batch in self._fresh():
+            count += 1
+            seen += _length(batch)
+            held += sum(t.nbytes for t in batch.values())
+            if kept is not None and held <= self._budget:
+                kept.append(batch)
+            else:
+                kept = None
+            yield batch
+        if not seen:
+            raise RequestError("Merging on data: there is no batch. Give at least a few examples.")
+        if self.size is not None and seen != self.size:
+            raise RequestError(
+                f"Merging on data: there were {self.size} examples in the first pass and {seen} now. "
+                "A function that gives batches must give the same ones in the same order every time."
+            )
+        self.size, self.count, self._kept = seen, count, kept
+
+    def _fresh(self) -> Iterator[dict[str, Tensor]]:
+        for batch in self._batches():
+            yield {name: tensor.to(self._device) for name, tensor in batch.items() if name != "labels"}
+
+    def few(self, count: int = 2) -> dict[str, Tensor]:
+        """A little of the first batch, to see how the models run."""
+        for batch in self:
+            return {name: tensor[:count] for name, tensor in batch.items()}
+        raise RequestError("Merging on data: there is no batch. Give at least a few examples.")
+
+
+class ModelRunner:
+    """One model with its cache: `run` gives the calls a stage asks for."""
+
+    def __init__(self, model: Any, name: str, who: int, cache: BlockCache) -> None:
+        self.model, self.name, self._who = model, name, who
+        self._cache = cache
+
+    @property
+    def two_sided(self) -> bool:
+        """Encoder and decoder, each with positions of its own."""
+        return bool(getattr(self.model.config, "is_encoder_decoder", False))
+
+    def going_on(self, number: int, place: BlockIndex) -> contextlib.AbstractContextManager[None]:
+        """Run the model on batch `number` without the blocks before `place` whose outcome is known."""
+        return self._cache.going_on(self.model, self._who, number, place)
+
+    def run(
+        self, stages: Sequence[Stage], batch: Batch, number: int, routing: ExpertRouting | None = None
+    ) -> dict[Stage, list[WeightCall]]:
+        """The calls each stage asks for, from one forward pass that ends as soon as all are there."""
+        maps = [name for stage in stages if stage.kind != "norm" for name in stage.names]
+        norms = [name for stage in stages if stage.kind == "norm" for name in stage.names]
+        followed = {name for stage in stages if stage.follows for name in stage.names}
+
+        def sorted_by_stage(calls: list[WeightCall]) -> dict[Stage, list[WeightCall]]:
+            return {stage: [call for call in calls if call.weight in stage.names] for stage in stages}
+
+        def is_over(calls: list[WeightCall]) -> bool:
+            return all(stage.is_over(own) for stage, own in sorted_by_stage(calls).items())
+
+        recorder = CallRecorder(RecordedWeights.of(self.model, maps, norms), is_over, follow=followed)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(_telling_the_encoder(self.model, recorder))
+            if routing is not None:
+                stack.enter_context(routing.imposed(self.model, stages[0].names[0]))
+            stack.enter_context(self.going_on(number, stages[0].place))
+            stack.enter_context(contextlib.suppress(ForwardDone))
+            with recorder:
+                self.model(**batch)
+        return sorted_by_stage(recorder.calls)
+
+
+class ExpertRouting:
+    """Which tokens go to which expert: as the merged model (who runs first) decides, for its parents too."""
+
+    def __init__(self, batch: Batch) -> None:
+        mask = batch.get("attention_mask")
+        self._valid = None if mask is None else mask.reshape(-1).bool()
+        self._decided: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def valid(self, call: WeightCall) -> Tensor | None:
+        """The rows of an expert's input that are not padding, which `imposed` has made to stand out."""
+        return None if self._valid is None else ~call.input.isnan().all(-1).reshape(-1)
+
+    @contextlib.contextmanager
+    def imposed(self, model: nn.Module, weight: str) -> Iterator[None]:
+        owner = model.get_submodule(weight.rpartition(".")[0])
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            hidden, *rest = args
+            if self._decided is None:
+                # Padding is made to stand out, so that its rows can be told wherever the experts put them.
+                if self._valid is not None and self._valid.numel() == hidden[..., 0].numel():
+                    hidden = hidden.masked_fill(~self._valid.reshape(*hidden.shape[:-1], 1), float("nan"))
+                self._decided = tuple(rest), dict(kwargs)
+            return (hidden, *self._decided[0]), self._decided[1]
+
+        def after(*_: Any) -> None:
+            raise ForwardDone
+
+        hooks = [
+            owner.register_forward_pre_hook(before, with_kwargs=True),
+            owner.register_forward_hook(after),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+@contextlib.contextmanager
+def _telling_the_encoder(model: Any, recorder: CallRecorder) -> Iterator[None]:
+    """In a model with encoder and decoder, say which positions a call has: each side has its own padding."""
+    if not getattr(model.config, "is_encoder_decoder", False):
+        yield
+        return
+
+    def enter(*_: Any) -> None:
+        recorder.encoding = True
+
+    def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+        recorder.encoding = False
+        recorder.encoder_output = output[0]
+
+    encoder = model.get_encoder()
+    hooks = [encoder.register_forward_pre_hook(enter), encoder.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def valid_rows(call: WeightCall, batch: Batch, two_sided: bool) -> Tensor | None:
+    """Which rows of a call are not padding; None: all of them."""
+    rows = call.input[..., 0].numel()
+    if two_sided and not call.encoded:
+        mask = batch.get("decoder_attention_mask")
+    else:
+        mask = batch.get("attention_mask")
+    if mask is None or mask.dim() > 3 or mask.numel() != rows:
+        return None
+    return mask.reshape(-1).bool()
+
+
+def rows_of(tensor: Tensor, valid: Tensor | None) -> Tensor:
+    flat = tensor.reshape(-1, tensor.shape[-1])
+    return flat if valid is None else flat[valid]
+
+
+def require_finite_rows(rows: Tensor, what: str, who: str) -> None:
+    """Numbers whose squares overflow count as infinite: a norm makes zeros of them, and the model seems to run."""
+    limit = (torch.finfo(rows.dtype).max / rows.shape[-1]) ** 0.5
+    if rows.numel() and not bool(rows.abs().amax() <= limit):
+        count = int((~(rows.abs() <= limit)).any(-1).sum())
+        raise IsomergeError(
+            f"Reconstructing {what}: {who} gives {count} of {rows.shape[0]} rows with values that are not finite "
+            "(NaN or infinite) or too large to be squared. Check that this model runs on the data by itself, "
+            "and that the data is finite."
+        )
+
+
+def _length(batch: Batch) -> int:
+    return next(iter(batch.values())).shape[0] if batch else 0

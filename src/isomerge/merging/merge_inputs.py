@@ -1,0 +1,58 @@
+"""What a method that runs whole models is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from isomerge.checkpoint import Checkpoint, TensorInfo
+from isomerge.merging.aligned import AlignedModels
+
+if TYPE_CHECKING:
+    from isomerge.merging.recipe_data import DataSet
+
+
+@dataclass(frozen=True)
+class MergeInputs:
+    """What a data method gets."""
+
+    models: Sequence[Checkpoint]
+    """In the recipe's order; the first gives config, names and dtypes."""
+    data: Sequence[DataSet]
+    """As the method declares its need; empty where it can do without and none is given."""
+    align: Callable[[], AlignedModels | None] | None = None
+    """Aligns the models, at the first call only; None: take them as they are."""
+    device: str = "cpu"
+    progress: Callable[[int, int, str], None] | None = None
+
+    def aligned(self) -> AlignedModels | None:
+        """The models next to the first, where that is asked for and there are several."""
+        return self.align() if self.align is not None else None
+
+    def shares(self, weights: Sequence[float]) -> list[float]:
+        """Weights that sum to 1."""
+        return [float(weight) / sum(map(float, weights)) for weight in weights]
+
+    def report(self, done: int, total: int, stage: str) -> None:
+        if self.progress is not None:
+            self.progress(done, total, stage)
+
+
+@dataclass(frozen=True)
+class MergedWeights:
+    """What it gives back: a model in memory, to be rounded once when it is written."""
+
+    tensors: Mapping[str, Tensor]
+    """By name on disk, in the precision they were solved in."""
+    plan: Mapping[str, TensorInfo]
+    """Shapes and dtypes as they are written."""
+    config_changes: dict[str, Any] = field(default_factory=dict)
+    alignment: dict[str, Any] | None = None
+    notes: Sequence[str] = ()
+    record: dict[str, Any] = field(default_factory=dict)
+    """What else the report of the merge should say."""
+    parents: Sequence[int] | None = None
+    """Places of the models that are in the result; None: all of them."""

@@ -1,0 +1,187 @@
+"""REPAIR (Jordan et al. 2023, arXiv 2211.08403): the units of a merged model get the spread they had in its parents.
+
+Averaging shrinks how much units vary from sample to sample. Layer by layer, in the order in which they run, the output
+y of every unit is renormalised to the parents' mean and standard deviation (averaged by the models' weights),
+
+    y ← (y − μ_M) σ / σ_M + μ,
+
+which is a factor on a row of the weight and a change of the bias: the result is a model like any other. A layer without
+a bias gets the factor only. A layer is measured after all earlier ones were repaired, so there is one pass per layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isomerge.architectures import describe
+from isomerge.calibration import Batches, Statistics, calibrate, open_statistics
+from isomerge.calibration.sites import sites_of
+from isomerge.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from isomerge.checkpoint.memory import MemoryCheckpoint, saved_state
+from isomerge.errors import RequestError
+from isomerge.merging.data_methods import ALL_METHODS
+from isomerge.merging.recipe import ModelReference, Recipe
+from isomerge.merging.recipe_data import DataSet, with_progress
+from isomerge.merging.run.jobs import Job
+from isomerge.merging.run.rows import InMemory
+from isomerge.running.linear_maps import LinearMap
+from isomerge.running.passes import DataPass, as_batches
+from isomerge.running.stock import StockModel
+from isomerge.running.watch import ActivationWatch
+from isomerge.symmetry.architecture import part_of
+
+DEAD = 1e-6
+"""A unit whose spread is below this share of the layer's largest is constant: there is nothing to rescale."""
+
+
+# --- as the last step of a merge --------------------------------------------------------------------------------------
+def repaired(
+    jobs: Sequence[Job],
+    parents: Sequence[Checkpoint],
+    config: Mapping[str, Any],
+    *,
+    weights: Sequence[float],
+    data: DataSet,
+    first: Checkpoint,
+    only: str | None,
+    device: str,
+    progress: Callable[[int, int, str], None] | None,
+) -> list[Job]:
+    """Jobs for the repaired tensors. The merged model is made in memory, and rounded only when it is
+    written; `first` is the model whose tokenizer or image settings make the batches."""
+    state = {job.name: job.tensor() for job in jobs}
+    merged = MemoryCheckpoint("the merged model", state, dict(config))
+    batches = with_progress(data.passes(first), data.examples, progress, "repairing")
+    state |= repair(merged, parents, batches, weight=weights, only=only, device=device)
+    return [finished_job(job.name, job.info, state[job.name]) for job in jobs]
+
+
+def finished_job(name: str, info: TensorInfo, tensor: Tensor) -> Job:
+    """A tensor that is already there: it is only rounded and written."""
+    return Job(name, info, [InMemory(tensor, f"tensor '{name}', solved")], None, None)
+
+
+def parents_of(recipe: Recipe) -> tuple[list[ModelReference], list[float], list[str]]:
+    """The models that were merged, how much each counts, and a note where that is not one number for each."""
+    method = ALL_METHODS[recipe.merge_method]
+    entries = [e for e in recipe.models or () if method.base == "ignored" or e.model != recipe.base_model]
+    shared = (recipe.parameters or {}).get("weight", 1.0)
+    given = [(entry.parameters or {}).get("weight", shared) for entry in entries]
+    plain = [float(one) for one in given if isinstance(one, (int, float)) and not isinstance(one, bool)]
+    models = [entry.model for entry in entries]
+    if len(plain) == len(given) and sum(plain) > 0:
+        return models, plain, []
+    return models, [1.0] * len(models), ["repair: every parent counts the same, as 'weight' is not one number for each"]
+
+
+# --- the repair itself ------------------------------------------------------------------------------------------------
+def repair(
+    merged: Any,
+    parents: Sequence[Any],
+    batches: Any,
+    *,
+    weight: Sequence[float] | None = None,
+    only: str | None = None,
+    device: str = "cpu",
+    limit: int | None = None,
+) -> dict[str, Tensor]:
+    """The merged model's state_dict with renormalised units.
+
+    `parents` are the models that were merged, *aligned* if the merge was (or their `Statistics` with `units`); units
+    are compared by their place. `only` is a pattern for names of weights; by default the maps into feed-forward units.
+    """
+    checkpoint = open_checkpoint(merged)
+    stock = StockModel.load(checkpoint, device)
+    shares = _shares(weight, len(parents))
+    chosen = _chosen(stock, only)
+    known = [_measured(parent, batches, device, limit) for parent in parents]
+    batches = as_batches(batches, checkpoint, limit=limit, device=device)
+    for linear in _in_running_order(stock, chosen, batches):
+        targets = [statistics.units(linear.weight) for statistics in known]
+        mean, spread = (
+            sum((s * t[k].to(device) for s, t in zip(shares, targets, strict=True)), torch.zeros((), device=device))
+            for k in (0, 1)
+        )
+        _renormalise(stock.modules[linear.module], linear, _now(stock, linear, batches, limit), mean, spread)
+    state = saved_state(stock.module, checkpoint.name)
+    return {name: state[name].to("cpu", info.dtype) for name, info in checkpoint.tensors.items() if name in state}
+
+
+def _shares(weight: Sequence[float] | None, parents: int) -> list[float]:
+    given = [1.0] * parents if weight is None else list(weight)
+    if len(given) != parents or not parents or sum(given) <= 0:
+        raise RequestError(f"Repairing: the weights {given} do not fit {parents} parents. Give one for each.")
+    return [share / sum(given) for share in given]
+
+
+def _measured(parent: Any, batches: Batches, device: str, limit: int | None) -> Statistics:
+    if isinstance(parent, Statistics):
+        return open_statistics(parent)
+    return calibrate(parent, batches, what={"units"}, device=device, limit=limit)
+
+
+def _chosen(stock: StockModel, only: str | None) -> list[LinearMap]:
+    maps = stock.maps
+    if only is not None:
+        chosen = [m for m in maps if re.search(only, m.weight)]
+    else:
+        sites = sites_of(describe(stock.checkpoint), stock, roles=["output"]).values()
+        modules = {s.module for s in sites if all(part_of(space) == "ffn" or "." in space for space in s.spaces)
+                   and any(part_of(space) == "ffn" for space in s.spaces)}  # fmt: skip
+        chosen = [m for m in maps if m.module in modules]
+    if not chosen:
+        raise RequestError(
+            f"Repairing {stock.checkpoint.name}: no layer is chosen. Name some with only='PATTERN' (names of weights)."
+        )
+    return chosen
+
+
+def _in_running_order(stock: StockModel, chosen: list[LinearMap], batches: Batches) -> list[LinearMap]:
+    """As the first batch meets them."""
+    watch = ActivationWatch(stock)
+    met: list[LinearMap] = []
+
+    def listen(linear: LinearMap) -> None:
+        watch.listen(linear.module, linear.weight, lambda module, given, made: made, lambda rows: met.append(linear))
+
+    for linear in chosen:
+        listen(linear)
+    for batch in DataPass(batches, device=stock.device, dtype=stock.dtype, limit=1):
+        watch.run(batch)
+    return list(dict.fromkeys(met))
+
+
+def _now(stock: StockModel, linear: LinearMap, batches: Batches, limit: int | None) -> tuple[Tensor, Tensor]:
+    """Mean and spread of a layer's units in the model as it is."""
+    watch, count = ActivationWatch(stock), 0
+    total = squares = torch.zeros((), dtype=torch.float64, device=stock.device)
+
+    def add(rows: Tensor) -> None:
+        nonlocal count, total, squares
+        rows = rows.double()
+        count, total, squares = count + len(rows), total + rows.sum(0), squares + rows.square().sum(0)
+
+    watch.listen(linear.module, linear.weight, lambda module, given, made: made, add)
+    for batch in DataPass(batches, device=stock.device, dtype=stock.dtype, limit=limit):
+        watch.run(batch)
+    mean = total / count
+    return mean, (squares / count - mean.square()).clamp(min=0).sqrt()
+
+
+def _renormalise(
+    module: nn.Module, linear: LinearMap, now: tuple[Tensor, Tensor], mean: Tensor, spread: Tensor
+) -> None:
+    own_mean, own = now
+    alive = own > DEAD * own.max()
+    factor = torch.where(alive, spread / torch.where(alive, own, 1), 1)
+    weight: Any = module.weight
+    with torch.no_grad():
+        weight.copy_(weight.double() * (factor if linear.transposed else factor.reshape(-1, *[1] * (weight.ndim - 1))))
+        bias: Any = module.bias
+        if bias is not None:
+            bias.copy_((bias.double() - own_mean) * factor + mean)

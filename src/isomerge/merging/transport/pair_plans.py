@@ -1,0 +1,212 @@
+"""The plans between two models: from activations at once, from weights by flowing through the network and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from isomerge.alignment.levels import Scope
+from isomerge.calibration import Batches
+from isomerge.calibration.cross import cross_statistics
+from isomerge.calibration.sites import Site
+from isomerge.errors import RequestError, did_you_mean
+from isomerge.merging.transport.compatible import require_transportable
+from isomerge.merging.transport.evidence import (
+    UnitDistances,
+    fixed_spaces,
+    from_activations,
+    from_weights,
+    reads,
+    start_of_stream,
+)
+from isomerge.merging.transport.plans import TransportPlans
+from isomerge.merging.transport.solver import TransportSolver
+from isomerge.merging.transport.stream_plan import POLICIES, stream_plan
+from isomerge.merging.transport.unit_plans import HEADS, solve_unit
+from isomerge.symmetry.architecture import RESIDUAL, part_of
+from isomerge.symmetry.binding import BoundModel
+
+COSTS = ("activations", "weights")
+SITES = ("post", "pre")
+SWEEPS = 5  # of the stream and the units, where weights decide for both
+
+
+@dataclass
+class TransportRequest:
+    """What the user asked for."""
+
+    solver: TransportSolver
+    cost: str | None = None
+    """None: activations where there is data."""
+    residual: str = "joint"
+    heads: str = "matched"
+    only: str | None = None
+    site: str = "post"
+    batches: Batches | None = None
+    device: str = "cpu"
+    progress: Callable[[int, int, str], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.cost is None:
+            self.cost = "weights" if self.batches is None else "activations"
+        asked = [
+            ("a cost", self.cost, COSTS), ("a policy for the residual stream", self.residual, POLICIES),
+            ("a way to treat heads", self.heads, HEADS), ("a place in a feed-forward", self.site, SITES),
+        ]  # fmt: skip
+        wrong = [f"'{word}' is not {what}. {did_you_mean(str(word), known)}" for what, word, known in asked
+                 if word not in known]  # fmt: skip
+        if self.cost == "activations" and self.batches is None:
+            wrong.append("cost='activations' needs data that both models can see. Give data, or use cost='weights'.")
+        if wrong:
+            raise RequestError("Transporting units: " + " ".join(wrong))
+        self.scope = Scope("permutation", only=self.only)
+
+
+@dataclass
+class SolvedPlans:
+    """The plans of a pair and how they came about."""
+
+    plans: TransportPlans
+    examples: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def solve_plans(source: BoundModel, anchor: BoundModel, request: TransportRequest) -> SolvedPlans:
+    """A plan for every space that may be permuted and that the request names."""
+    moving = request.scope.restrict(anchor.architecture)
+    if request.residual == "identity":
+        moving = moving.frozen([RESIDUAL])
+    require_transportable(source, anchor, moving)
+    planner = PairPlanner(source, anchor, request, TransportPlans(moving))
+    planner.require_heads()
+    return planner.run()
+
+
+class PairPlanner:
+    """One pair of models, while its plans are being found."""
+
+    def __init__(
+        self, source: BoundModel, anchor: BoundModel, request: TransportRequest, plans: TransportPlans
+    ) -> None:
+        self.source, self.anchor, self.request, self.plans = source, anchor, request, plans
+        self.fixed = fixed_spaces(plans)
+        architecture = plans.architecture
+        self.roots = list(dict.fromkeys(
+            architecture.root(s) for s in architecture.spaces if s not in self.fixed and s != RESIDUAL
+        ))  # fmt: skip
+        self.stream = RESIDUAL in architecture.spaces and RESIDUAL not in self.fixed
+        self.notes: list[str] = []
+        self.examples = 0
+
+    def require_heads(self) -> None:
+        """Across heads, each unit needs one place: not where units are shared between heads or must stay."""
+        if self.request.heads != "across":
+            return
+        spaces = self.plans.architecture.spaces
+        for root in (r for r in self.roots if part_of(r) == "attention"):
+            inside = [s for s, group in spaces.items() if root in group.per]
+            if any(s in self.fixed or "query" in s.split(".") for s in inside):
+                raise RequestError(
+                    f"Transporting units across heads: in '{root}' some units are tied to their head (grouped queries "
+                    "or rotary positions). Use heads='matched'."
+                )
+
+    def run(self) -> SolvedPlans:
+        if self.request.cost == "activations":
+            seen = self._look()
+            if self.stream:
+                self._solve_stream(seen.pop(RESIDUAL))
+            blind = [root for root in self.roots if not self._covers(root, seen.get(root, []))]
+            self._solve_units({root: seen[root] for root in self.roots if root not in blind})
+            if blind:
+                self.notes.append(f"there are no activations for {', '.join(blind)}: the weights decide there")
+                self._solve_units({root: self._weights(root) for root in blind})
+        else:
+            self._flow()
+        if self.request.solver.unfinished:
+            self.notes.append(
+                f"{self.request.solver.unfinished} plans had not settled when the solver stopped; "
+                "a larger regularisation settles sooner"
+            )
+        return SolvedPlans(self.plans, self.examples, self.notes)
+
+    def _flow(self) -> None:
+        """From the embeddings through the units and back to the stream, until nothing changes."""
+        if not self.stream:
+            self._solve_units({root: self._weights(root) for root in self.roots})
+            return
+        places = {root: reads(root, self.anchor, self.plans) for root in (*self.roots, RESIDUAL)}
+        tables = [root for root in self.roots if not any(places[root].values())]  # a narrow table before the stream
+        self._solve_units({root: self._weights(root) for root in tables})
+        for known in (set(tables), {*tables, *self.fixed}):
+            if first := [name for name, read in places[RESIDUAL].items() if read <= known]:
+                break
+        start = start_of_stream(first, self.source, self.anchor, self.plans)
+        self.plans.outer[RESIDUAL] = stream_plan("first", [start], self.request.solver)
+        for sweep in range(SWEEPS):
+            self._solve_units({root: self._weights(root) for root in self.roots})
+            before = self.plans.outer[RESIDUAL]
+            if self.request.residual == "first":
+                return
+            self._solve_stream([start, *self._weights(RESIDUAL, without=first)])
+            self._report(sweep + 1, SWEEPS)
+            if bool(torch.allclose(before, self.plans.outer[RESIDUAL], rtol=0, atol=1e-9 / len(before))):
+                return
+        self._solve_units({root: self._weights(root) for root in self.roots})
+
+    def _covers(self, root: str, evidence: Sequence[UnitDistances]) -> bool:
+        """Something is seen of a space and of every one inside it."""
+        spaces = self.plans.architecture.spaces
+        moving = {s for s in spaces if s not in self.fixed and self.plans.architecture.root(s) == root}
+        return bool(evidence) and moving <= {s for e in evidence for s in e.spaces}
+
+    def _weights(self, root: str, without: Sequence[str] = ()) -> list[UnitDistances]:
+        """… of a space and those inside it, without what keeps its place."""
+        distances = from_weights(root, self.source, self.anchor, self.plans, without=without)
+        return self._reduced(root, distances)
+
+    def _reduced(self, root: str, evidence: Iterable[UnitDistances]) -> list[UnitDistances]:
+        inside = self.fixed - {root}
+        return [e.without(inside) for e in evidence]
+
+    def _solve_stream(self, evidence: Sequence[UnitDistances]) -> None:
+        self.plans.outer[RESIDUAL] = stream_plan(self.request.residual, evidence, self.request.solver)
+
+    def _solve_units(self, evidence: dict[str, list[UnitDistances]]) -> None:
+        for root, distances in evidence.items():
+            heads = self.request.heads if part_of(root) == "attention" else "matched"
+            solve_unit(root, distances, self.plans, self.request.solver, "fixed" if root in self.fixed else heads)
+
+    def _look(self) -> dict[str, list[UnitDistances]]:
+        """Run both models on the data: the evidence by root."""
+        spaces = [s for s in self.plans.architecture.spaces if s not in self.fixed]
+        roles = ("stream", "input", "output") if self.stream else ("input", "output")
+        statistics = cross_statistics(
+            self.source.checkpoint, self.anchor.checkpoint, self.request.batches, spaces=spaces, roles=roles,
+            device=self.request.device, progress=self.request.progress,
+        )  # fmt: skip
+        self.examples = statistics.examples
+        seen: dict[str, list[UnitDistances]] = {}
+        for name, site in statistics.sites.items():
+            root = self.plans.architecture.root(site.spaces[0])
+            if self._is_wanted(site, root, bool(seen.get(RESIDUAL))):
+                evidence = from_activations(site, statistics.moments[name], self.source)
+                seen.setdefault(root, []).append(evidence if root == RESIDUAL else evidence.normalised())
+        return {root: self._reduced(root, evidence) for root, evidence in seen.items()}
+
+    def _is_wanted(self, site: Site, root: str, started: bool) -> bool:
+        if root == RESIDUAL:  # where it starts, and what is written to it
+            if site.role == "stream":
+                return site.kind == "in" and not started
+            layout = self.anchor.layouts[site.name.split(":")[0]]
+            spaces = [a.space for axis in layout.axes for segment in axis for a in segment.atoms]
+            return site.role == "output" and spaces.count(RESIDUAL) == 1
+        if part_of(root) == "ffn":
+            return site.role == ("input" if self.request.site == "post" else "output")
+        return True
+
+    def _report(self, done: int, most: int) -> None:
+        if self.request.progress:
+            self.request.progress(done, most, "carrying units")

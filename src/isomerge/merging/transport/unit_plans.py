@@ -1,0 +1,152 @@
+"""The plans of one unit of a model: a space that stands by itself (heads, hidden units) and those inside it.
+
+Heads and what is inside them are one problem: a pair of heads costs what is left after its inner units were carried to
+each other in the best way, and heads are then carried at that cost.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isomerge.merging.transport.evidence import UnitDistances
+from isomerge.merging.transport.plans import Pair, TransportPlans
+from isomerge.merging.transport.solver import TransportSolver
+
+HEADS = ("matched", "across", "fixed")
+SWEEPS = 4  # inner spaces of grouped queries depend on each other; they settle at once or in two or three turns
+
+
+@dataclass(frozen=True)
+class PairCosts:
+    """Squared distances inside one pair of outer units, with the energies masses are taken from."""
+
+    spaces: tuple[str, ...]
+    cost: Tensor
+    energy_a: Tensor
+    energy_b: Tensor
+
+    def seen_by(self, space: str, others: Mapping[str, Tensor]) -> Tensor:
+        """The cost between units of one space, all others carried by their plans (or evenly)."""
+        k, n = self.spaces.index(space), len(self.spaces)
+        cost = self.cost.movedim((k, n + k), (0, 1))
+        names = [s for s in self.spaces if s != space]
+        for number, other in enumerate(names):
+            left = len(names) - number
+            cost = cost.movedim((2, 2 + left), (-2, -1))
+            cost = (cost * _weight(others.get(other), cost.shape[-2:])).sum((-2, -1))
+        return cost
+
+    def total(self, plans: Mapping[str, Tensor]) -> float:
+        first = self.spaces[0]
+        cost = self.seen_by(first, plans)
+        return float((cost * _weight(plans.get(first), cost.shape)).sum())
+
+
+def _weight(plan: Tensor | None, shape: Sequence[int]) -> Tensor:
+    """A plan scaled to the number of units, so that sums over it are sums of squared distances."""
+    rows, columns = shape
+    even = torch.full((rows, columns), 1 / (rows * columns), dtype=torch.float64) if plan is None else plan
+    scale: float = (rows * columns) ** 0.5
+    return even * scale
+
+
+def solve_unit(
+    root: str, evidence: Sequence[UnitDistances], plans: TransportPlans, solver: TransportSolver, heads: str
+) -> None:
+    """Put the plans of a space and of those inside it into `plans`. What no evidence speaks of stays."""
+    inner = sorted({s for e in evidence for s in e.spaces if s != root})
+    if not inner:
+        if evidence:
+            plans.outer[root] = _flat(evidence, solver)
+        return
+    counts = evidence[0].cost.shape[0], evidence[0].cost.shape[len(evidence[0].spaces)]
+    if heads == "across":
+        plans.outer[root] = torch.eye(counts[0], dtype=torch.float64) / counts[0]
+        for space in inner:
+            plans.across[space] = _flat([e for e in evidence if space in e.spaces], solver)
+        return
+    if heads == "fixed":
+        outer = torch.eye(counts[0], dtype=torch.float64) / counts[0]
+    else:
+        outer = _outer(evidence, root, counts, solver)
+    plans.outer[root] = outer
+    inner_plans: dict[Pair, dict[str, Tensor]] = {
+        (a, b): solve_pair(blocks_of(evidence, root, a, b), solver)[0] for a, b in outer.nonzero().tolist()
+    }
+    for space in inner:
+        plans.inner[space] = {pair: solved[space] for pair, solved in inner_plans.items()}
+
+
+def _outer(evidence: Sequence[UnitDistances], root: str, counts: tuple[int, int], solver: TransportSolver) -> Tensor:
+    """The plan of the outer units: each pair at the price its inner units leave."""
+    score = torch.zeros(counts, dtype=torch.float64)
+    for a, b in itertools.product(*map(range, counts)):
+        score[a, b] = solve_pair(blocks_of(evidence, root, a, b), solver)[1]
+    energies = [torch.stack([_along(e, 0) for e in side]).sum(0) for side in _energies(evidence)]
+    plan = solver.plan(score, energies[0], energies[1])
+    return torch.where(plan > 1e-9 * plan.max(), plan, 0)
+
+
+def _energies(evidence: Sequence[UnitDistances]) -> tuple[list[Tensor], list[Tensor]]:
+    return [e.energy_a for e in evidence], [e.energy_b for e in evidence]
+
+
+def blocks_of(evidence: Sequence[UnitDistances], root: str, a: int, b: int) -> list[PairCosts]:
+    """The evidence about the insides of one pair of outer units; the outer space comes first on every axis."""
+    costs = []
+    for e in evidence:
+        n = len(e.spaces)
+        assert e.spaces[0] == root, e.spaces
+        costs.append(PairCosts(e.spaces[1:], e.cost.select(n, b).select(0, a), e.energy_a[a], e.energy_b[b]))
+    return costs
+
+
+def solve_pair(blocks: Sequence[PairCosts], solver: TransportSolver) -> tuple[dict[str, Tensor], float]:
+    """TransportPlans of the inner spaces of one pair of outer units, and the squared distance they leave."""
+    alone = {b.spaces[0] for b in blocks if len(b.spaces) == 1}
+    spaces = sorted({s for b in blocks for s in b.spaces}, key=lambda s: (s not in alone, s))
+    bare = sum(float(b.cost) for b in blocks if not b.spaces)
+    inner = [b for b in blocks if b.spaces]
+    best: tuple[dict[str, Tensor], float] = ({}, float("inf"))
+    plans: dict[str, Tensor] = {}
+    for sweep in range(SWEEPS):
+        for space in spaces:
+            # A space with evidence of its own starts from that: nothing is known of the others yet.
+            sure = [b for b in inner if b.spaces == (space,)] if sweep == 0 and space in alone else []
+            seen = sure or [b for b in inner if space in b.spaces]
+            plans = {**plans, space: _plan_of(space, seen, plans, solver)}
+        total = sum(b.total(plans) for b in inner)
+        if total >= best[1]:
+            break
+        best = plans, total
+        if all(len(b.spaces) == 1 for b in inner):
+            break
+    return best[0], bare + (best[1] if inner else 0.0)
+
+
+def _plan_of(space: str, blocks: Sequence[PairCosts], plans: Mapping[str, Tensor], solver: TransportSolver) -> Tensor:
+    cost = sum((b.seen_by(space, plans) for b in blocks[1:]), blocks[0].seen_by(space, plans))
+    energies = [
+        torch.stack([_along(e, b.spaces.index(space)) for b, e in zip(blocks, side, strict=True)]).sum(0)
+        for side in ([b.energy_a for b in blocks], [b.energy_b for b in blocks])
+    ]
+    return solver.plan(cost, energies[0], energies[1])
+
+
+def _along(values: Tensor, axis: int) -> Tensor:
+    """Summed over every other axis."""
+    moved = values.movedim(axis, 0)
+    return moved.reshape(len(moved), -1).sum(1)
+
+
+def _flat(evidence: Sequence[UnitDistances], solver: TransportSolver) -> Tensor:
+    """One plan over all units at once, as if no space lay inside another."""
+    costs = [e.cost.reshape(e.energy_a.numel(), e.energy_b.numel()) for e in evidence]
+    energies = [[e.flatten() for e in side] for side in _energies(evidence)]
+    sums = [sum(parts[1:], parts[0]) for parts in (costs, *energies)]
+    return solver.plan(sums[0], sums[1], sums[2])
