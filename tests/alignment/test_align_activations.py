@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from isomerge.alignment.scramble import scrambled
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from isomerge.alignment import activations
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import IsomergeError, RequestError
+from isomerge.symmetry.moved import scrambled
 from models import (
     WIDE,
     difference,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from isomerge.merging.merged import Merged
 from torch import Tensor
 
 import isomerge
@@ -15,6 +14,7 @@ import models as tiny
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.evaluation.probe import outputs
+from isomerge.merging.outcome.merged import Merged
 from isomerge.running.stock import load_stock
 from isomerge.symmetry.moved import scrambled
 

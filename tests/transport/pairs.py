@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from isomerge.merging.merged import Merged
 from torch import Tensor
 
 import isomerge
@@ -19,6 +18,7 @@ import samples as inputs
 from isomerge.alignment.levels import Scope
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
+from isomerge.merging.outcome.merged import Merged
 from isomerge.symmetry.transform import random_transform
 from samples import Batches
 

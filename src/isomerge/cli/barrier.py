@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isomerge.cli.eval import data_source
 from isomerge.cli.flags import Data, Level, Reading, Running, Task, data_source, option, switch
 from isomerge.cli.output import Record, Voice, as_record, below, ending, listing, number
 from isomerge.cli.verb import verb
@@ -55,7 +54,9 @@ def barrier(
     }  # fmt: skip
     with voice.work("steps") as progress:
         if third is None:
-            result = isomerge.barrier(first, second, points=points or 11, progress=progress, **options)
+            result: isomerge.results.Result = isomerge.barrier(
+                first, second, points=points or 11, progress=progress, **options
+            )
         else:
             result = isomerge.plane(first, second, third, points=points or 13, progress=progress, **options)
         record = as_record(result)

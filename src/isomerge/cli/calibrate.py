@@ -57,8 +57,13 @@ def calibrate(
     start = time.perf_counter()
     with voice.work("steps") as progress:
         opened = open_data(
-            data, kind=reading.kind, split=reading.split, text=reading.text, label=reading.label,
-            length=running.length, limit=reading.limit,
+            data,
+            kind=reading.kind,
+            split=reading.split,
+            text=reading.text,
+            label=reading.label,
+            length=running.length,
+            limit=reading.limit,
         )
         statistics = measure(
             model, opened, what=wanted, fisher=fisher, samples=samples, only=only, device=running.device,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isomerge.cli.eval import data_source, data_used
+from isomerge.cli.eval import data_used
 from isomerge.cli.flags import Data, Reading, Running, Task, data_source
 from isomerge.cli.output import Record, Voice, as_record, below, ending, listing, number
 from isomerge.cli.verb import verb

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isomerge.choices import POINTS, RANKINGS, SWEEP_MODES
-from isomerge.cli.eval import data_source
 from isomerge.cli.flags import (
     Data,
     MergeFlags,

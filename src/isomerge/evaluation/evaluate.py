@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from isomerge.adapters.refuse import require_model
+from isomerge.adapters.adapter import require_model
 from isomerge.arguments import require_types
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import name_some

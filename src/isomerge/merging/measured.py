@@ -13,8 +13,8 @@ from isomerge.merging.methods import METHODS
 from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.moved_grams import gram_sources
 from isomerge.merging.outcome.notes import in_few_layers
-from isomerge.merging.plan.tensor_plan import TensorPlan
-from isomerge.merging.recipe import CalibrateSettings, ModelReference, Recipe, RecipePlan
+from isomerge.merging.plan.tensor_plan import RecipePlan, TensorPlan
+from isomerge.merging.recipe import CalibrateSettings, ModelReference, Recipe
 from isomerge.merging.recipe_data import BASE_IMPORTANCE, DataSets, measured_models, measures_of, measuring_data
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import TensorSource
@@ -35,7 +35,7 @@ class MeasuredModels:
 
     def sources(self, plan: TensorPlan, shape: tuple[int, ...]) -> dict[str, list[TensorSource]]:
         """For each option that would name files, what they would have held for this tensor."""
-        by_option: dict[str, list[Source]] = {}
+        by_option: dict[str, list[TensorSource]] = {}
         for option in METHODS[plan.method].options:
             if MEASURED.get(option.name) == "gram":
                 by_option[option.name] = self._grams(plan)
@@ -55,7 +55,7 @@ class MeasuredModels:
             measured_aligned=True,
             solve_biases=bool(plan.options.get("solve_biases")),
         )
-        known: list[Source] = [source for source in grams if source is not None]
+        known: list[TensorSource] = [source for source in grams if source is not None]
         if known and len(known) < len(grams):
             raise RequestError(
                 f"Merging '{plan.name}': the data of some of the models never reaches it. Use more, or other examples."
@@ -109,7 +109,7 @@ def name_uneven(jobs: Iterable[Job], plan: RecipePlan) -> list[str]:
     sums: dict[str, float] = {}
     for name in in_few_layers(weighed):
         job = weighed[name]
-        of = zip(plan.tensors[name].inputs, job.extras["importance"], job.options["weight"], strict=True)
+        of = zip(plan.tensors[name].inputs, job.option_tensors["importance"], job.options["weight"], strict=True)
         for given, information, weight in of:
             if weight:
                 rows = sampled_rows(name, job.info.shape)
@@ -127,4 +127,4 @@ def name_uneven(jobs: Iterable[Job], plan: RecipePlan) -> list[str]:
 
 def _by_information(job: Job) -> bool:
     named = job.method is not None and job.method.name == "fisher"
-    return named and not job.options.get("normalize") and bool(job.extras.get("importance"))
+    return named and not job.options.get("normalize") and bool(job.option_tensors.get("importance"))

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isomerge.alignment.move import Move
 from isomerge.calibration import Gram, Statistics
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
 from isomerge.merging.aligned import AlignedModels
-from isomerge.merging.run.rows import GramSource, Source
+from isomerge.merging.run.rows import GramSource, TensorSource
 from isomerge.merging.run.sources import Stored
 from isomerge.symmetry.canonical import SMALL_GAIN, Canonical, Fold
+from isomerge.symmetry.moved import MovedModel
 from isomerge.symmetry.patterns import Layout, Segment
 
 
@@ -71,7 +71,7 @@ def gram_sources(
     if not solve_biases:
         return [_gram_source(*each, moved_by) for each in zip(statistics, names, models, strict=True)]
 
-    def tensor_of(model: Checkpoint, name: str) -> Source:
+    def tensor_of(model: Checkpoint, name: str) -> TensorSource:
         return Stored(model, name) if aligned is None else aligned.source(model, name)
 
     maps = statistics[0].info.get("maps", {})
@@ -107,19 +107,19 @@ def _gram_source(
     return GramSource(count, entry["transposed"], label, partial(_product, samples, label), partial(_total, samples))
 
 
-def _stored_samples(statistics: Statistics, weight: str) -> Samples:
+def _stored_samples(statistics: Statistics, weight: str) -> InputSums:
     return _samples(statistics.gram(weight))
 
 
-def _moved_sample(move: Move, statistics: Statistics, name: str, place: int) -> Samples:
+def _moved_sample(move: MovedModel, statistics: Statistics, name: str, place: int) -> InputSums:
     return moved_samples(move, statistics, name)[place]
 
 
-def _product(samples: Callable[[], Samples], label: str) -> Tensor:
+def _product(samples: Callable[[], InputSums], label: str) -> Tensor:
     return _finite(samples().product, label)
 
 
-def _total(samples: Callable[[], Samples]) -> Tensor:
+def _total(samples: Callable[[], InputSums]) -> Tensor:
     return samples().total
 
 

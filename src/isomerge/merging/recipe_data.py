@@ -18,12 +18,23 @@ from isomerge.merging.data_methods import DATA_METHODS
 from isomerge.merging.methods import METHODS
 from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.recipe import ModelReference, Recipe
-from isomerge.merging.recipe.options import parameter_blocks
+from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe.settings import DataSettings
 from isomerge.merging.recipe.write import as_data
 
 BASE_IMPORTANCE = "base_importance"
 MEASURING = {"fisher": "each model once, with gradients", "gram": "each model once"}
+
+
+@dataclass(frozen=True)
+class DescribedData:
+    """What records and locks say of data that is not at hand."""
+
+    name: str
+    kind: str
+    sha256: str
+    size: int
+    notes: list[str]
 
 
 @dataclass
@@ -36,6 +47,11 @@ class DataSet:
     """The arguments it was opened with; with the path, all it takes to open it again."""
     in_memory: bool = False
     _passes: dict[tuple[int, bool, str], Batches] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """In a pickle or a copy, data is described and not held: it may be anything, and was used already."""
+        data = DescribedData(self.data.name, self.data.kind, self.data.sha256, self.data.size, list(self.data.notes))
+        return {**self.__dict__, "data": data, "_passes": {}}
 
     def passes(self, checkpoint: Checkpoint, *, labels: bool = False, device: str = "cpu") -> Batches:
         """Batches for this model, a fresh iterator at every call; what fits in memory is prepared once for all."""

@@ -12,10 +12,9 @@ from isomerge.calibration import Statistics
 from isomerge.checkpoint import Checkpoint, TensorInfo, parse_dtype, require_floating
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
-from isomerge.evaluation.device import require_device
 from isomerge.merging.aligned import AlignedModels, align_models
 from isomerge.merging.data_methods import DATA_METHODS, MergedWeights, MergeInputs
-from isomerge.merging.measured import MeasuredModels, measure
+from isomerge.merging.measured import MeasuredModels, measure, name_uneven
 from isomerge.merging.methods import METHODS
 from isomerge.merging.outcome.merged import Merged, MergedCheckpoint
 from isomerge.merging.outcome.notes import name_strangers
@@ -29,9 +28,9 @@ from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.option_files import TensorFiles
 from isomerge.merging.run.rows import TensorSource
 from isomerge.merging.run.sources import InputHashes, Stored
-from isomerge.merging.uneven import name_uneven
 from isomerge.merging.vocabulary import Vocabulary, chat_template
 from isomerge.merging.vocabulary.from_recipe import merged_vocabulary, require_same_ids
+from isomerge.running.stock import require_device
 
 Models = Mapping[ModelReference, Checkpoint]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isomerge.adapters.layout import TRANSPOSED, Layout
+from isomerge.adapters.layout import TRANSPOSED, ModuleLayout
 from isomerge.errors import RequestError
 
 
@@ -29,7 +29,7 @@ class LinearMap:
         return _patches(module, values) if isinstance(module, (nn.Conv1d, nn.Conv2d)) else values
 
 
-def linear_maps(model: nn.Module, layout: Layout) -> list[LinearMap]:
+def linear_maps(model: nn.Module, layout: ModuleLayout) -> list[LinearMap]:
     """Every linear map that is a module of its own (experts that are one stacked tensor are not)."""
     maps = []
     for name, module in model.named_modules():

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isomerge.adapters.layout import Layout
-from isomerge.adapters.refuse import require_model
+from isomerge.adapters.adapter import require_model
+from isomerge.adapters.layout import ModuleLayout
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.lock import current_versions
@@ -135,9 +135,9 @@ class StockModel:
         return floating(self.checkpoint)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> ModuleLayout:
         """From names on disk to names in memory, and back."""
-        return Layout(self.checkpoint)
+        return ModuleLayout(self.checkpoint)
 
     @cached_property
     def modules(self) -> dict[str, nn.Module]:

@@ -16,8 +16,8 @@ from isomerge.data.base import Data
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
 from isomerge.evaluation.external_tasks import is_custom
 from isomerge.evaluation.measure import DataMeasure, LossMeasure, Numbers
-from isomerge.merging.memory import fitting_threads
-from isomerge.merging.merged import Merged, as_checkpoint
+from isomerge.merging.outcome.merged import Merged, MergedCheckpoint
+from isomerge.merging.run.memory import fitting_threads
 from isomerge.running.mixing import ReusedModule
 from isomerge.running.passes import Progress
 from isomerge.running.stock import require_runnable
@@ -81,7 +81,7 @@ class SweepMeasure:
 def _reader(merged: Merged) -> Checkpoint:
     """Whose tokenizer or image settings make the batches: the merged model's own."""
     if merged.vocabulary is not None:
-        return as_checkpoint(merged, "the merged model")
+        return MergedCheckpoint(merged, "the merged model")
     return open_checkpoint(merged.donor, config=merged.config)
 
 

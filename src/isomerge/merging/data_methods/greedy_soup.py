@@ -13,11 +13,11 @@ from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
 from isomerge.evaluation.choosing import choose_task, require_fitting, task_name
-from isomerge.evaluation.tasks.model import load_model
-from isomerge.evaluation.tasks.run import one_pass, require_numbers
+from isomerge.evaluation.measure import require_numbers, score_batches
 from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.state_dicts import merge_state_dicts
+from isomerge.running.stock import load_model
 
 State = dict[str, Tensor]
 ROUNDING = 1e-6
@@ -135,8 +135,10 @@ class TaskScore:
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         checkpoint = MemoryCheckpoint("a model of the soup", state, self._config)
         with load_model(checkpoint, self._inputs.device) as loaded:
-            task, _ = one_pass([loaded.run], self._task(), self._batches, self._data.data, self._data.settings.limit)
-            require_numbers(task, loaded)
+            task, _ = score_batches(
+                [loaded.run], self._task(), self._batches, self._data.data, self._data.settings.limit
+            )
+            require_numbers(task, checkpoint)
         self._done += 1
         self._inputs.report(self._done, 2 * len(self._inputs.models) - 1, "scoring")
         return self.sign * float(task.result()["metric"])

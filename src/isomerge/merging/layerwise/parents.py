@@ -13,11 +13,12 @@ from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
-from isomerge.evaluation.tasks.model import read_weights
 from isomerge.merging.merge_inputs import MergeInputs
+from isomerge.running.stock import read_weights
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
+from isomerge.symmetry.moved import MovedModel
 from isomerge.symmetry.transform import Transform
 
 State = dict[str, Tensor]

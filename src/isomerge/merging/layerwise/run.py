@@ -12,7 +12,6 @@ from isomerge.checkpoint import Checkpoint, parse_size
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.memory import saved_state
 from isomerge.errors import RequestError
-from isomerge.evaluation.probe import load_stock
 from isomerge.merging.layerwise.assembly import FeatureAssembly
 from isomerge.merging.layerwise.blocks import BlockCache, find_stacks
 from isomerge.merging.layerwise.joint import all_joint, turns
@@ -28,6 +27,7 @@ from isomerge.merging.layerwise.running import Batch, CalibrationData, ModelRunn
 from isomerge.merging.layerwise.solver import LayerReport, bias_name
 from isomerge.merging.layerwise.stages import StagePlan, find_stages
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
+from isomerge.running.stock import load_stock
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.canonical import Canonical
 

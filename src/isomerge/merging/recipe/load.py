@@ -232,7 +232,9 @@ def recipe_of(
     """
     entries: list[dict[str, Any]] = [{"model": _reference(model)} for model in models]
     shared: dict[str, Any] = {}
-    each = {option.name for option in ALL_METHODS[method].options if option.per_model} if method in ALL_METHODS else set()
+    each = (
+        {option.name for option in ALL_METHODS[method].options if option.per_model} if method in ALL_METHODS else set()
+    )
     for key, value in (options or {}).items():
         if key in each and isinstance(value, (list, tuple)):
             if len(value) != len(entries):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from isomerge.merging.data_methods import ALL_METHODS, WholeMethod
+from isomerge.merging.data_methods import ALL_METHODS, DataMethod
 from isomerge.merging.methods import Method
 from isomerge.merging.recipe.definitions import Recipe
 from isomerge.merging.recipe.entries import parameter_blocks, walk
@@ -40,7 +40,7 @@ WITHOUT_EFFECT = ("int8_mask",)
 """It only saves memory in mergekit: accepted also where the method does not have it."""
 
 
-def base_is_merged(method: Method | WholeMethod, recipe: Recipe | Mapping[str, Any]) -> bool:
+def base_is_merged(method: Method | DataMethod, recipe: Recipe | Mapping[str, Any]) -> bool:
     """Whether an unlisted base_model is one more model of a method that has no base.
 
     As in mergekit, if the recipe gives all models one weight, or if the method is one of mergekit's that have none.

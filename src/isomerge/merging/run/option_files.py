@@ -91,7 +91,7 @@ class TensorFiles:
         option: str,
         aligned: AlignedModels | None,
         solve_biases: bool,
-    ) -> list[Source]:
+    ) -> list[TensorSource]:
         """The Gram matrix of every model's inputs to this weight, in the basis the models are merged in; [] for a
         tensor that is no linear map. They move with the models, exactly."""
         if None in files:

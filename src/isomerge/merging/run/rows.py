@@ -68,7 +68,7 @@ class GramSource:
     """Σ x xᵀ, when it is asked for."""
     read_total: Callable[[], Tensor]
     """Σ x"""
-    other: Source | None = None
+    other: TensorSource | None = None
     """Of a map whose bias is solved with its weight: the bias, or the weight where the tensor is the bias."""
     is_bias: bool = False
     """The tensor is the bias of the map, and `other` its weight."""
