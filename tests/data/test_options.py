@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from data.small import bert
 
 from isomerge.data import DataOptions, open_data
 from isomerge.errors import RequestError
+from models import bert
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import json
 import pickle
 from pathlib import Path
 
-from data.small import bert
-
 import isomerge
 from isomerge.calibration import calibrate
 from isomerge.connectivity.barrier import Barrier
@@ -18,6 +16,7 @@ from isomerge.evaluation.evaluate import Evaluation
 from isomerge.evaluation.verify import Verification
 from isomerge.results import Result
 from isomerge.sweeping.result import Sweep
+from models import bert
 
 
 def test_results_are_typed_and_can_be_copied(tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
-from transport.models import carried
 
 import isomerge
 import models as tiny
-from transport.pairs import batches, largest_difference, model, permuted, seen
+from transport.pairs import batches, carried, largest_difference, model, permuted, seen
 
 Arrays = dict[str, np.ndarray]
 AT = "vit.encoder.layer.{}."

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transport.models import carried, fuse
 
 import isomerge
 import models as tiny
-from transport.pairs import FAMILIES, batches, largest_difference, model
+from transport.pairs import FAMILIES, batches, carried, fuse, largest_difference, model
 
 
 @pytest.mark.parametrize("cost", ["weights", "activations"])

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transport.models import carried, fuse
 
 import models as tiny
-from transport.pairs import FAMILIES, batches, largest_difference, model, permuted
+from transport.pairs import FAMILIES, batches, carried, fuse, largest_difference, model, permuted
 
 POLICIES = ("joint", "averaging", "weighted", "weighted_units", "first")
 MORE = ["t5", "mixtral", "deberta", "neox", "qwen3", "olmo2", "gemma2", "opt", "distilbert"]

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import ot
 import pytest
-from transport.models import carried
 
 import models as tiny
-from transport.pairs import batches, model, seen, squared_distances
+from transport.pairs import batches, carried, model, seen, squared_distances
 
 SOLVE: dict[str, Any] = {
     "emd": lambda a, b, cost: ot.emd(a, b, cost),

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transport.models import carried, fuse
 
 import models as tiny
 from isomerge.errors import RequestError
-from transport.pairs import batches, model
+from transport.pairs import batches, carried, fuse, model
 
 
 @pytest.mark.parametrize(("options", "words"), [
