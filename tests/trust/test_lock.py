@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from isomerge.checkpoint import hashing, open_checkpoint
-from isomerge.checkpoint.lock import Lock, LockedTensor, hash_tensors, read_lock, tensors_digest
+from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
+from isomerge.checkpoint.lock import Lock, LockedTensor, read_lock
 from isomerge.errors import CheckpointError
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)

@@ -45,7 +45,7 @@ def how(groups: Sequence[Group], models: Mapping[int, Path], pairs: int) -> dict
 
 def _trained(seed: int, path: Path) -> dict[str, Any]:
     from isomerge.checkpoint import open_checkpoint
-    from isomerge.checkpoint.lock import hash_tensors, tensors_digest
+    from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 
     checkpoint = open_checkpoint(path)
     digest = tensors_digest(hash_tensors(checkpoint, sorted(checkpoint.tensors), threads=1))

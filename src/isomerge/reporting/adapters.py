@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from isomerge.adapters.adapter import Adapter, open_adapter
-from isomerge.checkpoint.lock import hash_file
+from isomerge.checkpoint.hashing import hash_file
 from isomerge.reporting.measured import place_of, rounded
 from isomerge.reporting.page import write_report
 

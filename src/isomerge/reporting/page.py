@@ -10,7 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from isomerge.checkpoint.lock import LOCK, read_lock, tensors_digest
+from isomerge.checkpoint.hashing import tensors_digest
+from isomerge.checkpoint.lock import LOCK, read_lock
 from isomerge.errors import RequestError
 from isomerge.reporting.blocks import figures, layers_of
 from isomerge.reporting.curves_view import read_curve
