@@ -30,7 +30,8 @@ def _is(value: Any, kind: type | None) -> bool:
         return value is None
     if isinstance(value, bool):
         return kind is bool
-    return isinstance(value, {int: Integral, float: Real}.get(kind, kind))
+    numbers: dict[type, type] = {int: Integral, float: Real}
+    return isinstance(value, numbers.get(kind, kind))
 
 
 def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
