@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from isomerge.checkpoint import open_checkpoint
-from isomerge.checkpoint.lock import LOCK, Lock, hash_file, locked_input, locked_tensors
+from isomerge.checkpoint.hashing import hash_file
+from isomerge.checkpoint.lock import LOCK, Lock, locked_input, locked_tensors
 from models import stock
 
 VOCABULARY = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, 32)}}

@@ -84,7 +84,7 @@ CASES = {
         "merge_method: linear\nslices:\n- sources:\n  - model: a\n    layer_range: [4]\n", 5, "[first, end)",
     ),
     "unknown dtype": (LINEAR + "dtype: bf61\n", 5, "Did you mean 'bf16'?"),
-    "dtype that cannot be merged": (LINEAR + "out_dtype: int64\n", 5, "no floating-point type"),
+    "dtype that cannot be merged": (LINEAR + "out_dtype: int64\n", 5, "not a floating-point dtype"),
     "both ways to name a tokenizer": (
         LINEAR + "tokenizer_source: union\ntokenizer: {source: union}\n", 5, "and both are given",
     ),

@@ -1,7 +1,7 @@
 """Averages in which each weight of each model counts by how important it is there.
 
 The importances (diagonal Fisher information, for example) are tensors of the same names and shapes in files that the
-options name; the group has them as extras under the option's name.
+options name; the group has them as `option_tensors` under the option's name.
 """
 
 from __future__ import annotations

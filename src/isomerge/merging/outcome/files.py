@@ -18,7 +18,11 @@ from isomerge.checkpoint.hashing import hash_tensors
 from isomerge.checkpoint.lock import Lock, LockedInput, current_versions, locked_input, locked_tensors
 from isomerge.checkpoint.writer import CheckpointWriter, side_copies
 from isomerge.merging.data_methods import ALL_METHODS
+from isomerge.merging.recipe.write import public_yaml
 from isomerge.merging.run.rows import BLOCK_ELEMENTS
+from isomerge.merging.vocabulary import is_tokenizer_file, write_chat_template
+from isomerge.reporting.card import card_data, card_page
+from isomerge.reporting.record import RECORD, record_text
 from isomerge.running.stock import run_versions
 from isomerge.threads import thread_count
 
@@ -76,8 +80,6 @@ def side_files(merged: Merged) -> Iterator[dict[str, Path]]:
     if merged.vocabulary is None and merged.chat_template is None:
         yield files
         return
-    from isomerge.merging.vocabulary import is_tokenizer_file, write_chat_template
-
     with tempfile.TemporaryDirectory(prefix="isomerge-") as scratch:
         folder = Path(scratch)
         if merged.vocabulary is not None:
@@ -140,9 +142,6 @@ def recipe_text(merged: Merged) -> str:
 
 def card_files(merged: Merged, writer: CheckpointWriter, sha256: str | None) -> dict[str, str]:
     """README.md, and mergekit_config.yml where mergekit could run the recipe."""
-    from isomerge.merging.recipe.write import public_yaml
-    from isomerge.reporting.card import card_data, card_page
-
     record = {
         **_facts(merged),
         "name": writer.out.resolve().name,
@@ -163,9 +162,6 @@ def card_files(merged: Merged, writer: CheckpointWriter, sha256: str | None) -> 
 
 def record_files(merged: Merged, measured: Mapping[str, Any] | None, sha256: str | None) -> dict[str, str]:
     """isomerge.json, for `isomerge report`: what was merged, how, and how the models relate."""
-    from isomerge.merging.recipe.write import public_yaml
-    from isomerge.reporting.record import RECORD, record_text
-
     moment = ("seconds", "peak_memory_bytes", "threads", "models", "aligned")  # of this run, or told otherwise
     record = {
         **{key: value for key, value in merged.report().to_dict().items() if key not in moment},

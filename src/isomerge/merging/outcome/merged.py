@@ -18,12 +18,19 @@ from torch import Tensor, nn
 from isomerge.checkpoint import Checkpoint, TensorInfo, Written, parse_dtype, refuse_overwrite
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
+from isomerge.checkpoint.memory import load_into_module, require_config
 from isomerge.checkpoint.side_files import side_files_of
 from isomerge.checkpoint.writer import CheckpointWriter, counted
+from isomerge.errors import CheckpointError
+from isomerge.evaluation.verify import verify as verify_folder
+from isomerge.merging.outcome.files import card_files, lock_text, record_files, resume_key, side_files
+from isomerge.merging.outcome.notes import name_narrowed
+from isomerge.merging.outcome.relations import InputRelations
 from isomerge.merging.regression import one_shortage_warning
 from isomerge.merging.run.jobs import Job, run
-from isomerge.merging.run.memory import peak_memory
+from isomerge.merging.run.memory import fitting_threads, peak_memory
 from isomerge.merging.run.sources import InputHashes
+from isomerge.reporting.page import finish_report
 from isomerge.results import Result, plain
 from isomerge.threads import ahead, thread_count
 
@@ -133,9 +140,6 @@ class Merged:
 
     def load_into(self, module: nn.Module) -> nn.Module:
         """Put the merged weights into a module of the same architecture, in place, and return it."""
-        from isomerge.checkpoint import load_into_module
-        from isomerge.checkpoint.memory import require_config
-
         require_config(module, self.config_changes)
         load_into_module(module, self.state_dict())
         return module
@@ -156,11 +160,6 @@ class Merged:
         `isomerge report` needs into isomerge.json. A run that was killed or interrupted goes on from its finished
         tensors when the same call is made again.
         """
-        from isomerge.merging.outcome.files import card_files, lock_text, record_files, resume_key, side_files
-        from isomerge.merging.outcome.notes import name_narrowed
-        from isomerge.merging.outcome.relations import InputRelations
-        from isomerge.merging.run.memory import fitting_threads
-
         paths = [data.settings.path for data in self.data if not data.in_memory]
         refuse_overwrite(out, [*self.inputs.values(), self.donor, *paths])
         if isinstance(out_dtype, torch.dtype):
@@ -195,10 +194,7 @@ class Merged:
 
     def verify(self, written: Written) -> bool:
         """Look at what was written: whole, of the structure of its class, tokens in place; raise if it is not."""
-        from isomerge.errors import CheckpointError
-        from isomerge.evaluation.verify import verify
-
-        record = verify(written.out, deep=False, same_structure_as=self.donor, threads=self.threads)
+        record = verify_folder(written.out, deep=False, same_structure_as=self.donor, threads=self.threads)
         self.checks = record["checks"]
         if record["problems"]:
             raise CheckpointError(
@@ -208,8 +204,6 @@ class Merged:
 
     def write_report(self, written: Written) -> Path | None:
         """Write report.html beside the weights, with what this run took and found; None where jinja2 is missing."""
-        from isomerge.reporting.page import finish_report
-
         report = self.report()
         run = {
             "seconds": report.seconds, "peak_memory_bytes": report.peak_memory_bytes, "threads": report.threads,
@@ -295,8 +289,6 @@ class MergedCheckpoint(Checkpoint):
 
 def _own_files(merged: Merged) -> tempfile.TemporaryDirectory[str]:
     """A folder with the tokenizer that belongs to the merged tables: the donor's would name other rows."""
-    from isomerge.merging.outcome.files import side_files
-
     folder = tempfile.TemporaryDirectory(prefix="isomerge-")
     with side_files(merged) as files:
         for name, path in files.items():

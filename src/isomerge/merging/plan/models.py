@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isomerge.adapters.adapter import CONFIG, has_adapter_beside
+from isomerge.adapters.adapter import CONFIG, has_adapter_beside, is_adapter
+from isomerge.adapters.applied import apply_adapter
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.errors import RequestError
@@ -18,19 +19,14 @@ from isomerge.merging.vocabulary.files import other_ids
 def open_model(reference: ModelReference, model: Any = None) -> Checkpoint:
     """A model by its header, with its adapter on top."""
     named = model is None or isinstance(model, (str, Path, ModelReference))
-    if named and Path(reference.path).is_dir():
-        from isomerge.adapters.adapter import is_adapter
-
-        if is_adapter(reference.path):
-            raise RequestError(
-                f"Opening {reference.path}: it is an adapter and not a model. Write base+adapter to merge the model it "
-                "makes, or name nothing but adapters (isomerge merge adapter-a adapter-b -o OUT) to merge these."
-            )
+    if named and is_adapter(reference.path):
+        raise RequestError(
+            f"Opening {reference.path}: it is an adapter and not a model. Write base+adapter to merge the model it "
+            "makes, or name only adapters (isomerge merge adapter-a adapter-b -o OUT) to merge these."
+        )
     checkpoint = open_checkpoint(reference.path, revision=reference.revision) if named else open_checkpoint(model)
     if reference.adapter is None or not named:
         return checkpoint
-    from isomerge.adapters import apply_adapter
-
     return apply_adapter(checkpoint, reference.adapter, revision=reference.adapter_revision, name=str(reference))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from isomerge.checkpoint.local import broken_link
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe.complaints import complain
@@ -58,7 +59,7 @@ def _text(source: str | os.PathLike[str]) -> tuple[str, str]:
     except FileNotFoundError:
         why = "there is no such file. Check the path"
         if file.is_symlink():
-            why = f"{_broken(file)}. Repair the link, or name the file itself"
+            why = f"{broken_link(file)}. Repair the link, or name the file itself"
     except IsADirectoryError:
         why = "it is a folder. Name the YAML file in it; models are named two or more at a time"
     except PermissionError:
@@ -69,15 +70,9 @@ def _text(source: str | os.PathLike[str]) -> tuple[str, str]:
             "Save it as UTF-8 in your editor; or, if it is no YAML at all, name the file that is"
         )
     except OSError as error:
-        cause = _broken(file) if file.is_symlink() else error.strerror or error
+        cause = broken_link(file) if file.is_symlink() else error.strerror or error
         why = f"{cause}. Name a YAML file that can be read"
     raise RequestError(f"While reading the recipe {text}: {why}.")
-
-
-def _broken(link: File) -> str:
-    from isomerge.checkpoint.local import broken_link  # here, since it brings torch
-
-    return broken_link(link)
 
 
 def _decoded(content: bytes) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import name_some
@@ -13,22 +12,21 @@ from isomerge.checkpoint.side_files import is_weight, side_files_of
 from isomerge.choices import ROWS
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
+from isomerge.merging.measured import measures_of
 from isomerge.merging.plan.models import open_model
 from isomerge.merging.plan.tensor_plan import RecipePlan
 from isomerge.merging.recipe import ModelReference, Recipe
-
-if TYPE_CHECKING:
-    from isomerge.merging.recipe.definitions import TokenSettings
-    from isomerge.merging.vocabulary import TokenRule, Vocabulary
+from isomerge.merging.recipe.definitions import TokenSettings
+from isomerge.merging.vocabulary.files import other_ids
+from isomerge.merging.vocabulary.merging import merge_vocabularies
+from isomerge.merging.vocabulary.rules import TokenRule, TokenSource
+from isomerge.merging.vocabulary.vocabulary import Vocabulary
 
 """What flags say to merge vocabulary tables row by row, whatever the tokens: a recipe without a tokenizer."""
 
 
 def require_same_ids(document: Recipe, models: Sequence[Checkpoint]) -> None:
     """Refuse to merge rows of different tokens. A recipe may want just that, as mergekit does; flags have to say so."""
-    from isomerge.merging.recipe_data import measures_of
-    from isomerge.merging.vocabulary.files import other_ids
-
     moved = other_ids(models) if document.tokenizer is None else []
     if not moved:
         return
@@ -46,8 +44,6 @@ def require_same_ids(document: Recipe, models: Sequence[Checkpoint]) -> None:
 
 
 def merged_vocabulary(document: Recipe, models: Mapping[ModelReference, Checkpoint], plan: RecipePlan) -> Vocabulary:
-    from isomerge.merging.vocabulary import merge_vocabularies
-
     settings = document.tokenizer
     assert settings is not None
     known = {str(reference): checkpoint for reference, checkpoint in models.items()}
@@ -111,8 +107,6 @@ def _table_lengths(
 
 
 def _rule(given: TokenSettings, name_of: Callable[[ModelReference], str]) -> TokenRule:
-    from isomerge.merging.vocabulary import TokenRule, TokenSource
-
     source = given.source
     if source is None:
         return TokenRule(None, given.force)
