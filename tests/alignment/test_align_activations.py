@@ -27,6 +27,7 @@ from models import (
     fingerprint,
     logits,
     model,
+    mostly_slow,
     noisy,
     read_config,
     same_bytes,
@@ -69,7 +70,7 @@ def seen_at(folder: Path, modules: list[str], data: Batches, *, output: bool) ->
 
 # --- recovery ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("evidence", ["activations", "mix", None])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "vit"))
 def test_a_scrambled_model_is_recovered(family: str, evidence: str | None) -> None:
     anchor = model(family, 0)
     source = scrambled_copy(anchor)
@@ -79,7 +80,7 @@ def test_a_scrambled_model_is_recovered(family: str, evidence: str | None) -> No
 
 
 @pytest.mark.parametrize(("measure", "site"), [("covariance", "post"), ("correlation", "pre"), ("l2", "post")])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "vit"))
 def test_activations_alone_recover_it_without_a_look_at_the_weights(
     family: str, measure: str, site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +94,7 @@ def test_activations_alone_recover_it_without_a_look_at_the_weights(
 
 
 @pytest.mark.parametrize("evidence", ["activations", "mix"])
-@pytest.mark.parametrize("family", [*FAMILIES, "qwen3", "gemma2", "opt", "neox"])
+@pytest.mark.parametrize("family", mostly_slow([*FAMILIES, "qwen3", "gemma2", "opt", "neox"], "vit", "llama"))
 def test_the_function_never_changes_and_every_element_belongs_to_its_group(family: str, evidence: str | None) -> None:
     source, anchor = model(family, 1), model(family, 0)
     alignment = isomerge.align(source, anchor, data=batches(anchor), evidence=evidence)
@@ -231,7 +232,7 @@ def test_the_limit_counts_examples_and_several_sources_are_each_seen() -> None:
 
 # --- siblings ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("evidence", ["activations", "mix", None])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "vit"))
 def test_a_model_and_its_fine_tune_are_left_alone(family: str, evidence: str | None) -> None:
     anchor = model(family, 0, **WIDE[family])
     for source in (anchor, noisy(anchor, 1e-3)):

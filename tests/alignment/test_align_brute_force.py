@@ -28,7 +28,7 @@ from alignment.canonical import (
     without_bias_gauges,
 )  # fmt: skip
 from alignment.layers import Layer, read_layer, read_llama
-from models import arrays, difference, logits, model
+from models import arrays, difference, logits, model, mostly_slow
 
 SEEDS = [0, 10, 20]
 
@@ -67,7 +67,7 @@ def pair(family: str, seed: int, **changes: object) -> tuple[dict[str, np.ndarra
 
 # --- feed-forward units -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("level", ["permutation", "rotation", "full"])
-@pytest.mark.parametrize("family", ["bert", "vit", "gpt2"])
+@pytest.mark.parametrize("family", mostly_slow(["bert", "vit", "gpt2"], "bert"))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_level_finds_the_best_order_of_the_units(family: str, level: str, seed: int) -> None:
     a, b, run = pair(family, seed, **{"n_inner" if family == "gpt2" else "intermediate_size": 5})
@@ -128,7 +128,7 @@ def test_relu_units_find_the_best_order_with_balanced_positive_scales(seed: int)
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("family", ["bert", "vit", "gpt2"])
+@pytest.mark.parametrize("family", mostly_slow(["bert", "vit", "gpt2"], "bert"))
 @pytest.mark.parametrize("heads", [2, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_permutation_finds_the_best_heads_and_the_best_units_inside_them(family: str, heads: int, seed: int) -> None:

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import isomerge
-from models import difference, logits, mean, model, read_config, same_bytes, tensors, variant
+from models import difference, logits, mean, model, mostly_slow, read_config, same_bytes, tensors, variant
 
 # what rounding every weight once may change in the outputs, relative to the largest: a few dozen roundings add up
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize("family", ["vit", "gpt2", "llama", "bert"])
+@pytest.mark.parametrize("family", mostly_slow(["vit", "gpt2", "llama", "bert"], "llama"))
 @pytest.mark.parametrize("level", ["rotation", "full"])
 def test_out_has_the_dtype_of_the_source_and_its_function(
     family: str, dtype: torch.dtype, level: str, tmp_path: Path

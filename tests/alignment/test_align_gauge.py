@@ -8,7 +8,7 @@ import pytest
 import isomerge
 from alignment.canonical import canonical, head_balances, llama_balances, without_bias_gauges
 from alignment.layers import read_layer, read_llama, torch_state
-from models import arrays, difference, logits, mean, model, tensors, variant
+from models import arrays, difference, logits, mean, model, mostly_slow, tensors, variant
 
 FAMILIES = ["vit", "gpt2", "llama", "bert"]
 
@@ -26,7 +26,7 @@ def test_the_canonical_form_of_these_tests_changes_nothing(family: str) -> None:
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "vit", "llama"))
 def test_the_mean_of_the_files_is_the_mean_of_the_canonical_forms(family: str, share: float) -> None:
     folder = model(family, 0)
     a, out = arrays(folder), aligned(family)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import isomerge
 from isomerge.symmetry.groups import Group
-from models import MODELS, difference, logits, model, tensors
+from models import MODELS, difference, logits, model, mostly_slow, tensors
 
 ALLOWED = {"permutation": {"permutation"}, "rotation": {"permutation", "rotation", "rotary"}}
 
@@ -42,7 +42,7 @@ def belongs(group: Group, g: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("level", ["permutation", "rotation", "full"])
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", mostly_slow(MODELS, "vit", "bert", "llama", "t5"))
 def test_every_element_belongs_to_its_group_no_larger_than_the_level_names_and_the_function_stays(
     family: str, level: str
 ) -> None:
@@ -63,7 +63,7 @@ def test_every_element_belongs_to_its_group_no_larger_than_the_level_names_and_t
 
 
 @pytest.mark.parametrize("level", ["permutation", "full"])
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", mostly_slow(MODELS, "vit", "bert", "llama", "t5"))
 def test_the_objective_never_falls(family: str, level: str) -> None:
     steps = isomerge.align(model(family, 1), anchor=model(family, 0), level=level).objective
     assert steps and all(math.isfinite(x) for x in steps)
@@ -77,7 +77,7 @@ def test_more_sweeps_are_never_worse(family: str) -> None:
     assert all(b >= a - 1e-10 * abs(a) for a, b in itertools.pairwise(last)), last
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", mostly_slow(MODELS, "vit", "bert", "llama", "t5"))
 def test_apply_moves_another_copy_as_the_source_moved(family: str) -> None:
     """`apply` on the source itself gives the same weights; on the stock module it gives the same function."""
     source = model(family, 1)

@@ -11,7 +11,7 @@ import isomerge
 from isomerge.architectures import describe
 from isomerge.errors import RequestError
 from isomerge.symmetry.moved import scrambled
-from models import difference, logits, model, noisy, tensors
+from models import difference, logits, model, mostly_slow, noisy, tensors
 
 
 def moved(family: str, folder: Path, seed: int, out: Path) -> Path:
@@ -37,7 +37,7 @@ def test_the_default_anchor_is_the_model_nearest_to_the_mean_of_all() -> None:
 
 
 @pytest.mark.parametrize("many", ["anchor", "universe"])
-@pytest.mark.parametrize("family", ["vit", "llama", "bert"])
+@pytest.mark.parametrize("family", mostly_slow(["vit", "llama", "bert"], "vit"))
 def test_scrambled_copies_of_one_model_all_meet_in_it(family: str, many: str, tmp_path: Path) -> None:
     base = model(family, 0)
     copies = [moved(family, base, seed, tmp_path / f"copy-{seed}") for seed in (1, 2)]
@@ -52,7 +52,7 @@ def test_scrambled_copies_of_one_model_all_meet_in_it(family: str, many: str, tm
     assert {p.name for p in (tmp_path / "out").iterdir()} >= {"copy-1", "copy-2"}
 
 
-@pytest.mark.parametrize("family", ["vit", "bert"])
+@pytest.mark.parametrize("family", mostly_slow(["vit", "bert"], "vit"))
 def test_the_universe_does_not_depend_on_the_order_of_the_list(family: str) -> None:
     models = [model(family, seed) for seed in (0, 1, 2)]
     results = {}
@@ -66,7 +66,7 @@ def test_the_universe_does_not_depend_on_the_order_of_the_list(family: str) -> N
         assert all(torch.equal(first[name][t], second[name][t]) for t in first[name]), name
 
 
-@pytest.mark.parametrize("family", ["vit", "llama"])
+@pytest.mark.parametrize("family", mostly_slow(["vit", "llama"], "vit"))
 def test_the_universe_brings_strangers_closer_together_and_keeps_their_functions(family: str) -> None:
     models = [model(family, seed) for seed in (0, 1, 2)]
     found = isomerge.align_family(models, many="universe")

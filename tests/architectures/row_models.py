@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -136,6 +137,19 @@ def cases() -> list[Case]:
         if tied and FAMILIES[config.model_type].can_untie:
             found.append(Case(row, untie=True))
     return found
+
+
+def one_of_each_family() -> list[Case]:
+    """The first row of every family, as it is and untied."""
+    return list({(make_config(case.row).model_type, case.untie): case for case in reversed(cases())}.values())[::-1]
+
+
+def every_case(*, untied: bool = True) -> pytest.MarkDecorator:
+    """Every case of the table; one of each family is quick, the others are slow."""
+    quick = {case.id for case in one_of_each_family()}
+    chosen = [case for case in cases() if untied or not case.untie]
+    marked = [pytest.param(case, id=case.id, marks=[] if case.id in quick else pytest.mark.slow) for case in chosen]
+    return pytest.mark.parametrize("case", marked)
 
 
 # --- moving a model --------------------------------------------------------------------------------------------------

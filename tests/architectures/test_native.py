@@ -2,16 +2,12 @@
 
 import json
 
-import pytest
-
-from architectures.row_models import build, cases, difference, load_folder, moved, moving, outputs, write
+from architectures.row_models import build, difference, every_case, load_folder, moved, moving, outputs, write
 from isomerge.symmetry.groups import Trivial
 from isomerge.symmetry.transform import random_transform
 
-every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.id)
 
-
-@every_case
+@every_case()
 def test_a_moved_folder_loads_in_the_stock_class_with_no_key_left_over(case, tmp_path):
     model = case.bound()
     form = moving(model)
@@ -26,7 +22,7 @@ def test_a_moved_folder_loads_in_the_stock_class_with_no_key_left_over(case, tmp
     assert ("tie_word_embeddings" in changed) == case.untie
 
 
-@every_case
+@every_case()
 def test_every_tensor_on_disk_has_a_pattern_and_every_space_a_tensor(case):
     model = case.bound()
     assert model.extra == model.stale == ()
@@ -39,7 +35,7 @@ def test_every_tensor_on_disk_has_a_pattern_and_every_space_a_tensor(case):
 OPTIONAL = {"pooler", "dense", "transform"}  # parts of heads that only some classes have
 
 
-@every_case
+@every_case()
 def test_a_bare_encoder_keeps_its_stream_and_a_head_lets_it_move(case):
     held = isinstance(case.bound().architecture.spaces["residual"], Trivial)
     bare = case.row.model.endswith("Model") and not case.row.model.endswith("LMHeadModel")

@@ -1,16 +1,13 @@
 """Recovers: a model scrambled by random elements is brought back to where it was, to rounding."""
 
-import pytest
-
 import isomerge
-from architectures.row_models import build, cases, difference, load_folder, moved, moving, outputs, saved, write
+from architectures.row_models import build, difference, every_case, load_folder, moved, moving, outputs, saved, write
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.transform import random_transform
 
 RECOVERED = 1e-5
 
 # Scrambling an untied copy gives an untied model, which the rows with `tie_word_embeddings=False` stand for.
-every_case = pytest.mark.parametrize("case", [c for c in cases() if not c.untie], ids=lambda case: case.id)
 
 
 def distance(folder, anchor) -> float:
@@ -27,7 +24,7 @@ def distance(folder, anchor) -> float:
     return (sum((a - b).square().sum() for a, b in pairs) / sum(b.square().sum() for _, b in pairs)).sqrt().item()
 
 
-@every_case
+@every_case(untied=False)
 def test_a_scrambled_model_is_aligned_back_to_itself(case, tmp_path):
     model, anchor = case.bound(), saved(case.row.id)
     form = moving(model)

@@ -7,25 +7,19 @@ import torch
 
 from architectures.row_models import (
     build,
-    cases,
     difference,
+    every_case,
     load,
-    make_config,
     moved,
     moving,
+    one_of_each_family,
     outputs,
     state,
 )
 from isomerge.symmetry.transform import random_transform
 from precision import float64_throughout
 
-every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.id)
 EXACT, STOCK = 1e-10, 1e-5
-
-
-def one_of_each_family():
-    """The first row of every family, as it is and untied."""
-    return list({(make_config(case.row).model_type, case.untie): case for case in reversed(cases())}.values())[::-1]
 
 
 def written(case, gauge, seed=3):
@@ -40,7 +34,7 @@ def written(case, gauge, seed=3):
 
 
 @pytest.mark.parametrize("gauge", ["canonical", "own", "another"])
-@every_case
+@every_case()
 def test_random_elements_leave_the_outputs_unchanged(case, gauge):
     with float64_throughout():
         before = outputs(build(case.row.id), case.row)
@@ -63,7 +57,7 @@ def test_each_kind_of_space_alone_leaves_the_outputs_unchanged(case):
             assert difference(before, after) <= EXACT, kind
 
 
-@every_case
+@every_case()
 def test_the_stock_code_in_float32_agrees_to_rounding(case):
     before = outputs(copy.deepcopy(build(case.row.id)).to(torch.float32), case.row)
     single = {name: tensor.to(torch.float32) for name, tensor in written(case, "another").items()}
