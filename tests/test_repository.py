@@ -111,6 +111,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert declared and isomerge.__version__ == declared[1]
     assert f"[{declared[1]}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version: {declared[1]}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_the_readme_counts_the_methods_that_there_are() -> None:
