@@ -130,10 +130,10 @@ class _Demo:
         """Loss and accuracy between the models of a pair, as they are and aligned at every level; the aligned model
         is written."""
         from isomerge.alignment.api import align
+        from isomerge.alignment.record import align_record
         from isomerge.demonstration.digits import predict
         from isomerge.demonstration.lines import POINTS, barrier, between
         from isomerge.demonstration.merging import LEVELS
-        from isomerge.reporting.aligned import align_record
 
         first, second = 2 * k, 2 * k + 1
         self.progress(k, self.pairs + 1, f"measuring: the line between models {first} and {second}")
@@ -142,9 +142,9 @@ class _Demo:
             level: align(self.folders[second], anchor=self.folders[first], level=level) for level in LEVELS
         }
         aligned = self.out / f"pair-{k}" / "aligned"
-        written = alignments["full"].save(aligned, force=True)
+        alignments["full"].save(aligned, force=True, report=False)
         if k == 0:
-            told = align_record(alignments["full"], aligned, written.sha256)
+            told = align_record(alignments["full"], aligned)
             names = {str(self.folders[seed]): f"model {seed}" for seed in (first, second)}
             self.relations = {key: _renamed(told[key], names) for key in ("alignment", "measured")}
         moved = {"none": b, **{level: alignment.apply(b) for level, alignment in alignments.items()}}
