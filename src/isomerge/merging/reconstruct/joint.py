@@ -67,9 +67,7 @@ def all_joint(bound: BoundModel) -> bool:
     """Nothing is left for an alignment to do."""
     spaces, known = bound.architecture.spaces, choosable(bound)
     return turns(bound) and all(
-        bound.architecture.root(name) in known or name == RESIDUAL
-        for name, group in spaces.items()
-        if group.movable
+        bound.architecture.root(name) in known or name == RESIDUAL for name, group in spaces.items() if group.movable
     )
 
 
