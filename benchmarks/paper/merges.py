@@ -116,7 +116,7 @@ def matched(vision: Vision, pair: Pair, options: Options, device: str | None = N
     if settings.pop("data", False):
         settings["data"] = vision.batches(vision.counts.stream)
     alignment = isomerge.align(second, first, device=device or vision.run.device, **settings)
-    return [first, vision.checkpoint(alignment.state_dict(), f"model {pair[1]}, {MOVED}")]  # type: ignore[union-attr]
+    return [first, vision.checkpoint(alignment.state_dict(), f"model {pair[1]}, {MOVED}")]
 
 
 def matched_once(vision: Vision, pair: Pair, options: Options) -> tuple[list[Any], float]:

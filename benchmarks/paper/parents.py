@@ -117,9 +117,7 @@ def moved(parent: Parent, anchor: Parent, matching: dict[str, Any]) -> tuple[Par
     from isomerge.merging.moved_grams import moved_grams
 
     assert parent.seen is not None
-    alignment: Alignment = isomerge.align(  # type: ignore[assignment]
-        parent.checkpoint, anchor.checkpoint, device=parent.job.device, **matching
-    )
+    alignment: Alignment = isomerge.align(parent.checkpoint, anchor.checkpoint, device=parent.job.device, **matching)
     before, after, size = (sum(each[k] for each in alignment.distances().values()) for k in range(3))
     distance = (math.sqrt(before / size), math.sqrt(after / size))
     if alignment.siblings:

@@ -20,7 +20,7 @@ def match(second: Any, first: Any, options: dict[str, Any], device: str) -> dict
     """The tensors that matching moves; the others stay, and copying them is no part of it."""
     import isomerge
 
-    return dict(isomerge.align(second, first, device=device, **options).moved().changed())  # type: ignore[union-attr]
+    return dict(isomerge.align(second, first, device=device, **options).moved().changed())
 
 
 def examples(scale: str) -> int:

@@ -36,15 +36,13 @@ class AlignedFamily:
     def siblings(self) -> bool:
         return all(member.siblings for member in self.members)
 
-    @property
-    def fragile(self) -> bool:
-        """The gains of the anchor are too small to write the models in its gauge; an error where only some are."""
+    def require_one_gauge(self) -> None:
+        """Refuse models of which only some can be written in the anchor's gauge: they would not average."""
         if len({bool(member.fragile) for member in self.members}) > 1:
             raise RequestError(
                 f"Aligning to {self.anchor.name}: its gains are too small to bring some of the models to it. "
                 "Name another anchor."
             )
-        return bool(self.members[0].fragile)
 
     def solver_notes(self) -> list[str]:
         """What the solver noted of any member, each note once."""
@@ -68,17 +66,32 @@ class AlignedFamily:
             folders[out / name] = member
         return folders
 
-    def save(self, out: str | Path, *, anchor_out: str | Path | None = None, **options: Any) -> Written:
-        """Write every moved model into its own folder below `out`."""
+    def save(
+        self,
+        out: str | Path,
+        *,
+        shard_size: int | str = "5GB",
+        out_dtype: str | None = None,
+        force: bool = False,
+        anchor_out: str | Path | None = None,
+        verify: bool = True,
+        report: bool = True,
+    ) -> Written:
+        """Write every moved model into its own folder below `out`, as `Alignment.save` does."""
         folders = self.folders(Path(out))
         inputs = [self.anchor, *(member.source.checkpoint for member in self.members)]
         # All of them first: a later input must not be overwritten by an earlier output.
         for target in (*folders, *([] if anchor_out is None else [anchor_out])):
             refuse_overwrite(target, inputs)
-        _ = self.fragile  # refuse before anything is written
+        self.require_one_gauge()
         written = []
         for number, (folder, member) in enumerate(folders.items()):
-            written.append(member.save(folder, anchor_out=anchor_out if number == 0 else None, **options))
+            written.append(
+                member.save(
+                    folder, shard_size=shard_size, out_dtype=out_dtype, force=force, verify=verify, report=report,
+                    anchor_out=anchor_out if number == 0 else None,
+                )
+            )  # fmt: skip
         files = tuple(f for w in written for f in w.files)
         digest = written[0].sha256 if len(written) == 1 else _joined(w.sha256 for w in written)
         return Written(Path(out), files, sum(w.tensors for w in written), sum(w.bytes for w in written), digest)

@@ -53,7 +53,7 @@ def aligned_mixture(
 ) -> tuple[Mixture, list[str], list[str]]:
     """All models next to the first; with the verdict on each and notes. Nothing is rounded in between."""
     family = align_family(checkpoints[1:], anchor=checkpoints[0], level=level, device=device)
-    _ = family.fragile  # refuse models of which only some can be brought to the first
+    family.require_one_gauge()
     moved = [family.moved(checkpoint) for checkpoint in checkpoints]
     states = [model.state_dict(floating(model.model.checkpoint)) for model in moved]
     changes = moved[0].model.architecture.untied_config

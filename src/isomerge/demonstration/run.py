@@ -142,7 +142,7 @@ class _Demo:
             level: align(self.folders[second], anchor=self.folders[first], level=level) for level in LEVELS
         }
         aligned = self.out / f"pair-{k}" / "aligned"
-        alignments["full"].save(aligned, force=True)
+        alignments["full"].save(aligned, force=True, report=False)
         if k == 0:
             told = align_record(alignments["full"], aligned)
             names = {str(self.folders[seed]): f"model {seed}" for seed in (first, second)}

@@ -128,7 +128,7 @@ def align_models(models: Sequence[Checkpoint], anchor: Checkpoint, **options: An
         family = align_family(others, **options)
     else:
         family = align_family(others, anchor=anchor, **options)
-    _ = family.fragile  # refuse models of which only some can be brought to the anchor
+    family.require_one_gauge()
     moves = {model: family.moved(model) for model in (*others, anchor)}
     own = moves[anchor]
     notes = family.solver_notes()

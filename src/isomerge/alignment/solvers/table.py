@@ -106,9 +106,11 @@ def score(group: Group, C: Tensor, unsigned: Tensor | None = None) -> Tensor:
 def solve(group: Group, C: Tensor, unsigned: Tensor | None = None, *, spoil: bool = False) -> tuple[Tensor, Tensor]:
     """The best element for each pair, and what it earns. `spoil` lets the solver use C as its workspace.
 
+    >>> import torch
     >>> from isomerge.symmetry.groups import Permutation
-    >>> solve(Permutation(2), torch.tensor([[[0.0, 5.0], [4.0, 1.0]]]))
-    (tensor([[1, 0]]), tensor([9.], dtype=torch.float64))
+    >>> element, earned = solve(Permutation(2), torch.tensor([[[0.0, 5.0], [4.0, 1.0]]]))
+    >>> element.tolist(), earned.tolist()
+    ([[1, 0]], [9.0])
     """
     solver = SOLVERS[group.name]
     if spoil and solver.in_place and unsigned is None and len(C) == 1:
