@@ -133,7 +133,7 @@ def test_words_for_a_shell_are_those_the_library_knows() -> None:
     from isomerge.cli.common import DTYPES
     from isomerge.cli.completion import method_names
     from isomerge.data.heads import TASKS
-    from isomerge.data.open import KINDS
+    from isomerge.data.options import KINDS
     from isomerge.merging.whole import EVERY
 
     assert evaluation.TASKS == TASKS and evaluation.KINDS == KINDS

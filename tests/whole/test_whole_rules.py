@@ -9,7 +9,7 @@ import pytest
 import isomerge
 from align.tiny import model, tensors
 from data.small import SENTENCES
-from isomerge.data.open import KINDS
+from isomerge.data.options import KINDS
 from isomerge.errors import RequestError
 from isomerge.merging.api import planned
 from isomerge.merging.recipe import DataSettings, RecipeError, load_recipe
