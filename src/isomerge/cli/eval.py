@@ -13,7 +13,7 @@ from isomerge.cli.completion import offer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# As data.heads.TASKS and data.open.KINDS have them; importing those would import torch.
+# As data.heads.TASKS and data.options.KINDS have them; importing those would import torch.
 TASKS = ("image", "sequence", "token", "regression", "causal-lm", "masked-lm", "seq2seq")
 KINDS = ("images", "texts", "lines", "documents", "table", "tokens", "corpus")
 
