@@ -217,7 +217,7 @@ def test_ready_batches_are_taken_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "options", "message"),
     [
-        ("a.tsv", "x\ty\n", {}, "which column holds the texts"),
+        ("a.tsv", "x\ty\n", {}, "not clear which of"),
         ("a.csv", "text,label\nthe cat,1\n", {"text": "txet"}, "'txet' is not a column of it.*Did you mean 'text'"),
         ("a.csv", "text,label\nthe cat,1\n", {"label": "7"}, "'7' is not a column"),
         ("a.csv", "text,label\n", {}, "a header and no row"),
