@@ -48,10 +48,10 @@ def test_a_fused_model_is_the_weighted_mean_of_the_carried_ones() -> None:
     folders = [model("vit", seed) for seed in range(3)]
     data = batches(folders[0])
     found = fuse(folders, data, weights=[1, 1, 2], residual="averaging")
-    carried = [tiny.tensors(folders[0])] + [
+    states = [tiny.tensors(folders[0])] + [
         carried(folder, folders[0], data, residual="averaging").state_dict() for folder in folders[1:]
     ]
-    mean = {n: sum(w * state[n] for w, state in zip((0.25, 0.25, 0.5), carried, strict=True)) for n in carried[0]}
+    mean = {n: sum(w * state[n] for w, state in zip((0.25, 0.25, 0.5), states, strict=True)) for n in states[0]}
     assert largest_difference(found.state_dict(), mean) < 1e-12
     assert found.report()["weights"] == [0.25, 0.25, 0.5]
     assert found.report()["examples"] == 32

@@ -9,6 +9,7 @@ import ot
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
+from transport.models import model
 
 from isomerge.errors import IsomergeError, RequestError
 from isomerge.merging.transport.plans import handing_on, writing
@@ -110,7 +111,7 @@ def test_without_pot_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "ot", None)
     for options in ({"solver": "sinkhorn"}, {"mass": "importance"}):
         with pytest.raises(RequestError, match=r"POT.*pip install 'isomerge\[ot\]'"):
-            fuse(["anything", "else"], **options)
+            fuse([model("vit"), model("vit", 1)], **options)
     with pytest.raises(RequestError, match=r"different widths.*POT.*pip install 'isomerge\[ot\]'"):
         solve(TransportSolver(), costs(3, 4))
     assert solve(TransportSolver(), costs(3, 3)).sum() == pytest.approx(1)  # an assignment needs no POT

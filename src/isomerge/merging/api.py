@@ -55,8 +55,9 @@ def merge(
     own (`isomerge list methods`): one value for all models or a list with one for each. The anchor, and the donor of
     config and side files, is `base` if given, else the first model.
 
-    `data` is what models are run on: a path, a mapping as in recipes, batches, opened data, or a list with one of these
-    for each model. Methods that need data, alignment and `repair` use it; `calibrate` says how models are measured.
+    `data` is what models are run on: a path, batches, opened data, a mapping as in recipes (whose `path` may be any of
+    these), or a list with one of these for each model. Methods that need data, alignment and `repair` use it;
+    `calibrate` says how models are measured. Options that name files of statistics take `Statistics` too.
 
     `tokenizer` matches tokens by their text: "union", "base", a model whose tokenizer the result gets, or a mapping as
     in recipes. Without it models that give tokens other ids are refused; "rows" merges them row by row all the same.

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint, TensorInfo, is_buffer
-from isomerge.merging.transport.compatible import require_same_kind
 from isomerge.merging.transport.pair_plans import SolvedPlans, TransportRequest, solve_plans
 from isomerge.merging.transport.stream_plan import softness
 from isomerge.symmetry.binding import BoundModel
@@ -20,7 +19,6 @@ State = dict[str, Tensor]
 
 def carry(source: Checkpoint, anchor: BoundModel, request: TransportRequest) -> tuple[State, dict[str, Any]]:
     """The source in the anchor's units, in float64 and by the anchor's names on disk; and a record of how."""
-    require_same_kind(source, anchor.checkpoint)
     bound = replace(describe(source), device=request.device)
     request = replace(request, solver=replace(request.solver, unfinished=0))
     solved = solve_plans(bound, anchor, request)

@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from isomerge.checkpoint import Checkpoint
-from isomerge.checkpoint.checks import DEPTH_KEYS
 from isomerge.errors import RequestError
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, part_of
 from isomerge.symmetry.binding import BoundModel
-
-
-def require_same_kind(source: Checkpoint, anchor: Checkpoint) -> None:
-    """What config.json says already."""
-    problems = []
-    kinds = [c.config.get("model_type") for c in (source, anchor)]
-    if kinds[0] != kinds[1]:
-        problems.append(f"different architectures: '{kinds[0]}' and '{kinds[1]}'")
-    for key in DEPTH_KEYS:
-        values = [c.config.get(key) for c in (source, anchor)]
-        if None not in values and values[0] != values[1]:
-            problems.append(f"different depths: {key} is {values[0]} and {values[1]}")
-    if problems:
-        raise _refused(source.name, anchor.name, problems)
 
 
 def require_transportable(source: BoundModel, anchor: BoundModel, moving: Architecture) -> None:
@@ -55,12 +39,8 @@ def require_transportable(source: BoundModel, anchor: BoundModel, moving: Archit
                 word = x[0].atoms[0].space.lstrip("_") or "entries"
                 problems.append(f"{name} has {b.shape[axis]} and {a.shape[axis]} {word}")
     if problems:
-        raise _refused(source.name, anchor.name, problems)
-
-
-def _refused(source: str, anchor: str, problems: list[str]) -> RequestError:
-    shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
-    return RequestError(
-        f"Transporting {source} to {anchor}: {shown}. Widths may differ, but the architecture, the depth, the heads "
-        "and the vocabulary must be the same."
-    )
+        shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
+        raise RequestError(
+            f"Transporting {source.name} to {anchor.name}: {shown}. Widths may differ, but the architecture, the "
+            "depth, the heads and the vocabulary must be the same."
+        )
