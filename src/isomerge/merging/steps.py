@@ -133,7 +133,8 @@ def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSett
         align = functools.cache(lambda: _aligned(recipe, donor, models, settings))
         ordered = [models[entry.model] for entry in recipe.models or ()]
         data = [use.open(settings.data) for use in method_data(recipe)]
-        inputs = MergeInputs(ordered, data, align if recipe.align else None, settings.device, settings.progress)
+        aligned_once = align if recipe.align is not None else None
+        inputs = MergeInputs(ordered, data, aligned_once, settings.device, settings.progress)
         solved = method(inputs, method.options_in(recipe))
         return PreparedModels(solved=solved, notes=[*solved.notes, *settings.data.notes], align=align)
     aligned = _aligned(recipe, donor, models, settings)
