@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from architectures.models import ROWS, VOCABULARY
+from architectures.rows import ROWS, VOCABULARY
 from torch import Tensor
 
 transformers.logging.set_verbosity_error()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from architectures.models import ROWS
+from architectures.rows import ROWS
 
 from recorded.doors import isomerge
 from recorded.models import batches, model, scratch, tuned, without_labels
@@ -93,7 +93,10 @@ def seen(row: str, **options: Any) -> dict[str, Any]:
 
 def family(row: str, many: str, anchor: list[str]) -> dict[str, Any]:
     models = [model(row, seed, DOUBLE) for seed in (1, 2, 3)]
-    found = isomerge.align(models[0], *anchor, others=models[1:], many=many, threads=1)
+    if many == "universe":
+        found = isomerge.align_family([models[0], *anchor, *models[1:]], many=many, threads=1)
+    else:
+        found = isomerge.align_family(models, anchor=anchor[0] if anchor else None, threads=1)
     return {
         "members": [{"tensors": member.state_dict(), **numbers(member)} for member in found.members],
         "distance": found.report()["distance"],
