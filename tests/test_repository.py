@@ -114,8 +114,9 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 STAGES = (
-    "errors", "results", "checkpoint", "data", "adapters", "symmetry", "running", "evaluation", "architectures", "calibration", "alignment",
-    "reporting", "connectivity", "merging", "sweeping", "checking", "training", "catalogue", "demonstration", "cli",
+    "errors", "results", "checkpoint", "kinship", "data", "adapters", "symmetry", "running", "evaluation",
+    "architectures", "calibration", "alignment", "reporting", "connectivity", "merging", "sweeping", "checking",
+    "training", "catalogue", "demonstration", "cli",
 )  # fmt: skip
 
 

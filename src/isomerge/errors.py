@@ -37,6 +37,17 @@ class AlignmentError(IsomergeError):
     """The alignment could not be solved or applied."""
 
 
+def require_type(argument: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """Refuse an argument of another type.
+
+    >>> require_type("seeds", "two", int, "a whole number")
+    Traceback (most recent call last):
+    isomerge.errors.RequestError: seeds must be a whole number, not a str.
+    """
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is int):
+        raise RequestError(f"{argument} must be {wanted}, not a {type(value).__name__}.")
+
+
 def did_you_mean(given: object, known: Iterable[str]) -> str:
     """A closing sentence that names the nearest known value, whatever its case, or all of them.
 

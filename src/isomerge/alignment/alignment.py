@@ -206,7 +206,7 @@ class Alignment:
         """The record of the alignment: distances, what moved and why the rest stays, exactness, time."""
         solution, distances = self.solution, self.distances()
         difference, reason = self._difference
-        before, after = (reporting.relative(distances.values(), k) for k in (0, 1))
+        before, after = (reporting.relative(solution.source, distances, k) for k in (0, 1))
         return {
             "source": solution.source.name,
             "anchor": solution.anchor.name if solution.anchor else None,
@@ -227,7 +227,7 @@ class Alignment:
     def notes(self) -> list[str]:
         """What a reader of the result should know: what stayed and why, what was untied, what a cast lost."""
         notes = [*self.solution.notes, *reporting.warnings(self.untied, self.fragile, self._lost)]
-        before, after = (reporting.relative(self.distances().values(), k) for k in (0, 1))
+        before, after = (reporting.relative(self.solution.source, self.distances(), k) for k in (0, 1))
         if before is not None and after is not None and after > before * (1 + 1e-9):
             notes.append(
                 "as files the models are now farther apart: every unit counts the same in the objective, so that a "

@@ -14,6 +14,7 @@ from isomerge.alignment.alignment import Alignment
 from isomerge.alignment.evidence import common_part
 from isomerge.checkpoint import Checkpoint, Written, refuse_overwrite
 from isomerge.errors import RequestError
+from isomerge.kinship import counted, relative_distance
 
 
 @dataclass
@@ -90,16 +91,17 @@ class AlignedFamily:
             "seconds": self.seconds,
         }
 
-    def _spread(self, tensors: list[Callable[[str], Tensor]]) -> float:
+    def _spread(self, tensors: list[Callable[[str], Tensor]]) -> float | None:
         """How far the models are from their mean: √(Σ‖W_k − W̄‖² / K‖W̄‖²)."""
         layouts = [member.solution.source.layouts for member in self.members]
         apart = size = 0.0
-        for name in sorted(set(layouts[0]).intersection(*layouts[1:])):
+        common = sorted(set(layouts[0]).intersection(*layouts[1:]))
+        for name in counted({name: len(layouts[0][name].shape) for name in common}):
             found = torch.stack(common_part(*(read(name).double() for read in tensors)))
             mean = found.mean(0)
             apart += float((found - mean).square().sum())
             size += len(found) * float(mean.square().sum())
-        return (apart / size) ** 0.5 if size else 0.0
+        return relative_distance(apart, size)
 
 
 def _mean(values: list[float | None]) -> float | None:

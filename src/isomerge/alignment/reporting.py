@@ -12,6 +12,7 @@ from isomerge.alignment.distance import squared
 from isomerge.alignment.evidence import common_part
 from isomerge.alignment.pairwise import Solution
 from isomerge.checkpoint import CastReport
+from isomerge.kinship import SIBLINGS, counted, relative_distance
 from isomerge.symmetry.binding import BoundModel
 
 Distance = tuple[float, float, float]  # ‖source − anchor‖², ‖moved − anchor‖², ‖anchor‖²
@@ -34,11 +35,20 @@ def distances(
     return found
 
 
-def relative(rows: Iterable[Distance], column: int) -> float | None:
-    """√(Σ column / Σ size): a relative distance; None where there was nothing to compare with."""
-    rows = list(rows)
-    size = sum(r[2] for r in rows)
-    return (sum(r[column] for r in rows) / size) ** 0.5 if size > 0 else None
+def relative(model: BoundModel, distances: Mapping[str, Distance], column: int) -> float | None:
+    """The distance of `isomerge.kinship` before (column 0) or after (1); None where there is nothing to compare."""
+    rows = _counted(model, distances)
+    return relative_distance(sum(r[column] for r in rows), sum(r[2] for r in rows)) if rows else None
+
+
+def _counted(
+    model: BoundModel, distances: Mapping[str, Distance], names: Iterable[str] | None = None
+) -> list[Distance]:
+    """The rows of the tensors that count, of the whole model or of some names."""
+    if names is None:
+        return [distances[name] for name in counted({name: len(model.layouts[name].shape) for name in distances})]
+    known = [name for name in names if name in distances]
+    return [distances[name] for name in [n for n in known if len(model.layouts[n].shape) > 1] or known]
 
 
 def are_siblings(solution: Solution) -> bool:
@@ -50,7 +60,7 @@ def verdict(solution: Solution) -> str:
     """One line."""
     moved, spaces = solution.transform.elements, solution.source.architecture.spaces
     if are_siblings(solution):
-        return "siblings: nothing needs to move; the output is the source, bit for bit"
+        return f"{SIBLINGS}: nothing needs to move; the output is the source, bit for bit"
     if not moved:
         return "unmoved: no space of this model may move here (see the notes); the output is the source, bit for bit"
     return f"aligned: {len(moved)} of {len(spaces)} spaces moved"
@@ -61,7 +71,7 @@ def spaces(solution: Solution, distances: Mapping[str, Distance]) -> list[dict[s
     rows = []
     model = solution.source
     for space, group in sorted(model.architecture.spaces.items()):
-        touched = [distances[n] for n in model.touching(space) if n in distances]
+        touched = _counted(model, distances, model.touching(space))
         before, after = (sum(t[k] for t in touched) for k in (0, 1))
         element = solution.transform.elements.get(space)
         order = None if element is None else group.order(element)

@@ -44,11 +44,12 @@ def check(
         )
 
     import isomerge
+    from isomerge.results import plain
 
     keep_freed_memory()
     voice = Voice(json, quiet)
     with voice.work():
-        record = isomerge.check(*models, base=base, data=data)
+        record = dict(plain(isomerge.check(*models, base=base, data=data)))
         if recipe is not None:
             record["recipe_file"] = _write(record, recipe)
     voice.show(record, full_table if explain else short_table)

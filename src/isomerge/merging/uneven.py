@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from isomerge.kinship import in_few_layers, sampled_rows
 from isomerge.merging.pipeline import Job
 from isomerge.merging.recipe import RecipePlan
-from isomerge.merging.strangers import in_few_layers
-from isomerge.reporting.relations import sampled_rows
 
 UNEVEN = 50.0
 """Times. Fine-tuned classifiers gained by Fisher merging up to 19 and lost from 86 on (benchmarks/paper/README.md)."""

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from isomerge.adapters.adapter import Adapter, open_adapter
 from isomerge.checkpoint.lock import hash_file
-from isomerge.reporting.measured import place_of, rounded
+from isomerge.kinship import place_of
+from isomerge.reporting.measured import rounded
 from isomerge.reporting.page import write_report
 
 KEPT = ("method", "relative_error", "notes", "sha256")

@@ -13,9 +13,9 @@ from isomerge.alignment.reporting import Distance
 from isomerge.alignment.selftest import UNCHANGED
 from isomerge.checkpoint import Checkpoint, Written, open_checkpoint
 from isomerge.evaluation.verify import verify
+from isomerge.kinship import Relation, Rows, SampleSums, relation
 from isomerge.reporting.measured import measured
 from isomerge.reporting.page import write_report
-from isomerge.reporting.relations import Relation, Rows, Sums, relation
 from isomerge.reporting.spaces import space_moves
 
 HALF = {"float16", "bfloat16"}
@@ -145,7 +145,7 @@ def _exact(distance: Distance, sample: Relation | None, name: str, shape: tuple[
     elements = 1
     for length in shape:
         elements *= length
-    empty = Sums({}, 0, {}, 0.0)
+    empty = SampleSums({}, 0, {}, 0.0)
     sides = []
     for place, sums in enumerate((sample.before, sample.after) if sample else (None, None)):
         share = sample.elements / sample.sampled if sample and sample.sampled else 0.0

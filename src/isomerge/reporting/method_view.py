@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isomerge.kinship import place_of
 from isomerge.reporting import blocks as b
 from isomerge.reporting.figures import Line, line_chart
-from isomerge.reporting.measured import place_of
 
 Record = Mapping[str, Any]
 WHEN = ("before", "after")
