@@ -116,7 +116,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 STAGES = (
     "errors", "results", "checkpoint", "kinship", "data", "adapters", "symmetry", "running", "evaluation",
     "architectures", "calibration", "alignment", "reporting", "connectivity", "merging", "sweeping", "checking",
-    "training", "catalogue", "demonstration", "cli",
+    "training", "listing", "demonstration", "cli",
 )  # fmt: skip
 
 

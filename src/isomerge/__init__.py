@@ -21,7 +21,7 @@ _WHERE = {
     "IsomergeError": "isomerge.errors",
     "align": "isomerge.alignment.api",
     "barrier": "isomerge.connectivity.barrier",
-    "catalogue": "isomerge.catalogue",
+    "catalogue": "isomerge.listing",
     "check": "isomerge.checking.api",
     "demo": "isomerge.demonstration.run",
     "ensemble": "isomerge.evaluation.tasks.ensemble",
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from isomerge.alignment.alignment import Alignment as Alignment
     from isomerge.alignment.api import align as align
     from isomerge.alignment.selftest import selftest as selftest
-    from isomerge.catalogue import catalogue as catalogue
     from isomerge.checking.api import check as check
     from isomerge.checkpoint import open_checkpoint as open_checkpoint
     from isomerge.connectivity.barrier import barrier as barrier
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from isomerge.evaluation.tasks.ensemble import ensemble as ensemble
     from isomerge.evaluation.tasks.run import evaluate as evaluate
     from isomerge.evaluation.verify import verify as verify
+    from isomerge.listing import catalogue as catalogue
     from isomerge.merging.api import merge as merge
     from isomerge.merging.api import merge_recipe as merge_recipe
     from isomerge.merging.merged import Merged as Merged

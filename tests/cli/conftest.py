@@ -87,7 +87,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     for name in ("align", "merge_recipe", "check", "selftest", "demo", "catalogue"):
         monkeypatch.setattr(isomerge, name, getattr(fake, name), raising=False)
     pages = lambda alignment, written: [written.out / "report.html"]  # noqa: E731
-    monkeypatch.setattr("isomerge.reporting.aligned.write_align_reports", pages)
+    monkeypatch.setattr("isomerge.reporting.run_reports.write_align_reports", pages)
     return fake
 
 

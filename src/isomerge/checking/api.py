@@ -76,7 +76,9 @@ def check(*models: Any, base: Any = None, data: str | os.PathLike[str] | None = 
         raise RequestError("Checking: name at least two models to compare, as in check(a, b).")
     require_type("data", data, (str, os.PathLike, type(None)), "a path")
     if data is not None and not Path(data).expanduser().exists():
-        raise RequestError(f"Checking models: there is nothing at {os.fspath(data)}. Check data, or leave it out.")
+        raise RequestError(
+            f"Checking models: there is nothing at {os.fspath(data)}. Check the path, or leave data out."
+        )
     start = time.perf_counter()
     threads = torch.get_num_threads()
     # Thousands of short sums: on a busy machine threads that wait for each other would take minutes for seconds.
@@ -243,7 +245,7 @@ class _Weighed:
 
 def _fitting(models: list[Checkpoint], base: Checkpoint | None) -> tuple[Checkpoint | None, list[str]]:
     """The base, unless it does not fit them: then the models are judged without it, and a note says why."""
-    if base is None or misfits(models) or not (problems := misfits([models[0], base])):
+    if base is None or misfits(models) or not (problems := misfits([models[0], base], named=False)):
         return base, []
-    why = "; ".join(problem.removeprefix(f"{models[0].name} and {base.name}: ").rstrip(".") for problem in problems)
+    why = "; ".join(problem.rstrip(".") for problem in problems)
     return None, [f"{base.name} cannot be their base ({why}): leave --base out, or name the model they come from"]

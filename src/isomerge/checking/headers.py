@@ -31,8 +31,8 @@ def open_model(model: Any) -> Checkpoint:
     return open_reference(reference)
 
 
-def misfits(checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Why these can be neither aligned nor averaged, all reasons at once."""
+def misfits(checkpoints: Sequence[Checkpoint], *, named: bool = True) -> list[str]:
+    """Why these can be neither aligned nor averaged, all reasons at once; `named`: with the models concerned."""
     problems = []
     for checkpoint in checkpoints:
         try:
@@ -41,7 +41,8 @@ def misfits(checkpoints: Sequence[Checkpoint]) -> list[str]:
             problems.append(str(error))
     first = checkpoints[0]
     for other in checkpoints[1:]:
-        problems += [f"{first.name} and {other.name}: {problem}" for problem in problems_between(first, other)]
+        pair = f"{first.name} and {other.name}: " if named else ""
+        problems += [f"{pair}{problem}" for problem in problems_between(first, other)]
     if not problems:
         for other in checkpoints[1:]:
             problems += _shape_problems(first, other)

@@ -17,7 +17,7 @@ TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json
 
 
 @dataclass(frozen=True)
-class ModelTokens:
+class TokenizerFacts:
     """One model's vocabulary, special tokens and chat template."""
 
     has_files: bool
@@ -28,7 +28,7 @@ class ModelTokens:
     rows: int | None
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> ModelTokens:
+    def of(cls, checkpoint: Checkpoint) -> TokenizerFacts:
         files = tokenizer_files(checkpoint)
         tokens = tokens_in_files(checkpoint) if files else None
         config = read_json(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
@@ -68,7 +68,7 @@ def _template(files: dict[str, Path], config: dict[str, Any]) -> str | None:
 
 def compare_tokenizers(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
     """`same` is true, false, or null where the files cannot tell; the rest says what differs from the first model."""
-    known = [ModelTokens.of(c) for c in checkpoints]
+    known = [TokenizerFacts.of(c) for c in checkpoints]
     if not any(one.has_files for one in known):
         rows = {one.rows for one in known if one.rows is not None}
         note = "no model has tokenizer files beside its weights" if rows else None
@@ -99,7 +99,7 @@ def compare_tokenizers(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
 
 
 def _vocabularies(
-    name: str, first: ModelTokens, other: str, one: ModelTokens
+    name: str, first: TokenizerFacts, other: str, one: TokenizerFacts
 ) -> tuple[list[str], bool | None, float | None]:
     """What differs, whether the two are the same, and which share of all tokens both have."""
     if not (first.has_files and one.has_files):
@@ -122,7 +122,7 @@ def _vocabularies(
     return differences, False, len(a & b) / len(a | b)
 
 
-def _specials(name: str, first: ModelTokens, other: str, one: ModelTokens) -> list[str]:
+def _specials(name: str, first: TokenizerFacts, other: str, one: TokenizerFacts) -> list[str]:
     differences = []
     for role in sorted({*first.special, *one.special}):
         a, b = first.special.get(role), one.special.get(role)

@@ -157,7 +157,7 @@ def align(
             alignment.save_transform(save_transform)
         record = {**alignment.report(), **written_record(written)}
         if report:
-            from isomerge.reporting.aligned import AlignRun, write_align_reports
+            from isomerge.reporting.run_reports import AlignRun, write_align_reports
 
             done = AlignRun(alignment, _request(context), _took(start, threads, device))
             add_report(record, *write_align_reports(done, written))

@@ -37,11 +37,12 @@ def demo(
 
     import isomerge
     from isomerge.reporting.terminal import demo_table
+    from isomerge.results import plain
 
     voice = Voice(json, quiet)
     watched = not (json or quiet) and sys.stderr.isatty()
     with contextlib.redirect_stdout(sys.stderr), _stages() if watched else contextlib.nullcontext() as progress:
-        record = isomerge.demo(out, seeds=seeds, force=force, progress=progress)
+        record = dict(plain(isomerge.demo(out, seeds=seeds, force=force, progress=progress)))
     if record.get("report", "") is None:
         add_report(record, None)
     voice.show(record, demo_table)

@@ -33,7 +33,7 @@ _EXTRAS = {
 RESUMED = (".isomerge-partial", "points.jsonl")
 # What is renamed to its place last, so that it stands for a whole folder.
 LAST = ("config.json", "adapter_config.json")
-# demo.folder.MARK: a folder of an earlier demo is never in the way of another.
+# demonstration.run.MARK: a folder of an earlier demo is never in the way of another.
 REPLACED = ".isomerge-demo"
 
 

@@ -235,7 +235,7 @@ def _merge_adapters(
             progress=progress,
         )  # fmt: skip
         if report:
-            from isomerge.reporting.adapters import write_adapter_report
+            from isomerge.reporting.run_reports import write_adapter_report
 
             add_report(record, write_adapter_report(out, request.models, record))
     voice.show(record, adapter_table)

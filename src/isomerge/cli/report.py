@@ -41,7 +41,7 @@ def report(
 
     voice = Voice(json, quiet)
     with voice.work():
-        record = write(folder, out=out, barrier=barrier or (), keep_curves=not no_curves)
+        record = write(folder, out=out, barrier=barrier or (), keep_curves=not no_curves).to_dict()
     if open_ and record["page"]:
         import webbrowser
 

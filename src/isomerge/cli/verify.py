@@ -29,7 +29,7 @@ def verify(
     Where isomerge has written a report, it shows the new answers.
     """
     from isomerge.evaluation.verify import verify as verify_folder
-    from isomerge.reporting.verified import record_verification
+    from isomerge.reporting.page import record_verification
 
     voice = Voice(json, quiet)
     with voice.work() as progress:

@@ -15,7 +15,7 @@ from isomerge.data.heads import label_names
 from isomerge.data.open import open_data
 from isomerge.errors import RequestError
 from isomerge.evaluation.device import require_device
-from isomerge.reporting.pictures import require_drawable
+from isomerge.reporting.plots import require_drawable
 
 MOST_POINTS = 10_000
 Progress = Callable[[int, int, str], None]
@@ -91,7 +91,7 @@ def barrier(
     result["notes"] += broken_points(record["points"])
     result["seconds"] = time.perf_counter() - start
     if plot is not None:
-        from isomerge.reporting.curves import plot_barrier
+        from isomerge.reporting.plots import plot_barrier
 
         plot_barrier(result, plot)
     return result

@@ -11,7 +11,7 @@ from typing import Any
 from isomerge.connectivity.barrier import Progress, choose_measure, open_models, require_few
 from isomerge.connectivity.ends import Ends, aligned_ends, plain_ends
 from isomerge.errors import RequestError
-from isomerge.reporting.pictures import require_drawable
+from isomerge.reporting.plots import require_drawable
 
 MARGIN = 0.25  # of the triangle's extent, on every side
 FLAT = 1e-9  # sine² of the angle at A below which three models lie on a line
@@ -89,7 +89,7 @@ def plane(
         "metric": metrics, "notes": [*notes(), *more], "seconds": time.perf_counter() - start,
     }  # fmt: skip
     if plot is not None:
-        from isomerge.reporting.curves import plot_plane
+        from isomerge.reporting.plots import plot_plane
 
         plot_plane(result, plot)
     return result

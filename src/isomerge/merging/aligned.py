@@ -19,7 +19,7 @@ from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
 from isomerge.merging.group import Source
 from isomerge.merging.sources import Computed, Stored
-from isomerge.reporting.spaces import space_moves
+from isomerge.reporting.moves import space_moves
 
 
 @dataclass

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from isomerge.architectures import FAMILIES, describe
 from isomerge.checkpoint import Checkpoint
+from isomerge.errors import IsomergeError
 from isomerge.kinship import SAMPLE, Relation, conflict, cosines, distances, in_layers, place_of
 
 SIDES = ("before", "after")
@@ -67,9 +69,6 @@ def space_place(space: str) -> dict[str, Any]:
 
 def touched_files(checkpoint: Checkpoint) -> dict[str, list[str]]:
     """The tensors on disk that each space touches; nothing for a family without a specification."""
-    from isomerge.architectures import FAMILIES, describe
-    from isomerge.errors import IsomergeError
-
     if checkpoint.config.get("model_type") not in FAMILIES:
         return {}  # what could be inferred would have to be proven by running models
     try:
@@ -104,21 +103,21 @@ def _gatherer(known: Mapping[str, Relation], compared: list[str]) -> Callable[..
     def gather(names: list[str], kinship: list[str] | None = None) -> dict[str, Any]:
         """`kinship` are the tensors that cosine and distance are of, where not all."""
         everything, chosen = ([known[name] for name in own] for own in (names, kinship or names))
-        found: dict[str, Any] = {"elements": sum(one.elements for one in everything)}
+        row: dict[str, Any] = {"elements": sum(one.elements for one in everything)}
         angles = {side: list(cosines(chosen, side).values()) for side in SIDES}
-        found["cosine"] = {side: sum(angles[side]) / len(angles[side]) if angles[side] else None for side in SIDES}
-        found["conflict"] = {side: conflict(everything, side) for side in SIDES}
+        row["cosine"] = {side: sum(angles[side]) / len(angles[side]) if angles[side] else None for side in SIDES}
+        row["conflict"] = {side: conflict(everything, side) for side in SIDES}
         apart = {side: distances(chosen, side) for side in SIDES}
-        found["distance"] = {side: [apart[side].get(name) for name in compared] for side in SIDES}
-        found["gain"] = [gain(apart["before"].get(name), apart["after"].get(name)) for name in compared]
-        return dict(rounded(found))
+        row["distance"] = {side: [apart[side].get(name) for name in compared] for side in SIDES}
+        row["gain"] = [gain(apart["before"].get(name), apart["after"].get(name)) for name in compared]
+        return dict(rounded(row))
 
     return gather
 
 
 def _pairs(relations: list[Relation]) -> list[dict[str, Any]]:
     sides = {side: cosines(relations, side) for side in SIDES}
-    pairs = list(dict.fromkeys(pair for found in sides.values() for pair in found))
+    pairs = list(dict.fromkeys(pair for angles in sides.values() for pair in angles))
     return [{"models": list(pair), "cosine": rounded({s: sides[s].get(pair) for s in SIDES})} for pair in pairs]
 
 

@@ -16,7 +16,7 @@ from isomerge.merging.merged import Merged
 from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe.write import as_data
 from isomerge.merging.settings import RunSettings
-from isomerge.reporting.pictures import can_draw, require_drawable
+from isomerge.reporting.plots import can_draw, require_drawable
 from isomerge.sweeping.address import of_one_model
 from isomerge.sweeping.bench import Bench
 from isomerge.sweeping.between import corners, searched, typed

@@ -1,4 +1,4 @@
-"""Which unit of a space went where, which head was turned by how much: the most moved by name, all of them counted."""
+"""What moved in every space of a model: how much of it, how far, and which units; the most moved by name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isomerge.alignment import reporting
+from isomerge.alignment.pairwise import Solution
 from isomerge.reporting.measured import space_place
 from isomerge.symmetry.groups import Group, Rotary, SignedScale
 from isomerge.symmetry.transform import Transform
 
+
+def space_moves(solution: Solution) -> list[dict[str, Any]]:
+    """A row per space: group, how much of it moved, how far its units travelled and where to, or why it stays."""
+    rows = []
+    for row in reporting.spaces(solution, {}):
+        element = solution.transform.elements.get(row["name"])
+        order = None if element is None else solution.transform.spaces[row["name"]].order(element)
+        rows.append({
+            **{key: row[key] for key in ("name", "group", "moved", "reason")},
+            "displacement": None if order is None else displacement(order),
+            "units": moved_units(solution.transform, row["name"]),
+        })  # fmt: skip
+    return rows
+
+
+def displacement(order: Tensor) -> float:
+    """How far a unit travels on average, as a share of the farthest it could: about a third for a random order.
+
+    >>> displacement(torch.tensor([0, 1, 2])), displacement(torch.tensor([2, 1, 0]))
+    (0.0, 0.6666666666666666)
+    """
+    size = order.shape[-1]  # orders within each of several parents come as rows
+    if size < 2:
+        return 0.0
+    travelled = (order.cpu() - torch.arange(size)).abs().double().mean()
+    return float(travelled) / (size - 1)
+
+
+# --- units ------------------------------------------------------------------------------------------------------------
 LISTED = 20  # of one space: a record stays small, whatever the size of the model
 STILL = {"angle": 1e-3, "factor": 1e-6, "flipped": 0.5}  # below it nothing has moved
 REST = {"angle": 0.0, "factor": 1.0, "flipped": 0.0}
@@ -23,7 +54,7 @@ def moved_units(transform: Transform, space: str) -> dict[str, Any] | None:
 
     A listed unit has `from` and `to`, its places in the model and in the anchor; `within`, the units of outer spaces
     that it is a part of, in the anchor's numbers; `flipped` where its sign changed; `angle` in degrees and `factor`
-    where it was turned or stretched. A space with one element per head is told by heads.
+    where it was turned or stretched. A space with one element per head is counted by heads.
     """
     element = transform.elements.get(space)
     if element is None:
@@ -32,13 +63,13 @@ def moved_units(transform: Transform, space: str) -> dict[str, Any] | None:
     order = group.order(element)
     if order is not None:
         names: Sequence[str] = (*group.per, space)
-        told: Mapping[str, Tensor] = {"flipped": (element < 0).double()}
+        effects: Mapping[str, Tensor] = {"flipped": (element < 0).double()}
         distance = (order - torch.arange(group.size, device=order.device)).abs().double()
     else:
-        names, told = _told(space, group, element)
+        names, effects = _effects(space, group, element)
         # The last bits of a sum depend on who added them, and must not decide who is listed.
-        distance = (told["angle"] if "angle" in told else told["factor"].abs().log().abs()).round(decimals=4)
-    changed = torch.stack([_changed(key, values) for key, values in told.items()]).any(0)
+        distance = (effects["angle"] if "angle" in effects else effects["factor"].abs().log().abs()).round(decimals=4)
+    changed = torch.stack([_changed(key, values) for key, values in effects.items()]).any(0)
     if order is not None:
         changed |= distance > 0
     elif names:
@@ -47,11 +78,11 @@ def moved_units(transform: Transform, space: str) -> dict[str, Any] | None:
         "names": [space_place(name)["kind"].rpartition(".")[2] for name in names],
         "changed": int(changed.sum()),
         "of": changed.numel(),
-        "listed": _listed(distance, changed, order, told),
+        "listed": _listed(distance, changed, order, effects),
     }
 
 
-def _told(space: str, group: Group, element: Tensor) -> tuple[Sequence[str], Mapping[str, Tensor]]:
+def _effects(space: str, group: Group, element: Tensor) -> tuple[Sequence[str], Mapping[str, Tensor]]:
     """What the elements of a group without an order belong to, and what they do there.
 
     The angle is that between an element and the identity, cos φ = tr g / (√n ‖g‖): by so much a vector is turned in the
@@ -81,21 +112,21 @@ def _origins(transform: Transform, parent: str, shape: Sequence[int]) -> Tensor:
 
 
 def _listed(
-    distance: Tensor, changed: Tensor, order: Tensor | None, told: Mapping[str, Tensor]
+    distance: Tensor, changed: Tensor, order: Tensor | None, effects: Mapping[str, Tensor]
 ) -> list[dict[str, Any]]:
     """The most moved first; equally moved ones in the order of their places."""
     ranked = torch.where(changed, distance, -1.0).flatten().argsort(descending=True, stable=True)
-    found = []
+    units = []
     for place in ranked[: min(LISTED, int(changed.sum()))].tolist():
         at = coordinates(place, changed.shape)
         entry: dict[str, Any] = {} if order is None else {"from": int(order[at]), "to": at[-1]}
         if len(at) > 1:
             entry["within"] = list(at[:-1])
-        for key, values in told.items():
+        for key, values in effects.items():
             if _changed(key, values[at]):
                 entry[key] = True if key == "flipped" else float(f"{float(values[at]):.4g}")
-        found.append(entry)
-    return found
+        units.append(entry)
+    return units
 
 
 def coordinates(place: int, shape: Sequence[int]) -> tuple[int, ...]:
@@ -104,8 +135,8 @@ def coordinates(place: int, shape: Sequence[int]) -> tuple[int, ...]:
     >>> coordinates(5, (2, 3)), coordinates(0, ())
     ((1, 2), ())
     """
-    found = []
+    places = []
     for length in reversed(shape):
         place, at = divmod(place, length)
-        found.append(at)
-    return tuple(reversed(found))
+        places.append(at)
+    return tuple(reversed(places))
