@@ -66,10 +66,10 @@ def require_type(argument: str, value: object, kinds: type | tuple[type, ...], w
 
     >>> require_type("seeds", "two", int, "a whole number")
     Traceback (most recent call last):
-    isomerge.errors.RequestError: seeds must be a whole number, not a str.
+    isomerge.errors.RequestError: seeds must be a whole number, not str.
     """
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is int):
-        raise RequestError(f"{argument} must be {wanted}, not a {type(value).__name__}.", keys=(argument,))
+        raise RequestError(f"{argument} must be {wanted}, not {type(value).__name__}.", keys=(argument,))
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ class MethodEntry(Result):
 
     name: str
     base: str
-    """"required", "optional" or "none"."""
+    """"required", "optional" or "ignored"."""
     data: str
     """"required", "optional" or "ignored"."""
     options: list[str]

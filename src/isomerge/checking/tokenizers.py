@@ -13,7 +13,6 @@ from isomerge.checkpoint.base import name_some
 from isomerge.merging.vocabulary.files import declared_rows, has_tokenizer, read_json, tokenizer_files, tokens_in_files
 
 MOST_NAMED = 5
-TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
