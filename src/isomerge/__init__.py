@@ -26,7 +26,7 @@ _WHERE = {
     "align_family": "isomerge.alignment.api",
     "barrier": "isomerge.connectivity.barrier",
     "calibrate": "isomerge.calibration.api",
-    "catalogue": "isomerge.catalogue",
+    "catalogue": "isomerge.listing",
     "check": "isomerge.checking.api",
     "demo": "isomerge.demonstration.run",
     "ensemble": "isomerge.evaluation.ensemble",
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from isomerge.alignment.result import Alignment as Alignment
     from isomerge.alignment.selftest import selftest as selftest
     from isomerge.calibration.api import calibrate as calibrate
-    from isomerge.catalogue import catalogue as catalogue
     from isomerge.checking.api import check as check
     from isomerge.checkpoint import Checkpoint as Checkpoint
     from isomerge.checkpoint import open_checkpoint as open_checkpoint
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from isomerge.evaluation.ensemble import ensemble as ensemble
     from isomerge.evaluation.evaluate import evaluate as evaluate
     from isomerge.evaluation.verify import verify as verify
+    from isomerge.listing import catalogue as catalogue
     from isomerge.merging.api import merge as merge
     from isomerge.merging.api import merge_recipe as merge_recipe
     from isomerge.merging.api import plan as plan

@@ -1,5 +1,6 @@
 """Averages of a training run, taken while it runs: a callback for transformers' Trainer.
 
+from isomerge.arguments import require_types
 from isomerge.training import AverageCheckpoints
 Trainer(…, callbacks=[AverageCheckpoints("swa", start=0.5)]).train()        # writes output_dir/averaged
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from isomerge.merging.state_dicts import merge_state_dicts
 KINDS = ("swa", "ema", "lawa")
 
 
-class AverageCheckpoints(TrainerCallback):  # type: ignore[misc]
+class AverageCheckpoints(TrainerCallback):
     """Averages the weights at every save of a Trainer (or every `every` steps) and writes the average at the end.
 
     `kind`: "swa", the mean of all; "ema", an exponential mean with `decay`; "lawa", the mean of the last `window`.
@@ -42,6 +44,9 @@ class AverageCheckpoints(TrainerCallback):  # type: ignore[misc]
         out: str | Path | None = None,
         load: bool = False,
     ) -> None:
+        require_types(
+            kind=(kind, str), start=(start, float), decay=(decay, float), window=(window, int), every=(every, int, None)
+        )
         if kind not in KINDS:
             raise RequestError(f"Averaging checkpoints: '{kind}' is not a kind of average. {did_you_mean(kind, KINDS)}")
         if not 0 <= start < 1 or not 0 < decay < 1 or window < 1 or (every is not None and every < 1):
@@ -96,8 +101,8 @@ class AverageCheckpoints(TrainerCallback):  # type: ignore[misc]
             self._last.append(dict(present.state_dict()))
             return
         if self._running is None:
-            rule = get_swa_avg_fn() if self.kind == "swa" else get_ema_avg_fn(self.decay)
-            self._running = AveragedModel(present.float(), avg_fn=rule)
+            rule: Any = get_swa_avg_fn if self.kind == "swa" else partial(get_ema_avg_fn, self.decay)
+            self._running = AveragedModel(present.float(), avg_fn=rule())
         self._running.update_parameters(present)
 
     def average(self, model: nn.Module) -> Any:

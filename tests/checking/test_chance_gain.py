@@ -13,7 +13,7 @@ import yaml
 import isomerge
 from isomerge.alignment.levels import LEVELS, Scope
 from isomerge.architectures import describe
-from isomerge.checking import moving
+from isomerge.checking import units as judged
 from isomerge.checking.stream import judge_stream
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.transform import Transform
@@ -64,13 +64,13 @@ def test_chance_takes_no_work_from_the_units(monkeypatch: pytest.MonkeyPatch) ->
     width, keys, units = 32, 16, 64
     attention = 2 * width * (width * width) + 2 * keys * (keys * width)
     work = 2 * (attention + 3 * units * (units * width))  # of two layers
-    monkeypatch.setattr(moving, "WORK", work)
+    monkeypatch.setattr(judged, "WORK", work)
     found = isomerge.check(*models)
     rows = {s["name"]: s for s in found["spaces"]}
     assert set(rows) == {"residual", "ffn.1", "ffn.2", "kv.1", "kv.2"}
     assert all(row["gain"] > 0 and row["by_chance"] > 0 for row in rows.values())
     assert not any("too large" in reason for reason in found["reasons"])
-    monkeypatch.setattr(moving, "WORK", work - 1)
+    monkeypatch.setattr(judged, "WORK", work - 1)
     assert any(reason.startswith("kv.2 is too large") for reason in isomerge.check(*models)["reasons"])
 
 
@@ -93,7 +93,7 @@ def test_gain_and_chance_are_means_over_the_same_spaces(units: int) -> None:
 
 def test_a_chance_that_leaves_no_distance_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shuffling two units of two can bring back the other model itself."""
-    monkeypatch.setattr(moving, "shuffled_rest", lambda a, b, random: b.clone())
+    monkeypatch.setattr(judged, "shuffled_rest", lambda a, b, random: b.clone())
     found = isomerge.check(llama(0), llama(1))
     units = [s["by_chance"] for s in found["spaces"] if s["name"] != "residual"]
     assert units == [0.0, 0.0] and found["alignment"]["by_chance"] == 0

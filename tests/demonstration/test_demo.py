@@ -281,7 +281,7 @@ def test_training_depends_on_the_seed_alone() -> None:
 
 
 def test_the_barrier_is_the_height_above_the_chord() -> None:
-    from isomerge.demonstration.lines import barrier
+    from isomerge.demonstration.digits import barrier
 
     assert barrier([0.0, 1.0, 2.0]) == 0
     assert barrier([2.0, 5.0, 0.0, 0.0]) == pytest.approx(5 - 4 / 3)
@@ -302,7 +302,8 @@ def test_a_folder_of_others_is_refused_before_anything_is_trained(tmp_path: Path
 
 
 def test_an_earlier_demo_is_replaced_and_nothing_else(tmp_path: Path) -> None:
-    from isomerge.demonstration.folder import DEMO_MARK, claim
+    from isomerge.choices import DEMO_MARK
+    from isomerge.demonstration.run import claim
 
     out = tmp_path / "out"
     claim(out, ["models", "pair-0", "report.html"])
@@ -319,7 +320,7 @@ def test_an_earlier_demo_is_replaced_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_force_leaves_what_is_there_now_and_later(tmp_path: Path) -> None:
-    from isomerge.demonstration.folder import claim
+    from isomerge.demonstration.run import claim
 
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "mine").write_text("mine")

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import transformers
-from architectures.rows import ROWS, VOCABULARY
 from torch import Tensor
+
+from architectures.rows import ROWS, VOCABULARY
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from architectures.rows import ROWS
 
+from architectures.rows import ROWS
 from recorded.doors import isomerge
 from recorded.models import batches, model, scratch, tuned, without_labels
 

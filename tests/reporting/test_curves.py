@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import isomerge
-from isomerge.reporting.figures import Line, line_chart
-from isomerge.reporting.scales import digits_between, ticks_between
+from isomerge.reporting.charts import Line, digits_between, line_chart, ticks_between
 from reporting.outputs import Page, made, page_of, said, verb
 from reporting.test_page import CURVE, PLANE
 

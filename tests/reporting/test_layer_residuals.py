@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from isomerge.reporting.blocks import Facts, Figure, Heat, Side
-from isomerge.reporting.method_view import method_section
+from isomerge.reporting.blocks import FactList, Figure, Heat, Side
+from isomerge.reporting.method_sections import method_section
 from reporting.outputs import made, page_of, record_of
 
 
@@ -71,6 +71,6 @@ def test_refined_blocks_and_the_polish_are_told() -> None:
     ]
     polished = {"steps": 5, "loss_before": 0.02, "loss_after": 0.01}
     figure, facts = method_section({"method": "reconstruct", "refined": refined, "polished": polished}).blocks
-    assert isinstance(figure, Figure) and isinstance(facts, Facts)
+    assert isinstance(figure, Figure) and isinstance(facts, FactList)
     assert [[cell.value for cell in row.cells] for row in figure.numbers.rows] == [["h.0", 0.4, 0.3], ["h.1", 0.4, 0.2]]
     assert "5 steps" in facts.items["polished"] and "0.0200 → 0.0100" in facts.items["polished"]

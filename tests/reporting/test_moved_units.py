@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from isomerge.reporting.units import LISTED, moved_units
+from isomerge.reporting.moved_units import LISTED, moved_units
 from isomerge.symmetry.groups import Invertible, Permutation, Rotary, Rotation, SignedPermutation, SignedScale
 from isomerge.symmetry.transform import Transform, random_transform
 from reporting.outputs import page_of, record_of, said, workshop

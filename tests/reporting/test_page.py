@@ -67,7 +67,7 @@ def test_the_heat_maps_show_the_distances_of_the_record(kind: str) -> None:
 
 
 def test_layers_come_in_their_order_and_two_stacks_are_two_sets_of_rows() -> None:
-    from isomerge.reporting.relations_view import alignment_section
+    from isomerge.reporting.relation_sections import alignment_section
 
     names = [f"{stack}.ffn.{layer}" for stack in ("encoder", "decoder") for layer in range(12)] + ["residual"]
     spaces = [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from isomerge.reporting.relations import SAMPLE, conflict, cosines, distances, relation, sampled_rows
+from isomerge.kinship import SAMPLE, conflict, cosines, distances, relation, sampled_rows
 
 
 def read(tensor: torch.Tensor):
@@ -49,7 +49,7 @@ def test_several_tensors_count_by_their_size() -> None:
     (value,) = cosines(found, "after").values()
     x, y = a[:50], b[:50]  # the vector does not count
     assert value == pytest.approx(x @ y / np.linalg.norm(x) / np.linalg.norm(y), rel=1e-12)
-    assert distances(found, "after") == {"b": pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(a), rel=1e-12)}
+    assert distances(found, "after") == {"b": pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(x), rel=1e-12)}
 
 
 def test_a_sample_of_a_large_tensor_is_near_the_whole() -> None:

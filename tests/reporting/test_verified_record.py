@@ -119,7 +119,7 @@ def test_an_answer_is_never_lost(trouble: str, out: Path, monkeypatch: pytest.Mo
         def refuse(path: Path, text: str) -> None:
             raise OSError(28, "No space left on device", str(path))
 
-        monkeypatch.setattr("isomerge.reporting.verified.write_text", refuse)
+        monkeypatch.setattr("isomerge.reporting.page.write_text", refuse)
     else:
         (out / "isomerge.json").write_text('{"format": 1, "kind": "merge", "run": 5}')
     told = said("verify", out, "--quick")

@@ -16,6 +16,7 @@ from isomerge.alignment.report import BeforeAndAfter, FamilyReport
 from isomerge.alignment.result import Alignment
 from isomerge.checkpoint import Checkpoint, Written, refuse_overwrite
 from isomerge.errors import RequestError
+from isomerge.kinship import counted, relative_distance
 from isomerge.symmetry.moved import MovedModel
 
 
@@ -130,16 +131,17 @@ class AlignedFamily:
             seconds=self.seconds,
         )
 
-    def _spread(self, tensors: list[Callable[[str], Tensor]]) -> float:
+    def _spread(self, tensors: list[Callable[[str], Tensor]]) -> float | None:
         """How far the models are from their mean: √(Σ‖W_k − W̄‖² / K‖W̄‖²)."""
         layouts = [member.source.layouts for member in self.members]
         apart = size = 0.0
-        for name in sorted(set(layouts[0]).intersection(*layouts[1:])):
+        common = sorted(set(layouts[0]).intersection(*layouts[1:]))
+        for name in counted({name: len(layouts[0][name].shape) for name in common}):
             models = torch.stack(common_part(*(read(name).double() for read in tensors)))
             mean = models.mean(0)
             apart += float((models - mean).square().sum())
             size += len(models) * float(mean.square().sum())
-        return (apart / size) ** 0.5 if size else 0.0
+        return relative_distance(apart, size)
 
 
 def _mean(values: list[float | None]) -> float | None:

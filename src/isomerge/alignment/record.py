@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,11 @@ from torch import Tensor
 from isomerge.alignment.report import Distance, space_reports
 from isomerge.checkpoint import Checkpoint, Written, open_checkpoint
 from isomerge.evaluation.verify import verify
+from isomerge.kinship import Relation, Rows, SampleSums, relation
 from isomerge.reporting.measured import measured
+from isomerge.reporting.moved_units import moved_units
 from isomerge.reporting.page import write_report
 from isomerge.reporting.record import RECORD, read_record, record_text, write_text
-from isomerge.reporting.relations import Relation, Rows, Sums, relation
-from isomerge.reporting.units import moved_units
 
 if TYPE_CHECKING:
     from isomerge.alignment.family import AlignedFamily
@@ -170,10 +171,8 @@ def _sampled(
 
 def _exact(distance: Distance, sample: Relation | None, name: str, shape: tuple[int, ...]) -> Relation:
     """The sampled sums, brought to the size of the tensor, with the distances of all its elements."""
-    elements = 1
-    for length in shape:
-        elements *= length
-    empty = Sums({}, 0, {}, 0.0)
+    elements = math.prod(shape)
+    empty = SampleSums({}, 0, {}, 0.0)
     sides = []
     for place, sums in enumerate((sample.before, sample.after) if sample else (None, None)):
         share = sample.elements / sample.sampled if sample and sample.sampled else 0.0

@@ -11,6 +11,7 @@ from torch import Tensor
 from isomerge.alignment.distance import squared
 from isomerge.alignment.evidence import common_part
 from isomerge.checkpoint import CastReport
+from isomerge.kinship import counted, relative_distance
 from isomerge.results import Result
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.transform import Transform
@@ -90,11 +91,20 @@ def distances_between(
     return distances
 
 
-def relative(rows: Iterable[Distance], column: int) -> float | None:
-    """√(Σ column / Σ size): a relative distance; None where there was nothing to compare with."""
-    rows = list(rows)
-    size = sum(r[2] for r in rows)
-    return (sum(r[column] for r in rows) / size) ** 0.5 if size > 0 else None
+def relative(model: BoundModel, distances: Mapping[str, Distance], column: int) -> float | None:
+    """The distance of `isomerge.kinship` before (column 0) or after (1); None where there is nothing to compare."""
+    rows = _counted(model, distances)
+    return relative_distance(sum(r[column] for r in rows), sum(r[2] for r in rows)) if rows else None
+
+
+def _counted(
+    model: BoundModel, distances: Mapping[str, Distance], names: Iterable[str] | None = None
+) -> list[Distance]:
+    """The rows of the tensors that count, of the whole model or of some names."""
+    if names is None:
+        return [distances[name] for name in counted({name: len(model.layouts[name].shape) for name in distances})]
+    known = [name for name in names if name in distances]
+    return [distances[name] for name in [n for n in known if len(model.layouts[n].shape) > 1] or known]
 
 
 def space_reports(
@@ -105,7 +115,7 @@ def space_reports(
     for space, group in sorted(model.architecture.spaces.items()):
         gain = None
         if distances is not None:
-            touched = [distances[n] for n in model.touching(space) if n in distances]
+            touched = _counted(model, distances, model.touching(space))
             before, after = (sum(t[k] for t in touched) for k in (0, 1))
             gain = (before - after) / before if before > 0 else 0.0
         element = transform.elements.get(space)

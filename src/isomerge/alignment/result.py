@@ -264,8 +264,8 @@ class Alignment:
         )
 
     def _distance(self) -> BeforeAndAfter:
-        rows = self.distances().values()
-        return BeforeAndAfter(relative(rows, 0), relative(rows, 1))
+        distances = self.distances()
+        return BeforeAndAfter(relative(self.source, distances, 0), relative(self.source, distances, 1))
 
     def notes(self) -> list[str]:
         """What a reader of the result should know: what stayed and why, what was untied, what a cast lost."""

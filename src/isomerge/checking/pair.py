@@ -3,91 +3,141 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from isomerge.checking.chance import more_than_chance
-from isomerge.checking.compare import OUTSIDE, Comparison
-from isomerge.checking.lowrank import low_rank_difference
-from isomerge.checking.moving import Moving, judge_moving
-from isomerge.checking.samples import number_of
+import torch
+from torch import Tensor
+
+from isomerge.checking.comparison import OUTSIDE, PairComparison
+from isomerge.checking.stream import is_more_than_chance
+from isomerge.checking.units import UnitMoves, judge_units
 from isomerge.checkpoint import Checkpoint, is_harmless_buffer
 from isomerge.checkpoint.base import name_some
+from isomerge.kinship import IDENTICAL, SIBLINGS, STRANGERS
+from isomerge.results import Result
 
-VERDICTS = ("identical", "siblings", "strangers")  # from the best to the worst
-NEAR = 0.5  # relative distance below which the layer that changed most tells whether any unit changed its place
+NEAR = 0.5  # distance below which the layer that changed most tells whether any unit changed its place
 LARGE = 200_000_000  # parameters of a model of which one layer is enough
-STRANGERS = 0.9  # relative distance from which two models share no more than their architecture
 
 
-def judge_pair(first: Checkpoint, second: Checkpoint, found: Comparison, *, brief: bool = False) -> dict[str, Any]:
-    """The record of a pair. `brief` assigns no units where every layer is near: none has changed its place then."""
-    settled = found.same or (brief and all(sums.distance < NEAR for sums in found.layers.values()))
-    moving = Moving() if settled else judge_moving(first, second, _layers(found), wide=found.extreme)
-    if found.same and _shapes(first) == _shapes(second):
-        verdict = "identical"
+@dataclass
+class PairCheck(Result):
+    """What `check` says of two models, or of a model and its base."""
+
+    models: list[str]
+    verdict: str
+    """"identical", "siblings" or "strangers"."""
+    reasons: list[str]
+    distance: float | None
+    """Of the second model from the first, or of a model from its base; as `isomerge.kinship` defines it."""
+    cosine: float | None
+    sign_conflict: float
+    """The share of all weights whose signs differ."""
+    norm_ratio: float | None
+    """How many times as large the first model is, over all weights."""
+    change_cosine: float | None
+    """The cosine of what both have added to the base."""
+    change_conflict: float | None
+    """Of the weights that both changed, the share that went opposite ways."""
+    identical_tensors: int
+    low_rank: dict[str, Any] | None
+    """`rank`, `energy` and `tensors` where the difference is that of an adapter."""
+    alignment_helps: bool
+    alignment: dict[str, Any]
+    """`helps`, `level`, `gain` by level and `by_chance`."""
+    layers: list[dict[str, Any]]
+    spaces: list[dict[str, Any]]
+
+    @property
+    def gain(self) -> float:
+        """The share of the squared distance that alignment at level full takes away in the sampled layers."""
+        return float(self.alignment["gain"].get("full", 0.0))
+
+
+def judge_pair(first: Checkpoint, second: Checkpoint, comparison: PairComparison) -> PairCheck:
+    """The record of a pair. Against a base no units are assigned where every layer is near: none has changed its place
+    then."""
+    layers = comparison.layer_distances()
+    settled = comparison.is_same or (comparison.from_second and all(distance < NEAR for distance in layers.values()))
+    models = (second, first) if comparison.from_second else (first, second)  # distances are from the one before
+    moves = UnitMoves() if settled else judge_units(*models, _sampled_layers(comparison), comparison.is_extreme)
+    if comparison.is_same and _shapes(first) == _shapes(second):
+        verdict = IDENTICAL
     else:
-        near = found.kinship.distance < STRANGERS or found.shares_tensors
-        verdict = "siblings" if near and not moving.wanting else "strangers"
-    low = low_rank_difference(first, second, found.differing) if verdict == "siblings" else None
-    helps = verdict == "strangers"
-    return {
-        "models": [first.name, second.name],
-        "verdict": verdict,
-        "reasons": _reasons(verdict, found, moving, low),
-        **found.all.record(),
-        "cosine": found.cosine,
-        "change_cosine": found.changes.cosine,
-        "change_conflict": found.changes.changed_conflict,
-        "identical_tensors": len(found.identical),
-        "low_rank": low,
-        "alignment_helps": helps,
-        "alignment": {
+        verdict = SIBLINGS if comparison.are_related and not moves.wanting else STRANGERS
+    low = low_rank_difference(first, second, comparison.differing) if verdict == SIBLINGS else None
+    helps = verdict == STRANGERS
+    counted = comparison.counted
+    return PairCheck(
+        models=[first.name, second.name],
+        verdict=verdict,
+        reasons=_reasons(verdict, comparison, moves, low),
+        distance=comparison.distance(counted),
+        cosine=counted.cosine,
+        sign_conflict=comparison.all.sign_conflict,
+        norm_ratio=comparison.all.norm_ratio,
+        change_cosine=comparison.changes.cosine,
+        change_conflict=comparison.changes.change_conflict,
+        identical_tensors=len(comparison.identical),
+        low_rank=low,
+        alignment_helps=helps,
+        alignment={
             "helps": helps,
-            "level": moving.level if helps else None,
-            "gain": moving.gain,
-            "by_chance": moving.by_chance,
+            "level": moves.level if helps else None,
+            "gain": moves.gain,
+            "by_chance": moves.by_chance,
         },
-        "layers": found.layer_rows(),
-        "spaces": moving.spaces,
-    }
+        layers=comparison.layer_rows(),
+        spaces=moves.spaces,
+    )
 
 
 def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     return {name: info.shape for name, info in checkpoint.tensors.items() if not is_harmless_buffer(name)}
 
 
-def _layers(found: Comparison) -> set[int]:
+def _sampled_layers(comparison: PairComparison) -> set[int]:
     """The layers whose units are assigned: the middle one and, of small models, the last; of near models the worst."""
-    by_layer = {name: sums.distance for name, sums in found.layers.items() if name != OUTSIDE}
+    by_layer = {_number(name): far for name, far in comparison.layer_distances().items() if name != OUTSIDE}
     if not by_layer:
         return set()
-    if found.kinship.distance < NEAR:
-        return {number_of(max(by_layer, key=lambda name: by_layer[name]))}
-    numbers = sorted({number_of(name) for name in by_layer})
-    return {numbers[len(numbers) // 2], *([numbers[-1]] if found.all.count < LARGE else [])}
+    distance = comparison.distance(comparison.counted)
+    if distance is not None and distance < NEAR:
+        return {max(by_layer, key=lambda layer: by_layer[layer])}
+    numbers = sorted(by_layer)
+    return {numbers[len(numbers) // 2], *([numbers[-1]] if comparison.all.count < LARGE else [])}
 
 
-def _reasons(verdict: str, found: Comparison, moving: Moving, low: dict[str, Any] | None) -> list[str]:
-    if verdict == "identical":
+def _number(layer: str) -> int:
+    return int(layer.rpartition(".")[2])
+
+
+def _reasons(verdict: str, comparison: PairComparison, moves: UnitMoves, low: dict[str, Any] | None) -> list[str]:
+    if verdict == IDENTICAL:
         return ["every sampled value is the same, bit for bit"]
-    near = f"relative distance {found.all.distance:.3g}, cosine {found.cosine or 0.0:.3g}"
-    if verdict == "siblings":
-        kept = "; every sampled unit is already in its best place" if moving.spaces else ""
-        told = [f"{near}{kept}"]
-    elif moving.spaces:
-        told = [f"{near}; {len(moving.wanting)} of {len(moving.spaces)} sampled spaces want to move", *_gain(moving)]
+    distance = comparison.distance(comparison.counted)
+    near = f"cosine {comparison.counted.cosine or 0.0:.3g}"
+    if distance is not None:
+        near = f"relative distance {distance:.3g}, {near}"
+    if verdict == SIBLINGS:
+        in_place = "; every sampled unit is already in its best place" if moves.spaces else ""
+        reasons = [f"{near}{in_place}"]
+    elif moves.spaces:
+        reasons = [f"{near}; {len(moves.wanting)} of {len(moves.spaces)} sampled spaces want to move", *_gain(moves)]
     else:
-        told = [near]
-    if found.identical and verdict == "siblings":
-        told.append(f"{len(found.identical)} tensors are the same in both, as far as they were sampled")
+        reasons = [near]
+    if comparison.identical and verdict == SIBLINGS:
+        reasons.append(f"{len(comparison.identical)} tensors are the same in both, as far as they were sampled")
     if low is not None:
-        told.append(
+        reasons.append(
             f"their difference is that of an adapter: {low['rank']} directions hold {100 * low['energy']:.0f} % of it "
             f"in {name_some(low['tensors'], 2)}"
         )
-    if found.odd_sizes:
-        told.append(_odd(found.odd_sizes))
-    return [*told, *dict.fromkeys(moving.notes)]
+    if comparison.odd_sizes:
+        reasons.append(_odd(comparison.odd_sizes))
+    return [*reasons, *dict.fromkeys(moves.notes)]
 
 
 def _odd(sizes: list[tuple[str, float]]) -> str:
@@ -97,18 +147,76 @@ def _odd(sizes: list[tuple[str, float]]) -> str:
     return f"{len(sizes)} tensors differ much in size; {name} {most}"
 
 
-def _gain(moving: Moving) -> list[str]:
-    if not moving.gain:
+def _gain(moves: UnitMoves) -> list[str]:
+    if not moves.gain:
         return []
-    told = (
-        f"in the sampled layers alignment takes away {100 * moving.gain['full']:.0f} % of the squared distance "
-        f"({100 * moving.gain['permutation']:.0f} % by permutations alone)"
+    gained = (
+        f"in the sampled layers alignment takes away {100 * moves.gain['full']:.0f} % of the squared distance "
+        f"({100 * moves.gain['permutation']:.0f} % by permutations alone)"
     )
-    if moving.by_chance is not None:
-        told += f"; between unrelated weights it takes away {100 * moving.by_chance:.0f} % by chance"
-        if not more_than_chance(moving.gain["full"], moving.by_chance):
-            told += ", so that data should decide and not the weights alone"
-    stream = next((s["similarity"] for s in moving.spaces if s.get("similarity") is not None), None)
+    if moves.by_chance is not None:
+        gained += f"; between unrelated weights it takes away {100 * moves.by_chance:.0f} % by chance"
+        if not is_more_than_chance(moves.gain["full"], moves.by_chance):
+            gained += ", so that data should decide and not the weights alone"
+    stream = next((s["similarity"] for s in moves.spaces if s.get("similarity") is not None), None)
     if stream is None:
-        return [told]
-    return [told, f"up to a rotation their tables are alike to {stream:.2f} (1: the same, 0: unrelated)"]
+        return [gained]
+    return [gained, f"up to a rotation their tables are alike to {stream:.2f} (1: the same, 0: unrelated)"]
+
+
+# --- is the difference of two models a LoRA's? ------------------------------------------------------------------------
+SIDE = 256  # rows and columns of the piece that is looked at
+LEAST = 8  # of a matrix that has directions worth counting
+TENSORS = 4
+FEW = 0.25  # of the directions of the piece: more is no adapter
+ENOUGH = 0.7  # of the energy of the difference, in those few
+NOISE = 3.0  # times the median: rounding the sum of a model and an adapter leaves many small directions
+
+
+def low_rank_difference(first: Checkpoint, second: Checkpoint, differing: Mapping[str, float]) -> dict[str, Any] | None:
+    """The rank that most of the difference has, in the matrices that differ most; None where it is no adapter's.
+
+    A piece of the difference has as few directions as the whole."""
+    names = sorted(differing, key=lambda name: (-differing[name], name))
+    shapes = {
+        name: first.tensors[name].shape for name in names if first.tensors[name].shape == second.tensors[name].shape
+    }
+    names = [name for name, shape in shapes.items() if len(shape) == 2 and min(shape) >= LEAST][:TENSORS]
+    ranks: list[tuple[int, float]] = []
+    for name in names:
+        difference = _piece(first, name) - _piece(second, name)
+        rank = directions(difference) if bool(difference.isfinite().all()) else None
+        if rank is None:
+            return None
+        ranks.append(rank)
+    if not ranks:
+        return None
+    return {"rank": max(rank for rank, _ in ranks), "energy": min(energy for _, energy in ranks), "tensors": names}
+
+
+def directions(difference: Tensor) -> tuple[int, float] | None:
+    """How many directions stand out of the noise and which share of the energy they have; None if that is no adapter.
+
+    >>> left, right = torch.arange(64.0)[:, None], torch.ones(1, 64)
+    >>> directions(left @ right)
+    (1, 1.0)
+    >>> directions(torch.eye(64)) is None
+    True
+    """
+    sizes = torch.linalg.svdvals(difference.double())
+    energy = float(sizes.square().sum())
+    if not energy:
+        return None
+    floor = max(NOISE * float(sizes.median()), 1e-3 * float(sizes[0]))
+    rank = int((sizes > floor).sum())
+    share = float(sizes[:rank].square().sum()) / energy
+    return (rank, round(share, 6)) if 0 < rank <= FEW * len(sizes) and share >= ENOUGH else None
+
+
+def _piece(checkpoint: Checkpoint, name: str) -> Tensor:
+    """(≤ SIDE, ≤ SIDE): rows and columns spread evenly."""
+    rows, columns = checkpoint.tensors[name].shape
+    wanted = torch.linspace(0, rows - 1, min(rows, SIDE)).long().tolist()
+    picked = torch.linspace(0, columns - 1, min(columns, SIDE)).long()
+    rows_read = [checkpoint.read_span(name, r * columns, (r + 1) * columns)[picked] for r in wanted]
+    return torch.stack(rows_read).double()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ from isomerge.checkpoint import Checkpoint, is_harmless_buffer
 MOST_VALUES = 24_000_000  # of one model in all: whatever its size, a check takes seconds
 MOST_OF_ONE, LEAST_OF_ONE = 1 << 18, 1 << 11
 PIECES = 8  # a tensor is looked at in so many places
-LAYER = re.compile(r"^(.*?\.\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True)
@@ -31,24 +29,6 @@ class Sample:
     """Which models have, in every sampled bit, what the first has."""
     bad: list[int]
     """How many values of each model are NaN or infinite; they count as zero."""
-
-
-def layer_of(name: str) -> str | None:
-    """What a tensor's name says of the layer it belongs to.
-
-    >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("lm_head.weight")
-    ('model.layers.3', None)
-    """
-    found = LAYER.match(name)
-    return found.group(1) if found else None
-
-
-def number_of(layer: str) -> int:
-    """
-    >>> number_of("encoder.block.3")
-    3
-    """
-    return int(layer.rpartition(".")[2])
 
 
 def shared_tensors(checkpoints: Sequence[Checkpoint]) -> list[str]:

@@ -1,4 +1,9 @@
-"""The residual stream of two models, seen by its outer tables: in one basis, in another order, or rotated?"""
+"""The residual stream of two models, seen by its outer tables: in one basis, in another order, or rotated?
+
+And what an alignment gains where there is nothing to find. The best of many choices gains something even between
+unrelated weights, and a rotation of a stream fits the noise of a fine-tuning too. So the same solver runs once more, on
+a model that shares with the other what the two share in place, and whose rest is shuffled.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,7 @@ from torch import Tensor
 
 from isomerge.alignment.evidence import common_part, cross
 from isomerge.alignment.solvers.table import solve
-from isomerge.checking.chance import more_than_chance, shuffled_rest
-from isomerge.checking.sums import product, squared
+from isomerge.kinship import inner, relative_distance, squared
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.groups import Group
@@ -36,38 +40,38 @@ def judge_stream(
     stays = Transform(spaces)
     if not tables:
         return None, stays
-    seen, by_chance = _Seen(), _Seen()
+    sums, by_chance = _TableSums(), _TableSums()
     random = torch.Generator().manual_seed(0)
     similarity = None
     for name in tables:
         a, b, layout = _rows(source, anchor, name, layouts[name], dtype)
         axis, segment = next((k, s) for k, ax in enumerate(layout.axes) for s in ax if s.atoms[0].space == RESIDUAL)
         width = segment.sizes[0]
-        seen.add(a, b, segment, axis)
+        sums.add(a, b, segment, axis)
         if width <= WIDEST_ORDER:  # wider ones are not solved
             by_chance.add(shuffled_rest(a, b, random), b, segment, axis)
         if similarity is None:
             similarity = _similarity(
                 segment.take(a, axis).reshape(width, -1).T, segment.take(b, axis).reshape(width, -1).T
             )
-    row: dict[str, Any] = {"distance": seen.distance, "moved": 0.0, "gain": 0.0, "similarity": similarity,
+    row: dict[str, Any] = {"distance": sums.distance, "moved": 0.0, "gain": 0.0, "similarity": similarity,
                            "levels": {}}  # fmt: skip
-    if not seen.apart:
+    if not sums.apart:
         return row, stays
-    C = seen.products
+    C = sums.products
     best = stays
     for level in ("permutation", "full"):
         group = scopes[level][RESIDUAL]
-        element, gain = _solved(group, seen)
+        element, gain = _solve(group, sums)
         if element is None:
             continue
         row["levels"][level] = gain
         order = group.order(element)
         if level == "permutation":
             row["moved"] = float((order != torch.arange(len(C))).double().mean()) if order is not None else 0.0
-        lucky = _solved(group, by_chance)[1]
+        lucky = _solve(group, by_chance)[1]
         # Turning every tensor by a rotation that fits noise would take longer than all the rest.
-        if gain > max(CLEAR, row["gain"]) and more_than_chance(gain, lucky):
+        if gain > max(CLEAR, row["gain"]) and is_more_than_chance(gain, lucky):
             best = Transform({**spaces, RESIDUAL: group}, {RESIDUAL: element})
         row["gain"] = max(row["gain"], gain)
         row["by_chance"] = max(row.get("by_chance", 0.0), lucky)
@@ -77,32 +81,32 @@ def judge_stream(
 
 
 @dataclass
-class _Seen:
+class _TableSums:
     """Sums over the tables of two models."""
 
     products: Tensor = field(default_factory=lambda: torch.zeros(()))  # (width, width), once there is a table
     apart: float = 0.0
-    size: float = 0.0
+    size: float = 0.0  # ‖a‖²: distances are from the first model
     here: float = 0.0
 
     def add(self, a: Tensor, b: Tensor, segment: Segment, axis: int) -> None:
         self.products = self.products + cross(segment, a, b, axis)[0]
         self.apart += squared(a - b)
-        self.size += squared(a) + squared(b)
-        self.here += product(a, b)
+        self.size += squared(a)
+        self.here += inner(a, b)
 
     @property
-    def distance(self) -> float:
-        return math.sqrt(2 * self.apart / self.size) if self.size else 0.0
+    def distance(self) -> float | None:
+        return relative_distance(self.apart, self.size)
 
 
-def _solved(group: Group, seen: _Seen) -> tuple[Tensor | None, float]:
+def _solve(group: Group, sums: _TableSums) -> tuple[Tensor | None, float]:
     """The best move, and the share of the squared distance that it takes away; None where it is not looked for."""
     widest = WIDEST_ORDER if group.reorders else WIDEST_ROTATION
-    if not group.movable or len(seen.products) > widest or not seen.apart:
+    if not group.movable or len(sums.products) > widest or not sums.apart:
         return None, 0.0
-    element, earned = solve(group, seen.products[None])
-    return element[0], 2 * (float(earned[0]) - seen.here) / seen.apart
+    element, earned = solve(group, sums.products[None])
+    return element[0], 2 * (float(earned[0]) - sums.here) / sums.apart
 
 
 def _rows(
@@ -118,12 +122,12 @@ def _rows(
         return a, b, bind(layout.pattern, a.shape, source.architecture.spaces, name)
     width = layout.shape[1]
     starts = torch.linspace(0, rows - 64, ROWS // 64).long().tolist()
-    found = []
+    tables = []
     for model, file in zip((source, anchor), files, strict=True):
         assert file is not None
         parts = [model.checkpoint.read_span(file[0], s * width, (s + 64) * width).to(dtype) for s in starts]
-        found.append(torch.cat(parts).reshape(-1, width))
-    return found[0], found[1], bind(layout.pattern, found[0].shape, source.architecture.spaces, name)
+        tables.append(torch.cat(parts).reshape(-1, width))
+    return tables[0], tables[1], bind(layout.pattern, tables[0].shape, source.architecture.spaces, name)
 
 
 def _similarity(a: Tensor, b: Tensor) -> float | None:
@@ -143,3 +147,27 @@ def _centred(x: Tensor) -> Tensor:
     sums, total = gram.sum(0), gram.sum()
     gram = gram - sums[:, None] / (n - 2) - sums[None, :] / (n - 2) + total / ((n - 1) * (n - 2))
     return gram.fill_diagonal_(0.0)
+
+
+# --- chance -----------------------------------------------------------------------------------------------------------
+def shuffled_rest(a: Tensor, b: Tensor, random: torch.Generator) -> Tensor:
+    """c·b + the rest of `a` with every axis in a random order, where c·b is the part of `a` along `b`.
+
+    Of siblings c is near 1 and their difference is shuffled; of strangers c is near 0 and everything is. c is never
+    below 0: −b in its place is a sign that can be turned, and so something to find.
+    """
+    size = squared(b)
+    share = max(0.0, inner(a, b) / size) if size else 0.0
+    rest = a - share * b
+    for axis, length in enumerate(rest.shape):
+        rest = rest.index_select(axis, torch.randperm(length, generator=random))
+    return share * b + rest
+
+
+def is_more_than_chance(gain: float, chance: float) -> bool:
+    """Half as much again as chance, or half of what chance leaves, whichever is less: a gain is never more than 1.
+
+    >>> is_more_than_chance(0.26, 0.25), is_more_than_chance(0.5, 0.25), is_more_than_chance(0.99, 0.8)
+    (False, True, True)
+    """
+    return gain >= min(1.5 * chance, (1 + chance) / 2)

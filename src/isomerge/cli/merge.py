@@ -137,7 +137,7 @@ def _merge_adapters(
             )
         )  # fmt: skip
         if report:
-            from isomerge.reporting.adapters import write_adapter_report
+            from isomerge.reporting.adapter_report import write_adapter_report
 
             add_report(record, write_adapter_report(out, request.models, record))
     voice.show(record, adapter_table)

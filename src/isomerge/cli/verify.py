@@ -31,7 +31,7 @@ def verify(
     If isomerge has written a report, it is updated.
     """
     from isomerge.evaluation.verify import verify as verify_folder
-    from isomerge.reporting.verified import record_verification
+    from isomerge.reporting.page import record_verification
 
     with voice.work() as progress:
         record = as_record(verify_folder(folder, deep=not quick, threads=threads, progress=progress))

@@ -17,8 +17,7 @@ from isomerge.data.base import DataSource
 from isomerge.data.open import open_data
 from isomerge.errors import RequestError
 from isomerge.evaluation.measure import MEASURE_FACTS, DataMeasure, LossMeasure, Numbers
-from isomerge.reporting.curves import plot_barrier
-from isomerge.reporting.pictures import require_drawable
+from isomerge.reporting.plots import plot_barrier, require_drawable
 from isomerge.results import Result
 from isomerge.running.mixing import Mixture
 from isomerge.running.passes import Progress

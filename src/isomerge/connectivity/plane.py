@@ -15,8 +15,7 @@ from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_
 from isomerge.data.base import DataSource
 from isomerge.errors import RequestError
 from isomerge.evaluation.measure import MEASURE_FACTS
-from isomerge.reporting.curves import plot_plane
-from isomerge.reporting.pictures import require_drawable
+from isomerge.reporting.plots import plot_plane, require_drawable
 from isomerge.results import Result
 from isomerge.running.mixing import Mixture
 from isomerge.running.passes import Progress

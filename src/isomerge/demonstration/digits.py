@@ -1,14 +1,20 @@
-"""Handwritten digits (8 × 8 pixels, inside scikit-learn) and a small stock image classifier trained on them."""
+"""Handwritten digits (8 × 8 pixels, inside scikit-learn), a small stock image classifier trained on them, and what lies
+between two or three such classifiers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from isomerge.connectivity import plane
 
 TRAIN = 1297  # of 1797 images; the other 500 are the test set
 EPOCHS = 40
@@ -70,10 +76,10 @@ def train(
     model.train()
     for _ in range(epochs):
         order = torch.randperm(TRAIN, generator=generator)
-        for batch in order[: batches * BATCH].split(BATCH):
+        for batch in torch.split(order[: batches * BATCH], BATCH):
             loss = F.cross_entropy(model(digits.train_images[batch]).logits, digits.train_labels[batch])
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
@@ -95,3 +101,45 @@ def accuracy(probabilities: Tensor, digits: Digits) -> float:
 def loss(probabilities: Tensor, digits: Digits) -> float:
     """Mean cross-entropy in nats."""
     return float(F.nll_loss(probabilities.double().clamp_min(1e-12).log(), digits.test_labels))
+
+
+# --- the line between two models, and the plane through three ---------------------------------------------------------
+POINTS = 21  # on the line between two models, both ends included
+GRID = 15  # places each way on the plane
+
+
+def between(a: Any, b: Any, digits: Digits) -> dict[str, list[float]]:
+    """Loss and accuracy of (1 − t) a + t b at evenly spaced t from 0 to 1."""
+    probe = copy.deepcopy(a)
+    first, last = a.state_dict(), b.state_dict()
+    line: dict[str, list[float]] = {"loss": [], "accuracy": []}
+    for n in range(POINTS):
+        probe.load_state_dict(_mixed(first, last, n / (POINTS - 1)))
+        probabilities = predict(probe, digits)
+        line["loss"].append(loss(probabilities, digits))
+        line["accuracy"].append(accuracy(probabilities, digits))
+    return line
+
+
+def _mixed(first: Mapping[str, Any], last: Mapping[str, Any], t: float) -> dict[str, Any]:
+    return {name: ((1 - t) * first[name].double() + t * last[name].double()).float() for name in first}
+
+
+def barrier(losses: list[float]) -> float:
+    """`max_t L(t) − [(1−t) L(0) + t L(1)]` over evenly spaced t.
+
+    >>> barrier([1.0, 3.0, 2.0])
+    1.5
+    """
+    last = len(losses) - 1
+    return max(value - (losses[0] * (last - n) + losses[-1] * n) / last for n, value in enumerate(losses))
+
+
+def loss_plane(models: Mapping[str, Path], digits: Digits) -> dict[str, Any]:
+    """The loss on the plane through three models, by name: the record of `isomerge.connectivity.plane`."""
+    record = plane(*models.values(), loss=lambda model: loss(predict(model, digits), digits), points=GRID)
+    corners = [
+        {"model": name, **{key: corner[key] for key in ("x", "y", "loss")}}
+        for name, corner in zip(models, record["models"], strict=True)
+    ]
+    return {"models": corners, **{key: record[key] for key in ("x", "y", "loss")}}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
+from isomerge.kinship import sampled_rows
 from isomerge.merging.aligned import AlignedModels
 from isomerge.merging.methods import METHODS
 from isomerge.merging.methods.method import MEASURED
@@ -19,7 +20,6 @@ from isomerge.merging.recipe_data import BASE_IMPORTANCE, DataSets, measured_mod
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import TensorSource
 from isomerge.merging.run.sources import Stored
-from isomerge.reporting.relations import sampled_rows
 
 UNEVEN = 50.0
 """Times. Fine-tuned classifiers gained by Fisher merging up to 19 and lost from 86 on (benchmarks/paper/README.md)."""

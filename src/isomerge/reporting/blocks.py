@@ -29,7 +29,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableBlock:
     caption: str
     columns: Sequence[str]
     rows: Sequence[Row]
@@ -59,7 +59,7 @@ class Heat:
 
 
 @dataclass(frozen=True)
-class Facts:
+class FactList:
     """Names and values; a value that is None is left out."""
 
     items: Mapping[str, Any]
@@ -67,7 +67,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Words:
+class Paragraph:
     text: str
     shows: str = "words"
 
@@ -91,7 +91,7 @@ class Figure:
 
     svg: str
     caption: str
-    numbers: Table
+    numbers: TableBlock
     shows: str = "figure"
 
 
@@ -104,7 +104,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Fold:
+class Foldable:
     """Blocks that can be folded away."""
 
     label: str
@@ -155,7 +155,7 @@ def percent(value: float | None, *, bar: bool = True) -> Cell:
     return Cell(f"{100 * value:.1f} %", value, max(0.0, min(1.0, value)) if bar else None)
 
 
-def words(value: Any, *, code: bool = False) -> Cell:
+def text(value: Any, *, code: bool = False) -> Cell:
     text = "–" if value is None or value == "" else str(value)
     return Cell(text, text, code=code)
 
@@ -180,13 +180,13 @@ def heats(captions: Sequence[str], grids: Sequence[Mapping[tuple[str, int, str],
 def layers_of(blocks: Iterable[Any]) -> Iterator[int]:
     """The layers of all rows, in folded blocks and below figures too; rows outside the layers have none."""
     for block in blocks:
-        if isinstance(block, Table):
+        if isinstance(block, TableBlock):
             yield from (row.layer for row in block.rows if row.layer is not None and row.layer >= 0)
         elif isinstance(block, Heat):
             yield from (layer for _, layer, _ in block.rows if layer >= 0)
         elif isinstance(block, Figure):
             yield from layers_of([block.numbers])
-        elif isinstance(block, (Side, Fold)):
+        elif isinstance(block, (Side, Foldable)):
             yield from layers_of(block.blocks)
 
 
@@ -196,5 +196,5 @@ def known(values: Iterable[float | None]) -> list[float]:
 
 def mean(values: Iterable[float | None]) -> float | None:
     """Of the values that are known."""
-    found = known(values)
-    return sum(found) / len(found) if found else None
+    numbers = known(values)
+    return sum(numbers) / len(numbers) if numbers else None

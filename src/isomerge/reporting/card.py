@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.hub import looks_like_hub_id
-from isomerge.reporting.record import TEXT
+from isomerge.reporting.record import TEXT, Record
 
 LICENCE_KEYS = ("license", "license_name", "license_link")
-
-Record = Mapping[str, Any]
 
 
 def card_page(record: Record) -> str:
@@ -36,10 +34,11 @@ def card_data(checkpoint: Checkpoint) -> dict[str, Any]:
     try:
         if path is not None and not path.is_file() and checkpoint.revision and looks_like_hub_id(checkpoint.name):
             path = Path(hf_hub_download(checkpoint.name, "README.md", revision=checkpoint.revision))
-        if path is None or not path.is_file():
+        text = path.read_text(encoding="utf-8") if path is not None and path.is_file() else ""
+        if not text.startswith("---"):
             return {}
-        text = path.read_text(encoding="utf-8")
-        return dict(ModelCard(text, ignore_metadata_errors=True).data.to_dict()) if text.startswith("---") else {}
+        data: Any = ModelCard(text, ignore_metadata_errors=True).data
+        return dict(data.to_dict())
     except Exception:  # no network, no such file, front matter that is no YAML: a merge does not fail for a card
         return {}
 
@@ -53,7 +52,7 @@ def card_metadata(record: Record, notes: list[str]) -> Any:
     donor = next((card for entry, card in zip(inputs, cards, strict=True) if entry["reference"] == record["donor"]), {})
     bases = hub_ids(inputs)
     return ModelCardData(
-        base_model=bases or None,  # type: ignore[arg-type]
+        base_model=bases or None,
         base_model_relation="merge" if bases else None,
         library_name="transformers",
         pipeline_tag=donor.get("pipeline_tag"),
@@ -71,8 +70,8 @@ def hub_ids(inputs: Iterable[Record]) -> list[str]:
     ['org/a']
     """
     named = [str(entry["reference"]).partition("+")[0] for entry in inputs if entry.get("revision")]
-    found = [name.partition("@")[0] for name in named]
-    return [name for name in dict.fromkeys(found) if looks_like_hub_id(name)]
+    names = [name.partition("@")[0] for name in named]
+    return [name for name in dict.fromkeys(names) if looks_like_hub_id(name)]
 
 
 def licence(inputs: Sequence[Record], notes: list[str]) -> dict[str, Any]:
@@ -150,9 +149,5 @@ def _fenced(text: str, language: str) -> str:
 
 
 def _union(values: Iterable[Any]) -> list[str]:
-    found: dict[str, None] = {}
-    for value in values:
-        for item in value if isinstance(value, list) else [value]:
-            if item:
-                found.setdefault(str(item))
-    return list(found)
+    items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    return list(dict.fromkeys(str(item) for item in items if item))

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from isomerge.architectures import FAMILIES, describe
 from isomerge.checkpoint import Checkpoint
-from isomerge.reporting.relations import SAMPLE, Relation, conflict, cosines, distances
+from isomerge.errors import IsomergeError
+from isomerge.kinship import SAMPLE, Relation, conflict, cosines, distances, in_layers, place_of
 
 SIDES = ("before", "after")
 
@@ -42,8 +44,8 @@ def measured(
         "reference": reference,
         "base": base,
         "compared": compared,
-        "all": gather(list(known)),
-        "pairs": _pairs(list(known.values())),
+        "all": gather(list(known), in_layers(known)),
+        "pairs": _pairs([known[name] for name in in_layers(known)]),
         "layers": [{**_label(*key), **gather(names)} for key, names in sorted(by_layer.items())],
         "parts": [{**_label(*key[:2]), "part": key[2], **gather(names)} for key, names in sorted(by_part.items())],
         "spaces": [
@@ -52,24 +54,6 @@ def measured(
             if any(name in known for name in touched)
         ],
     }
-
-
-def place_of(tensor: str) -> tuple[str, int, str]:
-    """The stack, the layer (−1 outside the layers) and the part that a tensor belongs to, from its name.
-
-    >>> place_of("model.layers.3.mlp.experts.5.w1.weight")
-    ('model.layers', 3, 'mlp.experts.*.w1')
-    >>> place_of("lm_head.weight")
-    ('', -1, 'lm_head')
-    """
-    words = tensor.split(".")
-    if len(words) > 1 and words[-1] in ("weight", "bias", "gamma", "beta"):
-        words = words[:-1]
-    number = next((place for place, word in enumerate(words) if word.isdigit()), None)
-    if number is None:
-        return "", -1, ".".join(words)
-    part = ".".join("*" if word.isdigit() else word for word in words[number + 1 :])
-    return ".".join(words[:number]), int(words[number]), part or "layer"
 
 
 def space_place(space: str) -> dict[str, Any]:
@@ -85,9 +69,6 @@ def space_place(space: str) -> dict[str, Any]:
 
 def touched_files(checkpoint: Checkpoint) -> dict[str, list[str]]:
     """The tensors on disk that each space touches; nothing for a family without a specification."""
-    from isomerge.architectures import FAMILIES, describe
-    from isomerge.errors import IsomergeError
-
     if checkpoint.config.get("model_type") not in FAMILIES:
         return {}  # what could be inferred would have to be proven by running models
     try:
@@ -118,24 +99,25 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _gatherer(known: Mapping[str, Relation], compared: list[str]) -> Callable[[list[str]], dict[str, Any]]:
-    def gather(names: list[str]) -> dict[str, Any]:
-        chosen = [known[name] for name in names]
-        found: dict[str, Any] = {"elements": sum(one.elements for one in chosen)}
+def _gatherer(known: Mapping[str, Relation], compared: list[str]) -> Callable[..., dict[str, Any]]:
+    def gather(names: list[str], kinship: list[str] | None = None) -> dict[str, Any]:
+        """`kinship` are the tensors that cosine and distance are of, where not all."""
+        everything, chosen = ([known[name] for name in own] for own in (names, kinship or names))
+        row: dict[str, Any] = {"elements": sum(one.elements for one in everything)}
         angles = {side: list(cosines(chosen, side).values()) for side in SIDES}
-        found["cosine"] = {side: sum(angles[side]) / len(angles[side]) if angles[side] else None for side in SIDES}
-        found["conflict"] = {side: conflict(chosen, side) for side in SIDES}
+        row["cosine"] = {side: sum(angles[side]) / len(angles[side]) if angles[side] else None for side in SIDES}
+        row["conflict"] = {side: conflict(everything, side) for side in SIDES}
         apart = {side: distances(chosen, side) for side in SIDES}
-        found["distance"] = {side: [apart[side].get(name) for name in compared] for side in SIDES}
-        found["gain"] = [gain(apart["before"].get(name), apart["after"].get(name)) for name in compared]
-        return dict(rounded(found))
+        row["distance"] = {side: [apart[side].get(name) for name in compared] for side in SIDES}
+        row["gain"] = [gain(apart["before"].get(name), apart["after"].get(name)) for name in compared]
+        return dict(rounded(row))
 
     return gather
 
 
 def _pairs(relations: list[Relation]) -> list[dict[str, Any]]:
     sides = {side: cosines(relations, side) for side in SIDES}
-    pairs = list(dict.fromkeys(pair for found in sides.values() for pair in found))
+    pairs = list(dict.fromkeys(pair for angles in sides.values() for pair in angles))
     return [{"models": list(pair), "cosine": rounded({s: sides[s].get(pair) for s in SIDES})} for pair in pairs]
 
 

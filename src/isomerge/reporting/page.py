@@ -1,11 +1,15 @@
-"""report.html: one file that needs nothing else, made from isomerge.json, the lock file and measured curves."""
+"""report.html: one file that needs nothing else, made from isomerge.arguments import require_types
+from isomerge.json, the lock file and measured curves."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,15 +18,29 @@ from isomerge.checkpoint.hashing import tensors_digest
 from isomerge.checkpoint.lock import LOCK, read_lock
 from isomerge.errors import RequestError
 from isomerge.reporting.blocks import figures, layers_of
-from isomerge.reporting.curves_view import read_curve
-from isomerge.reporting.kept import with_kept
-from isomerge.reporting.record import PAGE, RECORD, plain, read_record, record_text, write_text
-from isomerge.reporting.view import cards, headline, sections
+from isomerge.reporting.curve_sections import is_line, is_plane, read_curve
+from isomerge.reporting.record import PAGE, RECORD, Record, plain, read_record, record_text, write_text
+from isomerge.reporting.sections import cards, headline, sections
+from isomerge.results import Result
 
 MISSING = 'report.html was not written: jinja2 is not installed (pip install "isomerge[report]")'
 
-Record = Mapping[str, Any]
 FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
+
+
+@dataclass
+class ReportResult(Result):
+    """What `report` wrote."""
+
+    folder: str
+    kind: str
+    """"merge", "align", "adapters" or "demo"."""
+    page: str | None
+    """None where jinja2 is missing."""
+    summary: dict[str, str]
+    """The numbers on top of the page."""
+    sections: list[str]
+    notes: list[str]
 
 
 def report(
@@ -31,48 +49,58 @@ def report(
     out: str | os.PathLike[str] | None = None,
     barrier: Sequence[str | os.PathLike[str] | Record] = (),
     keep_curves: bool = True,
-) -> dict[str, Any]:
+) -> ReportResult:
     """Write the page of an output, into `out` or as report.html beside its weights.
 
     `barrier` names files that `isomerge barrier … --json` has printed, or holds such records. They join the curves that
-    the page has, or the one beside the weights where `out` is new, unless `keep_curves` is False. The result has
-    `folder`, `kind`, `page` (None where jinja2 is missing), `summary`, `sections` and `notes`.
+    the page has, or the one beside the weights where `out` is new, unless `keep_curves` is False.
+
+    >>> isomerge.report("merged").page                                   # doctest: +SKIP
     """
+    require_types(folder=(folder, str, os.PathLike), out=(out, str, os.PathLike, None))
+    if isinstance(barrier, (str, os.PathLike, Mapping)) or not isinstance(barrier, Iterable):
+        raise RequestError(
+            "barrier must be a list of files or records, as in barrier=['curve.json'].", keys=("barrier",)
+        )
     folder = Path(folder).expanduser()
-    curves = [one if isinstance(one, Mapping) else read_curve(Path(one).expanduser()) for one in barrier]
+    curves = [_curve(one) for one in barrier]
     record = read_record(folder)
     target = folder / PAGE if out is None else Path(out).expanduser()
     if target.is_dir() or not target.parent.is_dir():
         wrong = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
         raise RequestError(f"While writing the report {target}: {wrong}. Name a file, such as report.html.")
     if keep_curves:
-        curves = with_kept(record, curves, target, folder / PAGE)
+        curves = with_old_curves(record, curves, target, folder / PAGE)
     content = page_content(folder, record, curves)
     text = render(folder.resolve().name, content)
     if text is not None:
         write_text(target, text)
-    return {
-        "folder": str(folder),
-        "kind": record["kind"],
-        "page": str(target) if text is not None else None,
-        "summary": {label: f"{value} ({hint})" if hint else value for label, value, hint in cards(record)},
-        "sections": [section.title for section in sections(record, content["lock"], content["curves"])],
-        "notes": [] if text is not None else [MISSING],
-    }
+    return ReportResult(
+        folder=str(folder),
+        kind=record["kind"],
+        page=str(target) if text is not None else None,
+        summary={label: f"{value} ({hint})" if hint else value for label, value, hint in cards(record)},
+        sections=[section.title for section in sections(record, content["lock"], content["curves"])],
+        notes=[] if text is not None else [MISSING],
+    )
+
+
+def _curve(given: str | os.PathLike[str] | Record) -> Record:
+    if isinstance(given, (Mapping, Result)):
+        return given.to_dict() if isinstance(given, Result) else given
+    require_types(barrier=(given, str, os.PathLike))
+    return read_curve(Path(given).expanduser())
 
 
 def finish_report(folder: Path, run: Record) -> Path | None:
     """Add what a run took and found to the record beside the weights, and write the page; None without jinja2."""
-    record = {**read_record(folder), "run": run}
-    write_text(folder / RECORD, record_text(record))
-    page = report(folder)["page"]
-    return Path(page) if page else None
+    return write_report(folder, {**read_record(folder), "run": run})
 
 
 def write_report(folder: Path, record: Record) -> Path | None:
     """The record and the page of an output that has none yet; None without jinja2."""
     write_text(folder / RECORD, record_text(record))
-    page = report(folder)["page"]
+    page = report(folder).page
     return Path(page) if page else None
 
 
@@ -125,14 +153,14 @@ def render(name: str, content: Record) -> str | None:
     # Everything is escaped but the drawings, which escape their own text, and our own style and script.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     record = content["record"]
-    found = sections(record, content["lock"], content["curves"])
-    layers = {section.id: max(layers_of(section.blocks), default=0) for section in found}
+    shown = sections(record, content["lock"], content["curves"])
+    layers = {section.id: max(layers_of(section.blocks), default=0) for section in shown}
     layered = [name for name, last in layers.items() if last > 0]
     return environment.from_string(part("page.html")).render(
         name="The demo" if record["kind"] == "demo" else name,
         headline=headline(record),
         cards=cards(record),
-        sections=found,
+        sections=shown,
         last_layer=max(layers.values(), default=0),
         layered=layered[0] if layered else None,  # the filter stands where the first layers are
         version=record["isomerge"],
@@ -149,3 +177,104 @@ def _embedded(content: Record) -> str:
     """JSON that cannot end the element it stands in."""
     text = json.dumps(content, ensure_ascii=False, sort_keys=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+# --- the curves of a page: it keeps them when it is written again -----------------------------------------------------
+
+
+def with_old_curves(record: Record, new: Sequence[Record], *pages: Path) -> list[Record]:
+    """The curves of the first page that is of this record, then the new ones.
+
+    A new curve takes the place of an old one between the same models, on the same data and aligned alike."""
+    old = next((curves for page in pages if (curves := _curves_of(page, record)) is not None), [])
+    replaced = {_subject(curve) for curve in new}
+    return [*(curve for curve in old if _subject(curve) not in replaced), *new]
+
+
+def page_curves(page: Path) -> list[dict[str, Any]] | None:
+    """The curves and planes of a page; None for a page that holds no record: it is somebody else's."""
+    content = _content(page)
+    return None if content is None else _readable(content["curves"])
+
+
+def _curves_of(page: Path, record: Record) -> list[dict[str, Any]] | None:
+    """None where the page tells of another output; a later verification changes only what the run says."""
+    content = _content(page) if page.is_file() else None
+    if content is None or _without_run(content["record"]) != _without_run(record):
+        return None
+    return _readable(content["curves"])
+
+
+def _content(page: Path) -> dict[str, Any] | None:
+    parser = _Embedded()
+    parser.feed(page.read_text(encoding="utf-8", errors="replace"))
+    try:
+        content = json.loads(parser.text)
+    except ValueError:
+        return None
+    ours = isinstance(content, dict) and isinstance(content.get("curves"), list)
+    return content if ours and isinstance(content.get("record"), dict) else None
+
+
+def _readable(curves: Sequence[Any]) -> list[dict[str, Any]]:
+    return [curve for curve in curves if isinstance(curve, dict) and (is_line(curve) or is_plane(curve))]
+
+
+def _without_run(record: Record) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "run"}
+
+
+def _subject(curve: Record) -> str:
+    """What a curve is about, whatever was measured there and at how many points."""
+    models = [model["model"] if isinstance(model, Mapping) else model for model in curve.get("models") or ()]
+    data, aligned = curve.get("data"), curve.get("aligned")
+    levels = [one["level"] if isinstance(one, Mapping) else one for one in _several(aligned)]
+    sha256 = data.get("sha256") if isinstance(data, Mapping) else data
+    return json.dumps([is_plane(curve), models, sha256, curve.get("task"), levels], default=str)
+
+
+def _several(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else [value] if value else []
+
+
+class _Embedded(HTMLParser):
+    """The text of the element `record`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self._inside = "", False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag == "script" and ("id", "record") in attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.text += data
+
+
+# --- a later verification ---------------------------------------------------------------------------------------------
+MODELS = ("merge", "align")  # the kinds of record that speak of one model folder
+
+
+def record_verification(folder: Path, verification: Mapping[str, Any], *, deep: bool) -> Path | None:
+    """Put what `isomerge verify` found into isomerge.json, and write the page again if there is one.
+
+    Nothing else in the folder is touched, and a folder without such a record is left as it is, and so are links: what
+    they lead to may be a cache. The path is that of the page; None where there is none of ours, or jinja2 is missing.
+    """
+    if not (folder / RECORD).is_file() or (folder / RECORD).is_symlink():
+        return None
+    record = read_record(folder)
+    if record["kind"] not in MODELS:
+        return None
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    verified = {"when": when, "deep": deep, "seconds": verification["seconds"]}
+    record["run"] = {**(record.get("run") or {}), "checks": verification["checks"], "verified": verified}
+    write_text(folder / RECORD, record_text(record))
+    page = folder / PAGE
+    curves = page_curves(page) if page.is_file() and not page.is_symlink() else None
+    written = None if curves is None else report(folder, barrier=curves).page
+    return Path(written) if written else None

@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from isomerge import __version__
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.results import Result
 
+Record = Mapping[str, Any]
 RECORD = "isomerge.json"
 PAGE = "report.html"
 FORMAT = 1
@@ -18,10 +21,8 @@ TEXT = "corpus"  # the kind of data that is cut anew for every model, so that it
 KINDS = ("merge", "align", "adapters", "demo")
 
 
-def record_text(record: Mapping[str, Any]) -> str:
+def record_text(record: Record) -> str:
     """The text of isomerge.json. Without a `run` nothing in it depends on the moment or the machine."""
-    from isomerge import __version__
-
     whole = {"format": FORMAT, "isomerge": __version__, **record}
     return json.dumps(plain(whole), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -73,6 +74,8 @@ def _instead(folder: Path) -> str:
 
 def plain(value: Any) -> Any:
     """What JSON can hold: other things as text, array scalars as numbers, infinities and NaN as null."""
+    if isinstance(value, Result):
+        return plain(value.to_dict())
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-Record = Mapping[str, Any]
+from isomerge.reporting.record import Record
+from isomerge.results import plain
+
 LISTED = 12
 
 
@@ -146,11 +148,11 @@ def _ways_table(groups: list[Record]) -> RenderableType:
         table.add_column(f"seeds {seeds}", justify="right")
         table.add_column("loss", justify="right")
     ways = list(dict.fromkeys(row["way"] for group in reversed(groups) for row in group["rows"]))
-    found = [{row["way"]: row for row in group["rows"]} for group in groups]
+    by_way = [{row["way"]: row for row in group["rows"]} for group in groups]
     for way in ways:
-        label = "their ensemble" if way == "ensemble" else next(rows[way]["label"] for rows in found if way in rows)
+        label = "their ensemble" if way == "ensemble" else next(rows[way]["label"] for rows in by_way if way in rows)
         cells = [
-            (percent(rows[way]["accuracy"]), f"{rows[way]['loss']:.3f}") if way in rows else ("", "") for rows in found
+            (percent(rows[way]["accuracy"]), f"{rows[way]['loss']:.3f}") if way in rows else ("", "") for rows in by_way
         ]
         table.add_row(Text(label), *(cell for pair in cells for cell in pair), end_section=way == "ensemble")
     return table
@@ -158,7 +160,7 @@ def _ways_table(groups: list[Record]) -> RenderableType:
 
 def catalogue_table(record: Record) -> RenderableType:
     """One line per method, architecture or solver; further keys of the rows are further columns."""
-    rows: list[Record] = next(iter(record.values()))
+    rows: list[Record] = plain(next(iter(record.values())))
     table = Table(box=None, show_header=bool(rows), pad_edge=False)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     for column in columns:
@@ -243,7 +245,7 @@ def _mean(values: Iterable[Any]) -> Any:
     return sum(known) / len(known)
 
 
-_SUMMARIES = {
+_SUMMARIES: dict[str, Callable[[list[Any]], str]] = {
     "moved": _moved,
     "gain": lambda values: percent(_mean(values)),
     "distance": lambda values: number(_mean(values)),

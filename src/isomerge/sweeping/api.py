@@ -18,7 +18,7 @@ from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe.write import as_data
 from isomerge.merging.steps import RunSettings
-from isomerge.reporting.pictures import can_draw, require_drawable
+from isomerge.reporting.plots import can_draw, require_drawable
 from isomerge.reporting.record import record_text, write_text
 from isomerge.running.passes import Progress
 from isomerge.running.stock import require_device

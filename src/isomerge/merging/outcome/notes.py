@@ -10,17 +10,12 @@ import torch
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import TensorInfo, main_dtype, name_some
+from isomerge.kinship import Relation, Rows, are_related, cosines, in_few_layers, place_of, relation
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
 from isomerge.merging.recipe import ModelReference
-from isomerge.reporting.measured import place_of
-from isomerge.reporting.relations import Relation, Rows, cosines, relation
 
 if TYPE_CHECKING:
     from isomerge.merging.outcome.merged import Merged
-
-
-UNRELATED = 0.1
-"""The cosine of strangers is about 0. Level `full` brought those we measured to 0.27 and more."""
 
 
 def name_strangers(plan: RecipePlan, models: Mapping[ModelReference, Checkpoint]) -> list[str]:
@@ -41,7 +36,7 @@ def name_strangers(plan: RecipePlan, models: Mapping[ModelReference, Checkpoint]
     strangers: dict[str, dict[str, str]] = {}
     for (reference, *_), relations in groups.items():
         for (one, other), cosine in cosines(relations, "after").items():
-            if one == reference and abs(cosine) < UNRELATED:
+            if one == reference and not are_related(cosine):
                 strangers.setdefault(one, {})[other] = f"{other} (cosine {round(cosine, 2) + 0.0:.2f})"
     return [
         f"{' and '.join(others.values())} {'has' if len(others) == 1 else 'have'} nothing in common with the layers of "
@@ -49,18 +44,6 @@ def name_strangers(plan: RecipePlan, models: Mapping[ModelReference, Checkpoint]
         "level full (--align, or align: in the recipe). `isomerge check` tells more"
         for reference, others in strangers.items()
     ]
-
-
-def in_few_layers(names: Iterable[str]) -> list[str]:
-    """Those of the first layer, of one in the middle and of the last.
-
-    >>> in_few_layers([f"layers.{number}.weight" for number in range(9)] + ["head.weight"])
-    ['layers.0.weight', 'layers.4.weight', 'layers.8.weight']
-    """
-    inside = [name for name in names if place_of(name)[1] >= 0]
-    layers = sorted({place_of(name)[:2] for name in inside})
-    seen = {layers[place] for place in (0, len(layers) // 2, -1)} if layers else set()
-    return [name for name in inside if place_of(name)[:2] in seen]
 
 
 def _meeting(plan: TensorPlan, models: Mapping[ModelReference, Checkpoint]) -> list[TensorInput]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint
+from isomerge.kinship import Relation, Rows, relation
 from isomerge.merging.plan.tensor_plan import TensorInput, TensorPlan
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import TensorSource
 from isomerge.reporting.measured import measured, touched_files
-from isomerge.reporting.relations import Relation, Rows, relation
 
 if TYPE_CHECKING:
     from isomerge.merging.outcome.merged import Merged

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint, TensorInfo, is_buffer
+from isomerge.kinship import counted, relative_distance
 from isomerge.merging.transport.pair_plans import SolvedPlans, TransportRequest, solve_plans
 from isomerge.merging.transport.stream_plan import softness
 from isomerge.symmetry.binding import BoundModel
@@ -50,17 +51,16 @@ def _record(source: BoundModel, solved: SolvedPlans) -> dict[str, Any]:
 
 
 def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float | None:
-    """‖first − second‖ / ‖second‖ over what has fractions in both; None where a shape differs."""
+    """Of `first` from `second`, as `isomerge.kinship` defines it; None where a shape differs."""
+    shared = [name for name in sorted(set(first) & set(second)) if first[name].is_floating_point()]
+    if any(first[name].shape != second[name].shape for name in shared):
+        return None
     apart = size = 0.0
-    for name in sorted(set(first) & set(second)):
+    for name in counted({name: first[name].ndim for name in shared}):
         a, b = first[name], second[name]
-        if not a.is_floating_point():
-            continue
-        if a.shape != b.shape:
-            return None
         apart += float((a.double() - b.double()).square().sum())
         size += float(b.double().square().sum())
-    return (apart / size) ** 0.5 if size else 0.0
+    return relative_distance(apart, size)
 
 
 def plan_of(anchor: BoundModel) -> dict[str, TensorInfo]:

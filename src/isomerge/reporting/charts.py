@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import Any
 
-from isomerge.reporting.blocks import known
-from isomerge.reporting.scales import Scale, alike, digits_between, scale, short, ticks_between
+from isomerge.reporting.blocks import figures, known
 
 WIDTH, HEIGHT = 400, 264
 LEFT, RIGHT, TOP, BOTTOM = 50, 10, 14, 62
@@ -41,9 +42,9 @@ def line_chart(
         return ""
     ends = min(places), max(places)
     marks = ticks_between(min(values), max(values))
-    up = scale(marks, min(values), max(values), HEIGHT - BOTTOM, TOP)
+    up = axis_over(marks, min(values), max(values), HEIGHT - BOTTOM, TOP)
     left = max(LEFT, round(8 + DIGIT * max(map(len, up.labels))))
-    across = scale(ticks_between(*ends, whole=counts), *ends, left, WIDTH - RIGHT)
+    across = axis_over(ticks_between(*ends, whole=counts), *ends, left, WIDTH - RIGHT)
     digits = digits_between(values)
     parts = [_axes(across, up, x)]
     if level:
@@ -53,9 +54,9 @@ def line_chart(
     names = [line.name for line in lines] + ([level[0]] if level else [])
     legend, rows = _legend(names, has_level=level is not None)
     parts.append(legend)
-    told = "; ".join(_told(line, digits) for line in lines)
-    told += f"; {level[0]}: {short(level[1], digits)}" if level else ""
-    return _svg(title, f"{y} over {x}. {told}.", parts, HEIGHT + 20 * (rows - 1))
+    described = "; ".join(_described(line, digits) for line in lines)
+    described += f"; {level[0]}: {short(level[1], digits)}" if level else ""
+    return _svg(title, f"{y} over {x}. {described}.", parts, HEIGHT + 20 * (rows - 1))
 
 
 def plane_map(title: str, record: dict[str, Any]) -> str:
@@ -109,7 +110,7 @@ def tinted(record: Mapping[str, Any]) -> tuple[()] | tuple[float, float]:
     return losses[0], max([losses[int(0.9 * (len(losses) - 1))], *known(m["loss"] for m in record["models"])])
 
 
-def _axes(across: Scale, up: Scale, x: str) -> str:
+def _axes(across: Axis, up: Axis, x: str) -> str:
     parts = []
     left = across.start
     for tick, label in zip(up.ticks, up.labels, strict=True):
@@ -126,7 +127,7 @@ def _axes(across: Scale, up: Scale, x: str) -> str:
     return "".join(parts)
 
 
-def _path(line: Line, index: int, across: Scale, up: Scale, digits: int) -> str:
+def _path(line: Line, index: int, across: Axis, up: Axis, digits: int) -> str:
     pieces, pen = [], "M"
     marks = []
     for place, value in line.points:
@@ -175,7 +176,7 @@ def _legend(names: Sequence[str], *, has_level: bool) -> tuple[str, int]:
     return "".join(parts), row + 1
 
 
-def _told(line: Line, digits: int) -> str:
+def _described(line: Line, digits: int) -> str:
     values = known(value for _, value in line.points)
     first, last, low, high = (short(value, digits) for value in (values[0], values[-1], min(values), max(values)))
     return f"{line.name}: from {first} to {last}, lowest {low}, highest {high}"
@@ -186,3 +187,75 @@ def _svg(title: str, description: str, parts: Sequence[str], height: float = HEI
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}. {escape(description)}">'
         f"{''.join(parts)}</svg>"
     )
+
+
+# --- axes, and as many digits as the spread of what is shown needs ----------------------------------------------------
+def digits_between(values: Iterable[float | None], least: int = 4) -> int:
+    """How many significant digits tell these values apart: a hundredth of their spread is still seen.
+
+    >>> digits_between([4.1627, 4.1630]), digits_between([1.0, 5.0])
+    (7, 4)
+    """
+    finite = [value for value in known(values) if math.isfinite(value)]
+    if not finite or alike(min(finite), max(finite)):
+        return least
+    size, spread = max(map(abs, finite)), max(finite) - min(finite)
+    return max(least, math.floor(math.log10(size)) - math.floor(math.log10(spread)) + 3)
+
+
+def alike(low: float, high: float) -> bool:
+    """Whether two values differ by no more than rounding."""
+    return abs(high - low) <= 1e-8 * max(abs(low), abs(high))
+
+
+def short(value: float | None, digits: int = 4) -> str:
+    """Four digits without zeros at the end; more of them are there to compare, so they stay even."""
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if digits == 4 else figures(value, digits)
+
+
+@dataclass(frozen=True)
+class Axis:
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: tuple[float, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """With as few digits as tell every tick as it is, and four at least."""
+        close = 1e-3 * min((b - a for a, b in pairwise(self.ticks)), default=math.inf)
+        digits = next((d for d in range(4, 16) if all(abs(float(short(t, d)) - t) <= close for t in self.ticks)), 16)
+        return [short(t, digits) for t in self.ticks]
+
+    def at(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def axis_over(ticks: Sequence[float], low: float, high: float, start: float, end: float) -> Axis:
+    low, high = min([low, *ticks]), max([high, *ticks])
+    if alike(low, high):
+        low, high = low - 0.5, high + 0.5
+    return Axis(low, high, start, end, tuple(t for t in ticks if low <= t <= high))
+
+
+def ticks_between(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """About five round numbers that span a range.
+
+    >>> ticks_between(0.0, 1.0)
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    span = high - low
+    if alike(low, high):
+        return [low]
+    rough = span / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)
+    if whole:
+        step = max(1.0, math.ceil(step))
+    first = math.floor(low / step + 1e-9) * step
+    ticks = [first + n * step for n in range(math.ceil((high - first) / step - 1e-9) + 1)]
+    places = 2 - math.floor(math.log10(step))
+    return [round(t, places) for t in ticks if not whole or low <= t <= high]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from isomerge.errors import RequestError
 from isomerge.reporting import blocks as b
-from isomerge.reporting.figures import Line, line_chart, plane_map, tinted
-from isomerge.reporting.scales import digits_between
-
-Record = Mapping[str, Any]
+from isomerge.reporting.charts import Line, digits_between, line_chart, plane_map, tinted
+from isomerge.reporting.record import Record
 
 
 def read_curve(path: Path) -> dict[str, Any]:
@@ -71,12 +69,12 @@ def _line(record: Record) -> list[Any]:
                 b.Row([b.number(points[0]["t"]), *(b.number(point[key], digits) for point in points)])
                 for points in zip(*(line["points"] for _, line in lines), strict=True)
             ]
-            numbers = b.Table(title, ("t", *(label for label, _ in lines)), rows, frozenset(range(len(lines) + 1)))
+            numbers = b.TableBlock(title, ("t", *(label for label, _ in lines)), rows, frozenset(range(len(lines) + 1)))
             figures.append(b.Figure(svg, title[0].upper() + title[1:], numbers))
     facts: dict[str, Any] = dict(zip("AB", map(str, record.get("models") or ()), strict=False))
     for label, line in lines:
         facts[f"barrier, {label}"] = b.number(line.get("barrier"), 4).text
-    return [b.Side(figures), b.Facts(facts), *([b.Notes(record["notes"])] if record.get("notes") else [])]
+    return [b.Side(figures), b.FactList(facts), *([b.Notes(record["notes"])] if record.get("notes") else [])]
 
 
 def _plane(record: Record) -> list[Any]:
@@ -89,6 +87,6 @@ def _plane(record: Record) -> list[Any]:
     ]
     svg = plane_map(title, dict(record))
     facts = {letter: m["model"] for letter, m in zip("ABC", record["models"], strict=False)}
-    numbers = b.Table(title, ("x", "y", "loss"), rows, frozenset({0, 1, 2}))
+    numbers = b.TableBlock(title, ("x", "y", "loss"), rows, frozenset({0, 1, 2}))
     notes = [b.Notes(record["notes"])] if record.get("notes") else []
-    return [b.Side([*([b.Figure(svg, title, numbers)] if svg else []), b.Facts(facts)]), *notes]
+    return [b.Side([*([b.Figure(svg, title, numbers)] if svg else []), b.FactList(facts)]), *notes]

@@ -13,14 +13,13 @@ from isomerge.checkpoint.base import name_some
 from isomerge.merging.vocabulary.files import declared_rows, has_tokenizer, read_json, tokenizer_files, tokens_in_files
 
 MOST_NAMED = 5
-TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
-class Words:
+class TokenizerFacts:
     """One model's vocabulary, special tokens and chat template."""
 
-    there: bool
+    has_files: bool
     tokens: dict[str, int] | None
     digest: str | None  # of a vocabulary that only its own library can read
     special: dict[str, str]
@@ -28,7 +27,7 @@ class Words:
     rows: int | None
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Words:
+    def of(cls, checkpoint: Checkpoint) -> TokenizerFacts:
         files = tokenizer_files(checkpoint)
         tokens = tokens_in_files(checkpoint) if files else None
         config = read_json(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
@@ -62,14 +61,14 @@ def _template(files: dict[str, Path], config: dict[str, Any]) -> str | None:
     if "chat_template.jinja" in files:
         return files["chat_template.jinja"].read_text(encoding="utf-8")
     stored = read_json(files["chat_template.json"]).get("chat_template") if "chat_template.json" in files else None
-    found = stored or config.get("chat_template")
-    return str(found) if found else None
+    template = stored or config.get("chat_template")
+    return str(template) if template else None
 
 
-def compare_words(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
+def compare_tokenizers(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
     """`same` is true, false, or null where the files cannot tell; the rest says what differs from the first model."""
-    known = [Words.of(c) for c in checkpoints]
-    if not any(one.there for one in known):
+    known = [TokenizerFacts.of(c) for c in checkpoints]
+    if not any(one.has_files for one in known):
         rows = {one.rows for one in known if one.rows is not None}
         note = "no model has tokenizer files beside its weights" if rows else None
         return {"same": None, "vocabulary": None, "special_tokens": None, "chat_template": None,
@@ -79,18 +78,18 @@ def compare_words(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
     vocabulary: bool | None = True
     shared: float | None = 1.0
     for checkpoint, one in zip(checkpoints[1:], known[1:], strict=True):
-        told, same, part = _vocabularies(name, first, checkpoint.name, one)
-        differences += told
+        differing, same, part = _vocabularies(name, first, checkpoint.name, one)
+        differences += differing
         vocabulary = None if same is None or vocabulary is None else vocabulary and same
         shared = None if part is None or shared is None else min(shared, part)
-        if one.there and first.there:
+        if one.has_files and first.has_files:
             differences += _specials(name, first, checkpoint.name, one)
-    lacking = [c.name for c, one in zip(checkpoints, known, strict=True) if not one.there]
+    lacking = [c.name for c, one in zip(checkpoints, known, strict=True) if not one.has_files]
     notes = [f"{name_some(lacking)} has no tokenizer files beside its weights"] if lacking else []
-    templates = {one.template for one in known if one.there}
-    special = len({tuple(one.special.items()) for one in known if one.there}) == 1
+    templates = {one.template for one in known if one.has_files}
+    special = len({tuple(one.special.items()) for one in known if one.has_files}) == 1
     if len(templates) > 1:
-        without = [c.name for c, one in zip(checkpoints, known, strict=True) if one.there and one.template is None]
+        without = [c.name for c, one in zip(checkpoints, known, strict=True) if one.has_files and one.template is None]
         differences.append("the chat templates differ" + (f": {name_some(without)} has none" if without else ""))
     same = None if vocabulary is None else vocabulary and special and len(templates) == 1
     return {"same": same, "vocabulary": vocabulary, "special_tokens": special,
@@ -98,9 +97,11 @@ def compare_words(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
             "shared": shared}  # fmt: skip
 
 
-def _vocabularies(name: str, first: Words, other: str, one: Words) -> tuple[list[str], bool | None, float | None]:
+def _vocabularies(
+    name: str, first: TokenizerFacts, other: str, one: TokenizerFacts
+) -> tuple[list[str], bool | None, float | None]:
     """What differs, whether the two are the same, and which share of all tokens both have."""
-    if not (first.there and one.there):
+    if not (first.has_files and one.has_files):
         return [], None, None
     if first.tokens is None or one.tokens is None:
         if first.digest is None or one.digest is None:
@@ -110,20 +111,20 @@ def _vocabularies(name: str, first: Words, other: str, one: Words) -> tuple[list
     if first.tokens == one.tokens:
         return [], True, 1.0
     a, b = set(first.tokens), set(one.tokens)
-    told = []
+    differences = []
     for who, only in ((name, sorted(a - b)), (other, sorted(b - a))):
         if only:
-            told.append(f"{len(only)} tokens are only in {who}: {name_some(only, MOST_NAMED)}")
+            differences.append(f"{len(only)} tokens are only in {who}: {name_some(only, MOST_NAMED)}")
     moved = sorted(token for token in a & b if first.tokens[token] != one.tokens[token])
     if moved:
-        told.append(f"{len(moved)} tokens have other ids in {name} and {other}: {name_some(moved, MOST_NAMED)}")
-    return told, False, len(a & b) / len(a | b)
+        differences.append(f"{len(moved)} tokens have other ids in {name} and {other}: {name_some(moved, MOST_NAMED)}")
+    return differences, False, len(a & b) / len(a | b)
 
 
-def _specials(name: str, first: Words, other: str, one: Words) -> list[str]:
-    told = []
+def _specials(name: str, first: TokenizerFacts, other: str, one: TokenizerFacts) -> list[str]:
+    differences = []
     for role in sorted({*first.special, *one.special}):
         a, b = first.special.get(role), one.special.get(role)
         if a != b:
-            told.append(f"{role} is {a or 'not set'} in {name} and {b or 'not set'} in {other}")
-    return told
+            differences.append(f"{role} is {a or 'not set'} in {name} and {b or 'not set'} in {other}")
+    return differences

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isomerge.kinship import place_of
 from isomerge.reporting import blocks as b
-from isomerge.reporting.figures import Line, line_chart
-from isomerge.reporting.measured import place_of
+from isomerge.reporting.charts import Line, line_chart
+from isomerge.reporting.record import Record
 
-Record = Mapping[str, Any]
 WHEN = ("before", "after")
 
 
@@ -23,7 +23,9 @@ def method_section(record: Record) -> b.Section:
     if isinstance(record.get("polished"), Mapping):
         polished = record["polished"]
         change = " → ".join(b.number(polished[f"loss_{when}"]).text for when in WHEN)
-        blocks.append(b.Facts({"polished": f"{polished['steps']} steps, distance to the models' predictions {change}"}))
+        blocks.append(
+            b.FactList({"polished": f"{polished['steps']} steps, distance to the models' predictions {change}"})
+        )
     if record.get("scores"):
         blocks.append(_scores(record))
     return b.Section("method", f"What {record.get('method')} did", blocks)
@@ -37,13 +39,13 @@ def residual_blocks(layers: Sequence[Record], of: str = "") -> list[Any]:
     ]
     rows = [
         b.Row([
-            b.count(place), b.words("\n".join(row["layers"]), code=True), b.words(row["kind"]),
+            b.count(place), b.text("\n".join(row["layers"]), code=True), b.text(row["kind"]),
             b.count(row["samples"]), b.number(row["residual_before"]), b.number(row["residual_after"]),
         ], _place(row["layers"])[1])
         for place, row in enumerate(layers, start=1)
     ]  # fmt: skip
     columns = ("number", "map", "kind", "samples", "before", "after")
-    table = b.Table(title, columns, rows, frozenset({0, 3, 4, 5}))
+    table = b.TableBlock(title, columns, rows, frozenset({0, 3, 4, 5}))
     chart = line_chart(title, lines, "number of the regression", "residual", counts=True)
     captions = [f"Residual {when} solving, per layer and map{of}" for when in WHEN]
     return [b.Side(b.heats(captions, _grids(layers))), b.Figure(chart, title, table)]
@@ -54,15 +56,15 @@ def _grids(layers: Sequence[Record]) -> list[dict[tuple[str, int, str], float | 
     places = [_place(row["layers"]) for row in layers]
     stacks = {stack for stack, layer, _ in places if layer >= 0}
     parts = list(dict.fromkeys(part for _, _, part in places))
-    found: list[dict[tuple[str, int, str], float | None]] = []
+    grids: list[dict[tuple[str, int, str], float | None]] = []
     for when in WHEN:
         values: dict[tuple[str, int, str], list[float | None]] = {}
         for (stack, layer, part), row in zip(places, layers, strict=True):
             within = stack if len(stacks) > 1 else "layer"
             label = f"{within} {layer}" if layer >= 0 else "outside"
             values.setdefault((label, layer, _short(part, parts)), []).append(row[f"residual_{when}"])
-        found.append({key: b.mean(own) for key, own in values.items()})
-    return found
+        grids.append({key: b.mean(own) for key, own in values.items()})
+    return grids
 
 
 def _place(names: Sequence[str]) -> tuple[str, int, str]:
@@ -94,20 +96,20 @@ def _refined(refined: Sequence[Record]) -> b.Figure:
     title = "Error of every block before and after its gradient steps, relative to the spread of its output"
     lines = [Line(when, [(float(n), row[f"error_{when}"]) for n, row in enumerate(refined)]) for when in WHEN]
     rows = [
-        b.Row([b.words(row["block"], code=True), b.number(row["error_before"]), b.number(row["error_after"])])
+        b.Row([b.text(row["block"], code=True), b.number(row["error_before"]), b.number(row["error_after"])])
         for row in refined
     ]
-    table = b.Table(title, ("block", "before", "after"), rows, frozenset({1, 2}))
+    table = b.TableBlock(title, ("block", "before", "after"), rows, frozenset({1, 2}))
     return b.Figure(line_chart(title, lines, "block", "error", counts=True), title, table)
 
 
-def _scores(record: Record) -> b.Table:
+def _scores(record: Record) -> b.TableBlock:
     chosen = set(record.get("chosen") or ())
     rows = [
         b.Row([
-            b.words(row["model"], code=True), b.number(row["score"]),
-            b.words("yes" if row["model"] in chosen else "no"),
+            b.text(row["model"], code=True), b.number(row["score"]),
+            b.text("yes" if row["model"] in chosen else "no"),
         ])
         for row in record["scores"]
     ]  # fmt: skip
-    return b.Table("Scores", ("model", record.get("metric") or "score", "chosen"), rows, frozenset({1}))
+    return b.TableBlock("Scores", ("model", record.get("metric") or "score", "chosen"), rows, frozenset({1}))

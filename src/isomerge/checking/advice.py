@@ -1,4 +1,4 @@
-"""From the verdict to a recipe that runs, and to the command that runs it."""
+"""From the verdict to one sentence, to a recipe that runs, and to the command that runs it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
-from isomerge.checking.sentence import SAME
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import IsomergeError
+from isomerge.kinship import IDENTICAL, SIBLINGS, STRANGERS
 from isomerge.merging.plan.tensors import plan_tensors
 from isomerge.merging.recipe import ModelReference, Recipe, recipe_of
 from isomerge.merging.recipe.problems import RecipeError
 from isomerge.merging.recipe.write import to_yaml
 
+SAME = 0.9  # of the squared distance that alignment takes away: these were one model, or siblings
 EXAMPLES = 2000
 DENSITY = 0.5
 CONFLICT = 0.3  # of the weights that both changed: from there on signs are elected (TIES) instead of added up
@@ -25,7 +27,7 @@ MORE = (
     "with data (--data PATH: images or texts like those they were trained on, without labels) the suggestion is "
     "reconstruct, which brings together what their layers compute and not the weights alone"
 )
-RELATED = 0.9  # of all tokens shared: these vocabularies are of one kind, and their union is worth having
+ONE_KIND = 0.9  # of all tokens shared: these vocabularies are of one kind, and their union is worth having
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def advise(
 ) -> Advice | None:
     """What to try first. `gain` is the share of the squared distance that an alignment takes away."""
     aligned: bool | dict[str, Any] = True if level == "full" else {"level": level}
-    if verdict == "strangers":
+    if verdict == STRANGERS:
         one = gain > SAME
         who = "one model or siblings with units in another order" if one else "strangers share no basis"
         if not one_vocabulary:
@@ -70,7 +72,7 @@ def advise(
             return Advice("linear", f"{who}: their weights suffice to bring them back, then their mean", align=aligned)
         why = f"{who}: each is moved next to the first by its weights, then averaged"
         return Advice("linear", why, MORE, align=aligned)
-    if verdict != "siblings":
+    if verdict != SIBLINGS:
         return None
     if base is not None and len(models) > 1:
         if len(models) > 2 or (conflict or 0.0) >= CONFLICT:
@@ -85,24 +87,24 @@ def advise(
     return Advice("linear", "siblings close to each other: their mean is between them", options={"weight": 1.0})
 
 
-def tokenizer_of(advice: Advice, models: Sequence[str], words: dict[str, Any]) -> str | None:
+def tokenizer_of(advice: Advice, models: Sequence[str], tokens: dict[str, Any]) -> str | None:
     """Whose tokens the result is to have, where they are not the same."""
-    if words["vocabulary"] is not False:
+    if tokens["vocabulary"] is not False:
         return None
-    if (words["shared"] or 0.0) >= RELATED:
+    if (tokens["shared"] or 0.0) >= ONE_KIND:
         return "union"
     return "base" if advice.base else models[0]
 
 
 def make_recipe(
-    advice: Advice, checkpoints: Sequence[Checkpoint], base: Checkpoint | None, *, words: dict[str, Any],
+    advice: Advice, checkpoints: Sequence[Checkpoint], base: Checkpoint | None, *, tokens: dict[str, Any],
     dtypes: Sequence[str],
 ) -> tuple[str | None, list[str]]:  # fmt: skip
     """The recipe as YAML, or None and what stands in its way. It is planned against the headers before it is shown."""
     everyone = [*checkpoints, *([base] if base is not None else [])]
     names = [c.name for c in checkpoints]
-    settings: dict[str, Any] = {"tokenizer": tokenizer_of(advice, names, words)}
-    if words["chat_template"] is False:
+    settings: dict[str, Any] = {"tokenizer": tokenizer_of(advice, names, tokens)}
+    if tokens["chat_template"] is False:
         settings["chat_template"] = "auto"
     if len(set(dtypes)) > 1:
         settings["dtype"] = Counter(dtypes).most_common(1)[0][0]
@@ -130,9 +132,9 @@ def _plan(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> None:
     plan_tensors(recipe, {model: known[model] for model in recipe.referenced_models()})
 
 
-def command(advice: Advice, models: Sequence[str], words: dict[str, Any]) -> str:
+def command(advice: Advice, models: Sequence[str], tokens: dict[str, Any]) -> str:
     """The command line that does the same, where flags can say it."""
-    if words["chat_template"] is False:
+    if tokens["chat_template"] is False:
         return "isomerge check … --recipe recipe.yml, then isomerge merge recipe.yml -o merged"
     named = _besides(models, advice.base)
     parts = ["isomerge", "merge", *named, "--method", advice.method]
@@ -145,6 +147,52 @@ def command(advice: Advice, models: Sequence[str], words: dict[str, Any]) -> str
         parts += ["--level", advice.align["level"]] if isinstance(advice.align, dict) else []
     if advice.data:
         parts += ["--data", advice.data["path"], "--limit", str(advice.data["limit"])]
-    source = tokenizer_of(advice, models, words)
+    source = tokenizer_of(advice, models, tokens)
     parts += ["--tokenizer", source] if source else []
     return shlex.join([*parts, "-o", "merged"])
+
+
+# --- the verdict in one sentence --------------------------------------------------------------------------------------
+def sentence(
+    models: Sequence[str],
+    verdict: str,
+    *,
+    cosine: float | None,
+    gain: float,
+    one_vocabulary: bool,
+    obstacles: list[str],
+) -> str:
+    """Who they are to each other, and what that means for a merge."""
+    who = short_names(models)
+    near = "" if cosine is None else f" (cosine {cosine:.3g})"
+    if verdict == IDENTICAL:
+        return f"{who} hold the same weights: there is nothing to merge."
+    if obstacles:
+        others = f", and {len(obstacles) - 1} more" if len(obstacles) > 1 else ""
+        return f"{who} are {verdict}{near}, but cannot be merged as they are: {obstacles[0].rstrip('.')}{others}."
+    tokens = "" if one_vocabulary else ", matching tokens by their text"
+    if verdict == SIBLINGS:
+        return f"{who} are siblings{near}: merge them directly{tokens}; alignment would change nothing worth having."
+    if gain > SAME:
+        return (
+            f"{who} are one model or siblings with units in another order{near}, and alignment takes away "
+            f"{100 * gain:.0f} % of what lies between them: align, then merge{tokens}."
+        )
+    return f"{who} are strangers{near}: align them before merging{tokens}, since their plain average would be noise."
+
+
+def incompatible(models: Sequence[str], problems: Sequence[str]) -> str:
+    """The same for models that do not fit together."""
+    first, more = problems[0].split(". ")[0].rstrip("."), len(problems) - 1
+    return f"{short_names(models)} cannot be merged: {first}{f', and {more} more' if more else ''}."
+
+
+def short_names(models: Sequence[str]) -> str:
+    """Short names where they tell the models apart.
+
+    >>> short_names(["runs/a", "runs/b"]), short_names(["a/model", "b/model"])
+    ('a and b', 'a/model and b/model')
+    """
+    short = [PurePath(model).name or model for model in models]
+    names = short if len(set(short)) == len(models) else list(models)
+    return f"{', '.join(names[:-1])} and {names[-1]}"

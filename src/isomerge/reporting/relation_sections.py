@@ -1,4 +1,4 @@
-"""The sections on how models relate: what alignment brought, and where task vectors agree or pull apart."""
+"""The sections on how models relate: what alignment moved, and where task vectors agree or pull apart."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isomerge.reporting import blocks as b
-from isomerge.reporting.figures import Line, line_chart
+from isomerge.reporting.charts import Line, line_chart
 from isomerge.reporting.measured import space_place
-from isomerge.reporting.units_view import units_table
+from isomerge.reporting.moved_units import LISTED
+from isomerge.reporting.record import Record
 
-Record = Mapping[str, Any]
 WHOLE = "outside"  # of all layers
 WHEN = {"before": " before alignment", "after": " after alignment"}
 
@@ -24,22 +24,22 @@ def alignment_section(record: Record) -> b.Section | None:
     facts |= {model["model"]: model["verdict"] for model in alignment["models"]}
     if record.get("max_output_difference_reason"):
         facts["output difference"] = f"not measured: {record['max_output_difference_reason']}"
-    found: list[Any] = [b.Facts(facts)]
+    blocks: list[Any] = [b.FactList(facts)]
     measured = record.get("measured") or {}
     for place, model in enumerate(measured.get("compared", ())):
         spaces = [row for row in measured.get("spaces", ()) if row["distance"]["before"][place] is not None]
         maps = _distance_maps(spaces, place, model, measured["reference"], WHEN)
         if maps:
-            found.append(b.Side(maps) if place == 0 else b.Fold(f"Distance of {model}", [b.Side(maps)]))
+            blocks.append(b.Side(maps) if place == 0 else b.Foldable(f"Distance of {model}", [b.Side(maps)]))
     for moved in alignment["models"]:
         if moved.get("spaces"):
             rows = _moves(moved, measured)
-            found.append(_kinds(moved["model"], rows))
-            found.append(b.Fold(f"Every space of {moved['model']}", [_spaces(moved["model"], rows)]))
+            blocks.append(_kinds(moved["model"], rows))
+            blocks.append(b.Foldable(f"Every space of {moved['model']}", [_spaces(moved["model"], rows)]))
             units = units_table(moved["model"], alignment["anchor"], rows)
             if units.rows:
-                found.append(b.Fold(f"Which units of {moved['model']} moved", [units]))
-    return b.Section("alignment", "Alignment", found)
+                blocks.append(b.Foldable(f"Which units of {moved['model']} moved", [units]))
+    return b.Section("alignment", "Alignment", blocks)
 
 
 def relation_section(record: Record) -> b.Section | None:
@@ -49,24 +49,24 @@ def relation_section(record: Record) -> b.Section | None:
         return None
     between = "task vectors" if measured["base"] else "models"
     when = WHEN if record.get("alignment") else {}
-    found: list[Any] = [b.Words(_how(measured, between))]
+    blocks: list[Any] = [b.Paragraph(_explained(measured, between))]
     charts = [
         _chart(measured, "cosine", f"Cosine between the {between}, per layer", when),
         _chart(measured, "conflict", f"Sign conflict between the {between}, per layer", when),
     ]
-    found.append(b.Side([chart for chart in charts if chart is not None]))
+    blocks.append(b.Side([chart for chart in charts if chart is not None]))
     if not record.get("alignment"):
         for place, model in enumerate(measured["compared"]):
             maps = _distance_maps(measured["spaces"], place, model, measured["reference"], {})
             if maps:
-                found.append(b.Side(maps) if place == 0 else b.Fold(f"Distance of {model}", [b.Side(maps)]))
+                blocks.append(b.Side(maps) if place == 0 else b.Foldable(f"Distance of {model}", [b.Side(maps)]))
     if len(measured["pairs"]) > 1:
-        found.append(_pairs(measured))
-    found.append(b.Fold("Every part of every layer", [_parts(measured)]))
-    return b.Section("relations", "Task vectors" if measured["base"] else "How the models relate", found)
+        blocks.append(_pairs(measured))
+    blocks.append(b.Foldable("Every part of every layer", [_parts(measured)]))
+    return b.Section("relations", "Task vectors" if measured["base"] else "How the models relate", blocks)
 
 
-def _how(measured: Record, between: str) -> str:
+def _explained(measured: Record, between: str) -> str:
     origin = f"what each model adds to {measured['base']}" if measured["base"] else "the weights themselves"
     opposed = (
         "one model moves up and another down" if measured["base"] else "is above zero in one model and below in another"
@@ -110,13 +110,13 @@ def _moves(model: Record, measured: Record) -> list[Record]:
     return sorted(rows, key=lambda row: (row["layer"] < 0, row["layer"], row["name"]))
 
 
-def _kinds(model: str, rows: Sequence[Record]) -> b.Table:
+def _kinds(model: str, rows: Sequence[Record]) -> b.TableBlock:
     kinds: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
         kinds.setdefault((row["kind"], row["group"]), []).append(row)
     shown = [
         b.Row([
-            b.words(kind, code=True), b.words(group), b.count(len(own)),
+            b.text(kind, code=True), b.text(group), b.count(len(own)),
             b.percent(b.mean(float(r["moved"]) for r in own)),
             b.percent(b.mean(r["displacement"] for r in own), bar=False), b.percent(b.mean(r["gain"] for r in own)),
         ])
@@ -128,17 +128,17 @@ def _kinds(model: str, rows: Sequence[Record]) -> b.Table:
         "fall of the squared distance"
     )
     columns = ("space", "group", "count", "moved", "displacement", "gain")
-    return b.Table(caption, columns, shown, frozenset({2, 3, 4, 5}))
+    return b.TableBlock(caption, columns, shown, frozenset({2, 3, 4, 5}))
 
 
-def _spaces(model: str, rows: Sequence[Record]) -> b.Table:
+def _spaces(model: str, rows: Sequence[Record]) -> b.TableBlock:
     shown = [
-        b.Row([b.words(row["name"], code=True), b.words(row["group"]), b.percent(float(row["moved"])),
-               b.percent(row["displacement"], bar=False), b.percent(row["gain"]), b.words(row["reason"])], row["layer"])
+        b.Row([b.text(row["name"], code=True), b.text(row["group"]), b.percent(float(row["moved"])),
+               b.percent(row["displacement"], bar=False), b.percent(row["gain"]), b.text(row["reason"])], row["layer"])
         for row in rows
     ]  # fmt: skip
     columns = ("space", "group", "moved", "displacement", "gain", "why it stays")
-    return b.Table(f"Every space of {model}", columns, shown, frozenset({2, 3, 4}))
+    return b.TableBlock(f"Every space of {model}", columns, shown, frozenset({2, 3, 4}))
 
 
 def _chart(measured: Record, key: str, title: str, when: Mapping[str, str]) -> b.Figure | None:
@@ -163,32 +163,92 @@ def _chart(measured: Record, key: str, title: str, when: Mapping[str, str]) -> b
         return None
     columns = ("stack", "layer", f"{key} before", f"{key} after")
     rows = [
-        b.Row([b.words(row["stack"] or WHOLE), b.number(float(row["layer"]), 6), b.number(row[key]["before"]),
+        b.Row([b.text(row["stack"] or WHOLE), b.number(float(row["layer"]), 6), b.number(row[key]["before"]),
                b.number(row[key]["after"])], row["layer"])
         for row in layers
     ]  # fmt: skip
-    return b.Figure(drawn, title, b.Table(title, columns, rows, frozenset({1, 2, 3})))
+    return b.Figure(drawn, title, b.TableBlock(title, columns, rows, frozenset({1, 2, 3})))
 
 
-def _pairs(measured: Record) -> b.Table:
+def _pairs(measured: Record) -> b.TableBlock:
     rows = [
-        b.Row([*(b.words(name, code=True) for name in pair["models"]), b.number(pair["cosine"]["before"]),
+        b.Row([*(b.text(name, code=True) for name in pair["models"]), b.number(pair["cosine"]["before"]),
                b.number(pair["cosine"]["after"])])
         for pair in measured["pairs"]
     ]  # fmt: skip
-    return b.Table("Cosine of every two models", ("model", "model", "before", "after"), rows, frozenset({2, 3}))
+    return b.TableBlock("Cosine of every two models", ("model", "model", "before", "after"), rows, frozenset({2, 3}))
 
 
-def _parts(measured: Record) -> b.Table:
+def _parts(measured: Record) -> b.TableBlock:
     """Numbers as they are merged; as they are stored where nothing else is known."""
     rows = []
     for row in measured["parts"]:
         side = "after" if row["cosine"]["after"] is not None or b.known(row["distance"]["after"]) else "before"
         rows.append(
-            b.Row([b.words(row["stack"] or WHOLE), b.count(None if row["layer"] < 0 else row["layer"]),
-                   b.words(row["part"], code=True), b.count(row["elements"]), b.number(row["cosine"][side]),
+            b.Row([b.text(row["stack"] or WHOLE), b.count(None if row["layer"] < 0 else row["layer"]),
+                   b.text(row["part"], code=True), b.count(row["elements"]), b.number(row["cosine"][side]),
                    b.percent(row["conflict"][side]), b.number(b.mean(row["distance"][side]))],
                   row["layer"])
         )  # fmt: skip
     columns = ("stack", "layer", "part", "elements", "cosine", "sign conflict", "distance")
-    return b.Table("Cosine, sign conflict and mean distance", columns, rows, frozenset({1, 3, 4, 5, 6}))
+    return b.TableBlock("Cosine, sign conflict and mean distance", columns, rows, frozenset({1, 3, 4, 5, 6}))
+
+
+# --- which units moved where ------------------------------------------------------------------------------------------
+SPACE = "\u00a0"  # keeps a unit on one line
+
+
+def units_table(model: str, anchor: str, spaces: Sequence[Record]) -> b.TableBlock:
+    """`spaces` are rows of the record, each with its layer; those that stay are left out."""
+    rows = [
+        b.Row([b.text(row["name"], code=True), _count(row["units"]),
+               b.Cell(_units(row["units"], row["kind"]))], row["layer"])
+        for row in spaces
+        if (row.get("units") or {}).get("changed")
+    ]  # fmt: skip
+    caption = (
+        f"Which units of {model} moved: from their place in {model} to that in {anchor}, the farthest first, at most "
+        f"{LISTED} of a space. An angle is how far vectors are turned in the mean (90° by a random rotation), × how "
+        "much they are stretched"
+    )
+    return b.TableBlock(caption, ("space", "changed", "from → to"), rows, frozenset({1}), text=frozenset({2}))
+
+
+def _count(units: Record) -> b.Cell:
+    return b.Cell(
+        f"{b.count(units['changed']).text} of {b.count(units['of']).text}".replace(" ", SPACE), units["changed"]
+    )
+
+
+def _units(units: Record, kind: str) -> str:
+    own = kind.rpartition(".")[2]
+    listed = [unit_words(entry, units["names"], own) for entry in units["listed"]]
+    more = units["changed"] - len(listed)
+    return f"{SPACE}· ".join([*listed, *([f"and {b.count(more).text} more".replace(" ", SPACE)] if more else [])])
+
+
+def unit_words(entry: Record, names: Sequence[str], own: str = "") -> str:
+    """One unit in words; where they are those of the space itself (`own`), what they are need not be said.
+
+    >>> print(unit_words({"from": 2, "to": 0, "angle": 37.2, "factor": 1.13}, ["head"], "qk").replace(SPACE, " "))
+    head 2 → 0: 37.2°, × 1.13
+    >>> entry = {"from": 5, "to": 1, "within": [3], "flipped": True}
+    >>> print(unit_words(entry, ["expert", "ffn"], "ffn").replace(SPACE, " "))
+    expert 3, 5 → 1: sign
+    >>> unit_words({"angle": 90.0}, [])
+    '90.0°'
+    """
+    done = []
+    if entry.get("flipped"):
+        done.append("sign")
+    if entry.get("angle") is not None:
+        done.append(f"{b.figures(entry['angle'])}°")
+    if entry.get("factor") is not None:
+        done.append(f"× {b.figures(entry['factor'])}".replace("-", "−"))
+    outer = [f"{name} {number}" for name, number in zip(names, entry.get("within") or (), strict=False)]
+    place = []
+    if "to" in entry:
+        kind = "" if names[-1] == own else f"{names[-1]} "
+        place = [f"{kind}{entry['from']} → {entry['to']}" if entry["from"] != entry["to"] else f"{kind}{entry['to']}"]
+    where = ", ".join([*outer, *place])
+    return ": ".join(part for part in (where, ", ".join(done)) if part).replace(" ", SPACE)

@@ -1,15 +1,16 @@
-"""Curves and maps between models as SVG, drawn by matplotlib."""
+"""Curves and maps between models as SVG or PNG, drawn by matplotlib; what a picture needs is asked before the work."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from isomerge.errors import RequestError
+from isomerge.reporting.record import Record
 
-Record = Mapping[str, Any]
 GREY, BLUE = "#8a8f98", "#1f6feb"
 
 
@@ -66,7 +67,7 @@ def _figure(width: float, height: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise RequestError(
-            "Drawing a picture: 'matplotlib' is not installed (pip install isomerge[report])."
+            "Drawing a picture: 'matplotlib' is not installed (pip install isomerge[report]).", module="matplotlib"
         ) from error
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -80,3 +81,25 @@ def _save(figure: Any, path: str | Path) -> None:
         raise RequestError(f"Drawing {path}: there is no folder {path.parent}. Make it first.")
     with matplotlib.rc_context({"svg.hashsalt": "isomerge", "svg.fonttype": "none"}):
         figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+FORMATS = (".svg", ".png")
+
+
+def can_draw() -> bool:
+    return find_spec("matplotlib") is not None
+
+
+def require_drawable(plot: str | Path) -> None:
+    """Refuse, before any work, a picture that could not be written."""
+    path = Path(plot)
+    if path.suffix.lower() not in FORMATS:
+        raise RequestError(f"--plot {path}: pictures are .svg or .png. Name such a file.")
+    if not path.parent.is_dir():
+        raise RequestError(f"--plot {path}: there is no folder {path.parent}. Make it first.")
+    if not os.access(path.parent, os.W_OK):
+        raise RequestError(f"--plot {path}: nothing may be written into {path.parent}. Name another folder.")
+    if not can_draw():
+        raise RequestError(
+            f"--plot {path}: 'matplotlib' is not installed (pip install isomerge[report]).", module="matplotlib"
+        )

@@ -1,8 +1,7 @@
-"""The record of adapters merged into one, for its report."""
+"""The record and the page of merged adapters."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -12,40 +11,41 @@ from torch import Tensor
 
 from isomerge.adapters.adapter import Adapter, open_adapter
 from isomerge.checkpoint.hashing import hash_file
-from isomerge.reporting.measured import place_of, rounded
+from isomerge.kinship import cosine_of, place_of
+from isomerge.reporting.measured import rounded
 from isomerge.reporting.page import write_report
 
-KEPT = ("method", "relative_error", "notes", "sha256")
-RUN = ("seconds", "tensors", "bytes")
+ADAPTER_KEYS = ("method", "relative_error", "notes", "sha256")
+ADAPTER_RUN_KEYS = ("seconds", "tensors", "bytes")
 
 
-def write_adapter_report(out: Path, adapters: Sequence[str], told: Mapping[str, Any]) -> Path | None:
-    """`told` is what the merge of these adapters has returned; None where jinja2 is missing."""
+def write_adapter_report(out: Path, adapters: Sequence[str], result: Mapping[str, Any]) -> Path | None:
+    """`result` is that of the merge of these adapters; None where jinja2 is missing."""
     opened = [open_adapter(adapter) for adapter in adapters]
     angles = update_cosines(opened)
     record = {
-        **{key: told[key] for key in KEPT},
+        **{key: result[key] for key in ADAPTER_KEYS},
         "kind": "adapters",
         "inputs": [_input(reference, adapter) for reference, adapter in zip(adapters, opened, strict=True)],
         "targets": [
             {**row, "layer": place_of(row["name"])[1], "cosine": rounded(angles.get(row["name"]))}
-            for row in told["targets"]
+            for row in result["targets"]
         ],
-        "run": {key: told[key] for key in RUN},
+        "run": {key: result[key] for key in ADAPTER_RUN_KEYS},
     }
     return write_report(out, record)
 
 
 def update_cosines(adapters: Sequence[Adapter]) -> dict[str, float]:
     """The mean cosine between the updates ΔW of every two adapters, by layer; exact, and no ΔW is ever formed."""
-    found: dict[str, list[float]] = {}
+    cosines: dict[str, list[float]] = {}
     for one, other in combinations(adapters, 2):
         for module in sorted(one.targets.keys() & other.targets.keys()):
             pair = [adapter.factors(adapter.targets[module]) for adapter in (one, other)]
-            lengths = math.sqrt(_inner(pair[0], pair[0]) * _inner(pair[1], pair[1]))
-            if lengths > 0:
-                found.setdefault(module, []).append(_inner(pair[0], pair[1]) / lengths)
-    return {module: sum(values) / len(values) for module, values in found.items()}
+            cosine = cosine_of(_inner(*pair), _inner(pair[0], pair[0]), _inner(pair[1], pair[1]))
+            if cosine is not None:
+                cosines.setdefault(module, []).append(cosine)
+    return {module: sum(values) / len(values) for module, values in cosines.items()}
 
 
 def _inner(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:

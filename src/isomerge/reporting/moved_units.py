@@ -1,4 +1,4 @@
-"""Which unit of a space went where, which head was turned by how much: the most moved by name, all of them counted."""
+"""Which unit of a space went where, and which head was turned by how much: the most moved by name, all counted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def moved_units(transform: Transform, space: str) -> dict[str, Any] | None:
 
     A listed unit has `from` and `to`, its places in the model and in the anchor; `within`, the units of outer spaces
     that it is a part of, in the anchor's numbers; `flipped` where its sign changed; `angle` in degrees and `factor`
-    where it was turned or stretched. A space with one element per head is told by heads.
+    where it was turned or stretched. A space with one element per head is counted by heads.
     """
     element = transform.elements.get(space)
     if element is None:
@@ -32,13 +32,13 @@ def moved_units(transform: Transform, space: str) -> dict[str, Any] | None:
     order = group.order(element)
     if order is not None:
         names: Sequence[str] = (*group.per, space)
-        told: Mapping[str, Tensor] = {"flipped": (element < 0).double()}
+        effects: Mapping[str, Tensor] = {"flipped": (element < 0).double()}
         distance = (order - torch.arange(group.size, device=order.device)).abs().double()
     else:
-        names, told = _told(space, group, element)
+        names, effects = _effects(space, group, element)
         # The last bits of a sum depend on who added them, and must not decide who is listed.
-        distance = (told["angle"] if "angle" in told else told["factor"].abs().log().abs()).round(decimals=4)
-    changed = torch.stack([_changed(key, values) for key, values in told.items()]).any(0)
+        distance = (effects["angle"] if "angle" in effects else effects["factor"].abs().log().abs()).round(decimals=4)
+    changed = torch.stack([_changed(key, values) for key, values in effects.items()]).any(0)
     if order is not None:
         changed |= distance > 0
     elif names:
@@ -47,11 +47,11 @@ def moved_units(transform: Transform, space: str) -> dict[str, Any] | None:
         "names": [space_place(name)["kind"].rpartition(".")[2] for name in names],
         "changed": int(changed.sum()),
         "of": changed.numel(),
-        "listed": _listed(distance, changed, order, told),
+        "listed": _listed(distance, changed, order, effects),
     }
 
 
-def _told(space: str, group: Group, element: Tensor) -> tuple[Sequence[str], Mapping[str, Tensor]]:
+def _effects(space: str, group: Group, element: Tensor) -> tuple[Sequence[str], Mapping[str, Tensor]]:
     """What the elements of a group without an order belong to, and what they do there.
 
     The angle is that between an element and the identity, cos φ = tr g / (√n ‖g‖): by so much a vector is turned in the
@@ -81,21 +81,21 @@ def _origins(transform: Transform, parent: str, shape: Sequence[int]) -> Tensor:
 
 
 def _listed(
-    distance: Tensor, changed: Tensor, order: Tensor | None, told: Mapping[str, Tensor]
+    distance: Tensor, changed: Tensor, order: Tensor | None, effects: Mapping[str, Tensor]
 ) -> list[dict[str, Any]]:
     """The most moved first; equally moved ones in the order of their places."""
     ranked = torch.where(changed, distance, -1.0).flatten().argsort(descending=True, stable=True)
-    found = []
+    units = []
     for place in ranked[: min(LISTED, int(changed.sum()))].tolist():
         at = coordinates(place, changed.shape)
         entry: dict[str, Any] = {} if order is None else {"from": int(order[at]), "to": at[-1]}
         if len(at) > 1:
             entry["within"] = list(at[:-1])
-        for key, values in told.items():
+        for key, values in effects.items():
             if _changed(key, values[at]):
                 entry[key] = True if key == "flipped" else float(f"{float(values[at]):.4g}")
-        found.append(entry)
-    return found
+        units.append(entry)
+    return units
 
 
 def coordinates(place: int, shape: Sequence[int]) -> tuple[int, ...]:
@@ -104,8 +104,8 @@ def coordinates(place: int, shape: Sequence[int]) -> tuple[int, ...]:
     >>> coordinates(5, (2, 3)), coordinates(0, ())
     ((1, 2), ())
     """
-    found = []
+    places = []
     for length in reversed(shape):
         place, at = divmod(place, length)
-        found.append(at)
-    return tuple(reversed(found))
+        places.append(at)
+    return tuple(reversed(places))

@@ -19,12 +19,11 @@ from isomerge.alignment.evidence import LARGE, Block, Pair, of_one_root, unit_bl
 from isomerge.alignment.levels import Scope
 from isomerge.alignment.units import Unit
 from isomerge.architectures import FAMILIES, describe
-from isomerge.checking.chance import shuffled_rest
-from isomerge.checking.stream import judge_stream
-from isomerge.checking.sums import product, squared
+from isomerge.checking.stream import judge_stream, shuffled_rest
 from isomerge.checkpoint import Checkpoint
 from isomerge.choices import LEVELS
 from isomerge.errors import IsomergeError
+from isomerge.kinship import inner, relative_distance, squared
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, layer_of
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.transform import Transform
@@ -35,7 +34,7 @@ WORTH = 0.05  # of the squared distance: less is noise, dead units that change p
 
 
 @dataclass
-class Moving:
+class UnitMoves:
     """What the sampled spaces would do."""
 
     spaces: list[dict[str, Any]] = field(default_factory=list)
@@ -58,19 +57,21 @@ class Moving:
         return "full"
 
 
-def judge_moving(first: Checkpoint, second: Checkpoint, layers: Collection[int], *, wide: bool = False) -> Moving:
-    """Assign the units of these layers, and of none, at every level; `wide`: in float64, however stored."""
+def judge_units(first: Checkpoint, second: Checkpoint, layers: Collection[int], wide: bool = False) -> UnitMoves:
+    """Assign the units of these layers, and of none, at every level; distances are from the first model.
+
+    `wide`: in float64, however stored."""
     kind = first.config.get("model_type")
     if kind not in FAMILIES:
-        return Moving(notes=[f"no specification for '{kind}': judged by the distance of the tensors alone"])
+        return UnitMoves(notes=[f"no specification for '{kind}': judged by the distance of the tensors alone"])
     try:
         source, anchor = (describe(c) for c in (first, second))
-        return _Judge(source, anchor, layers, wide).all()
+        return _UnitJudge(source, anchor, layers, wide).all()
     except IsomergeError as error:
-        return Moving(notes=[f"units were not compared. {error}"])
+        return UnitMoves(notes=[f"units were not compared. {error}"])
 
 
-class _Judge:
+class _UnitJudge:
     def __init__(self, source: BoundModel, anchor: BoundModel, layers: Collection[int], wide: bool) -> None:
         wide = wide or torch.float64 in (source.stored_precision, anchor.stored_precision)
         self.dtype = torch.float64 if wide else torch.float32
@@ -79,25 +80,25 @@ class _Judge:
         self.layouts = {n: layout for n, layout in source.layouts.items() if n in anchor.layouts}
         self.scopes = {level: Scope(level).restrict(self.architecture).spaces for level in LEVELS}
         self.wanted = {None, *layers}
-        self.found = Moving()
+        self.moves = UnitMoves()
         self.work = 0
         self.earned = dict.fromkeys(LEVELS, 0.0)
         self.lucky = self.apart = 0.0
         self.random = torch.Generator().manual_seed(0)
 
-    def all(self) -> Moving:
+    def all(self) -> UnitMoves:
         roots = sorted(s for s, g in self.architecture.spaces.items() if not g.per)
         around = Transform(self.architecture.spaces)
         if RESIDUAL in roots:
             row, around = judge_stream(self.source, self.anchor, self.layouts, self.scopes, self.dtype)
             if row is not None:
-                self.found.spaces.append({"name": RESIDUAL, "group": self._group(RESIDUAL), **row})
+                self.moves.spaces.append({"name": RESIDUAL, "group": self._group(RESIDUAL), **row})
         for root in [r for r in roots if r != RESIDUAL and layer_of(r) in self.wanted]:
-            self.found.spaces.append({"name": root, "group": self._group(root), **self._judge(root, around)})
+            self.moves.spaces.append({"name": root, "group": self._group(root), **self._judge(root, around)})
         if self.apart:
-            self.found.by_chance = self.lucky / self.apart
-            self.found.gain = {level: max(0.0, self.earned[level] / self.apart) for level in LEVELS}
-        return self.found
+            self.moves.by_chance = self.lucky / self.apart
+            self.moves.gain = {level: max(0.0, self.earned[level] / self.apart) for level in LEVELS}
+        return self.moves
 
     def _group(self, space: str) -> str:
         return self.architecture.spaces[space].name
@@ -110,8 +111,8 @@ class _Judge:
         pair = Pair(lambda n: tensors[n][0], lambda n: tensors[n][1], layouts, self.architecture)
         compared = [pair.tensors(n) for n in names]
         apart = sum(squared(a - b) for a, b in compared)
-        size = sum(squared(a) + squared(b) for a, b in compared)
-        row: dict[str, Any] = {"distance": math.sqrt(2 * apart / size) if size else 0.0, "moved": 0.0, "gain": 0.0}
+        size = sum(squared(a) for a, _ in compared)
+        row: dict[str, Any] = {"distance": relative_distance(apart, size), "moved": 0.0, "gain": 0.0}
         if not apart:
             return row
         group = self.architecture.spaces[root]
@@ -119,7 +120,7 @@ class _Judge:
             return row | self._counted(self._wide(root, pair, around), apart)
         cost = sum(_cost(pair, n, unit) for n in names)
         if self.work + cost > WORK:
-            self.found.notes.append(f"{root} is too large to be assigned here: judged by its distance alone")
+            self.moves.notes.append(f"{root} is too large to be assigned here: judged by its distance alone")
             return row
         self.work += cost
         return row | self._counted(self._whole(unit, pair, around, apart), apart)
@@ -136,7 +137,7 @@ class _Judge:
         """All units of the space, at every level."""
         blocks = unit_blocks(pair, unit.members, around, diagonal=False)
         start = sum(_trace(block) for block in blocks)
-        here = sum(product(a, b) for a, b in map(pair.tensors, pair.layouts))
+        here = sum(inner(a, b) for a, b in map(pair.tensors, pair.layouts))
         row: dict[str, Any] = {"levels": {}}
         for level, spaces in self.scopes.items():
             leveled = Unit(unit.root, spaces)
@@ -155,7 +156,7 @@ class _Judge:
         shuffled = {n: shuffled_rest(*pair.tensors(n), self.random) for n in pair.layouts}
         null = Pair(shuffled.__getitem__, pair.anchor, pair.layouts, pair.architecture)
         compared = [null.tensors(n) for n in pair.layouts]
-        here = sum(product(a, b) for a, b in compared)
+        here = sum(inner(a, b) for a, b in compared)
         blocks = unit_blocks(null, unit.members, around, diagonal=False)
         start = sum(_trace(block) for block in blocks)
         free = Unit(unit.root, self.scopes["full"])
@@ -180,7 +181,7 @@ class _Judge:
                     shuffled += shuffled_rest(left, right[rows], self.random) @ right.mT
                     near += squared(left - right[rows])
         chosen, gained = _assign(scores, rows)
-        gain, lucky = (2 * found / near if near > 0 else 0.0 for found in (gained, _assign(shuffled, rows)[1]))
+        gain, lucky = (2 * more / near if near > 0 else 0.0 for more in (gained, _assign(shuffled, rows)[1]))
         return {
             "moved": float((chosen != rows).double().mean()), "gain": gain, "sampled_units": len(rows),
             "by_chance": lucky,

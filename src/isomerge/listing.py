@@ -1,0 +1,91 @@
+"""What isomerge has: architectures, merge methods, solvers — read off the registries, never written twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from isomerge.alignment.solvers.table import SOLVERS
+from isomerge.architectures import FAMILIES
+from isomerge.arguments import require_types
+from isomerge.errors import RequestError, did_you_mean
+from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
+from isomerge.results import Result
+
+
+@dataclass
+class CatalogueEntry(Result):
+    """An architecture."""
+
+    name: str
+    summary: str
+
+
+@dataclass
+class SolverEntry(Result):
+    """How the spaces of one group are solved: the functions of each step, where it has one."""
+
+    name: str
+    summary: str
+    solve: str | None
+    start: str | None
+    balance: str | None
+    rescale: str | None
+
+
+@dataclass
+class MethodEntry(Result):
+    """A merge method."""
+
+    name: str
+    base: str
+    """"required", "optional" or "ignored"."""
+    data: str
+    """"required", "optional" or "ignored"."""
+    options: list[str]
+    summary: str
+    reference: str | None
+
+
+def catalogue(kind: str) -> Sequence[CatalogueEntry | MethodEntry | SolverEntry]:
+    """All "methods", "architectures" or "solvers" there are.
+
+    >>> [entry.name for entry in catalogue("methods")][:2]
+    ['arcee_fusion', 'breadcrumbs']
+    """
+    readers: dict[str, Callable[[], Sequence[CatalogueEntry | MethodEntry | SolverEntry]]] = {
+        "methods": _methods,
+        "architectures": _architectures,
+        "solvers": _solvers,
+    }
+    require_types(kind=(kind, str))
+    if kind not in readers:
+        raise RequestError(f"Listing '{kind}': there is no such list. {did_you_mean(kind, readers)}")
+    return readers[kind]()
+
+
+def _methods() -> Sequence[MethodEntry]:
+    entries = []
+    for name, method in sorted(ALL_METHODS.items()):
+        # Some methods weigh by what was measured of the models, on data or read from files.
+        measures = getattr(method, "measures", None) is not None
+        data = "required" if name in DATA_METHODS else "optional" if measures else "ignored"
+        options = [option.name for option in method.options]
+        entries.append(MethodEntry(name, method.base, data, options, method.summary, method.reference))
+    return entries
+
+
+def _architectures() -> Sequence[CatalogueEntry]:
+    return [CatalogueEntry(name, family.summary) for name, family in sorted(FAMILIES.items())]
+
+
+def _solvers() -> Sequence[SolverEntry]:
+    steps = ("solve", "start", "balance", "rescale")
+    return [
+        SolverEntry(group, solver.summary, *(_name(getattr(solver, step)) for step in steps))
+        for group, solver in SOLVERS.items()
+    ]
+
+
+def _name(function: Callable[..., object] | None) -> str | None:
+    return None if function is None else function.__name__
