@@ -1,6 +1,7 @@
 """Averages of a training run, taken while it runs: a callback for transformers' Trainer.
 
 from isomerge.arguments import require_types
+from isomerge.arguments import require_types
 from isomerge.training import AverageCheckpoints
 Trainer(…, callbacks=[AverageCheckpoints("swa", start=0.5)]).train()        # writes output_dir/averaged
 """

@@ -150,7 +150,7 @@ def _add_rows(total: Tensor, ids: Tensor, use: ParameterUse, grad: Tensor) -> No
     """Of a table, each example touches the few rows that it looks up."""
     ids = ids.flatten(1)
     keys = (ids + torch.arange(len(ids), device=ids.device)[:, None] * len(total)).flatten()
-    rows, place = keys.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    rows, place = keys.unique(return_inverse=True)
     values = torch.zeros(len(rows), total.shape[1], dtype=torch.float64, device=total.device)
     values.index_add_(0, place, grad.detach().reshape(len(place), -1).double())
     padding = use.kwargs.get("padding_idx")

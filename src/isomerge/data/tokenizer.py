@@ -122,7 +122,7 @@ def letter_tokenizer(folder: Path) -> Any | None:
             pair=f"{first} $A {last} $B:1 {last}:1",
             special_tokens=[(first, vocabulary[first]), (last, vocabulary[last])],
         )
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:

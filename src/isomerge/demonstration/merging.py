@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint import open_checkpoint
-from isomerge.checkpoint.lock import current_versions, hash_tensors, tensors_digest
+from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.demonstration import digits as task
 from isomerge.demonstration.digits import Digits, accuracy, loss, predict

@@ -1,4 +1,5 @@
 """report.html: one file that needs nothing else, made from isomerge.arguments import require_types
+from isomerge.arguments import require_types
 from isomerge.json, the lock file and measured curves."""
 
 from __future__ import annotations

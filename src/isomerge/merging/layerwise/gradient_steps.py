@@ -244,7 +244,7 @@ def descend(
         with torch.enable_grad():
             value = loss(next(batches))
             optimiser.zero_grad(set_to_none=True)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
         optimiser.step()
         if report:
             report(step + 1)

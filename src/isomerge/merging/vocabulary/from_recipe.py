@@ -12,11 +12,11 @@ from isomerge.checkpoint.side_files import is_weight, side_files_of
 from isomerge.choices import ROWS
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
-from isomerge.merging.measured import measures_of
 from isomerge.merging.plan.models import open_model
 from isomerge.merging.plan.tensor_plan import RecipePlan
 from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.recipe.definitions import TokenSettings
+from isomerge.merging.recipe_data import measures_of
 from isomerge.merging.vocabulary.files import other_ids
 from isomerge.merging.vocabulary.merging import merge_vocabularies
 from isomerge.merging.vocabulary.rules import TokenRule, TokenSource
