@@ -1,7 +1,5 @@
 """Averages of a training run, taken while it runs: a callback for transformers' Trainer.
 
-from isomerge.arguments import require_types
-from isomerge.arguments import require_types
 from isomerge.training import AverageCheckpoints
 Trainer(…, callbacks=[AverageCheckpoints("swa", start=0.5)]).train()        # writes output_dir/averaged
 """
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_swa_avg_fn
 from transformers import TrainerCallback
 
+from isomerge.arguments import require_types
 from isomerge.checkpoint.memory import unwrapped
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.state_dicts import merge_state_dicts

@@ -24,6 +24,13 @@ class Written:
     sha256: str = "ab" * 32
 
 
+class Record(dict[str, Any]):
+    """Read as a dict or as a result."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+
 @dataclass
 class Api:
     """Records every call; what it returns can be changed by a test."""
@@ -38,8 +45,8 @@ class Api:
         if self.failure:
             raise self.failure
 
-    def report(self) -> dict[str, Any]:
-        return self.record
+    def report(self) -> Record:
+        return Record(self.record)
 
     def align(self, *args: Any, **kwargs: Any) -> Api:
         self.called("align", *args, **kwargs)

@@ -159,11 +159,11 @@ def test_models_are_any_collection_but_not_one_path() -> None:
     listed, given = (isomerge.merge(models).state_dict() for models in (paths, (path for path in paths)))
     assert all(torch.equal(given[name], tensor) for name, tensor in listed.items())
     for one in (paths[0], str(paths[0])):
-        with pytest.raises(RequestError, match=r"a list of them is wanted, as in merge\(\[a, b\]\)"):
+        with pytest.raises(RequestError, match=r"models must be a list of models, as in merge\(\[a, b\]\)"):
             isomerge.merge(one)
     with pytest.raises(RequestError, match=r"as in align_family\(\[a, b\]\)"):
         isomerge.align_family(str(paths[0]), anchor=paths[1])
-    with pytest.raises(RequestError, match="two words for the same"):
+    with pytest.raises(RequestError, match="mean the same"):
         isomerge.merge(paths, weights=[1, 0], weight=[0, 1])
 
 

@@ -109,7 +109,7 @@ def test_wrong_requests_say_what_to_do() -> None:
         isomerge.merge([model("vit", 0), model("vit", 1)], weights=[1])
     with pytest.raises(RequestError, match="needs .*base"):
         isomerge.merge([model("vit", 0), model("vit", 1)], method="ties")
-    with pytest.raises(RequestError, match="no model"):
+    with pytest.raises(RequestError, match="models is empty"):
         isomerge.merge([])
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
+from isomerge.checkpoint.lock import current_versions
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.demonstration import digits as task
 from isomerge.demonstration.digits import Digits, accuracy, loss, predict

@@ -1,6 +1,4 @@
-"""report.html: one file that needs nothing else, made from isomerge.arguments import require_types
-from isomerge.arguments import require_types
-from isomerge.json, the lock file and measured curves."""
+"""report.html: one file that needs nothing else, made from isomerge.json, the lock file and measured curves."""
 
 from __future__ import annotations
 
@@ -15,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from isomerge.arguments import require_types
 from isomerge.checkpoint.hashing import tensors_digest
 from isomerge.checkpoint.lock import LOCK, read_lock
 from isomerge.errors import RequestError
