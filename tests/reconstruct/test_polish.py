@@ -10,6 +10,7 @@ import models as tiny
 from isomerge.merging.reconstruct import polish, reconstruct
 from isomerge.merging.reconstruct.blocks import BlockCache, Stacks
 from isomerge.merging.reconstruct.running import Examples, Runner
+from models import mostly_slow
 from reconstruct.calibration import again, data, load
 
 TEXT = {**tiny.TEXT, "hidden_size": 12}
@@ -34,7 +35,7 @@ def pair(task: str, monkeypatch):
     return [tiny.model(task, seed) for seed in range(2)]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", mostly_slow(TASKS, "classes", "language model"))
 def test_the_loss_is_lower_for_every_task(task: str, monkeypatch) -> None:
     folders = pair(task, monkeypatch)
     merged = reconstruct(folders, again(data(folders[0], 2, size=8)), align=False, polish=25)

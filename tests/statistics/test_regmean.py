@@ -22,7 +22,7 @@ from isomerge.errors import RequestError
 from isomerge.merging.aligned import align_models
 from isomerge.merging.statistics import StatisticsWarning, merge_regmean, moved_grams
 from isomerge.merging.statistics.warning import told_together, too_little
-from models import MODELS, difference, logits, model, noisy, tensors, variant
+from models import MODELS, difference, logits, model, mostly_slow, noisy, tensors, variant
 from precision import float64_throughout
 
 MANY = 30  # examples: more rows than any layer has inputs
@@ -127,7 +127,7 @@ def test_a_recipe_with_files_gives_what_the_function_gives(tmp_path: Path) -> No
     torch.testing.assert_close(called["classifier.weight"], expected["classifier.weight"])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "vit", "llama", "t5"))
 def test_gram_matrices_move_with_the_model_exactly(name: str) -> None:
     """Moved by the patterns, or measured on the moved model: the same."""
     folders = [model(name, seed) for seed in (0, 1)]
@@ -165,7 +165,7 @@ def _moved_error(opened: list[isomerge.checkpoint.Checkpoint], batch: Batch, nee
     return worst
 
 
-@pytest.mark.parametrize("name", ["vit", "gpt2", "llama", "bert", "mixtral"])
+@pytest.mark.parametrize("name", mostly_slow(["vit", "gpt2", "llama", "bert", "mixtral"], "vit"))
 def test_how_a_model_is_scrambled_does_not_change_the_merged_function(name: str, tmp_path: Path) -> None:
     """Two copies of one model by different group elements, each measured as it is, aligned, merged by regression."""
     anchor, own = model(name, 0), noisy(model(name, 0), 0.02)
