@@ -11,6 +11,7 @@ from isomerge.merging.layerwise import gradient_steps
 from isomerge.merging.layerwise.blocks import BlockCache, BlockStacks
 from isomerge.merging.layerwise.running import CalibrationData, ModelRunner
 from reconstruct.calibration import again, data, load, reconstruct
+from models import mostly_slow
 
 TEXT = {**tiny.TEXT, "hidden_size": 12}
 TASKS = {
@@ -34,7 +35,7 @@ def pair(task: str, monkeypatch):
     return [tiny.model(task, seed) for seed in range(2)]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", mostly_slow(TASKS, "classes", "language model"))
 def test_the_loss_is_lower_for_every_task(task: str, monkeypatch) -> None:
     folders = pair(task, monkeypatch)
     merged = reconstruct(folders, again(data(folders[0], 2, size=8)), align=False, polish=25)

@@ -78,6 +78,7 @@ def test_half_precision_models_are_solved_in_float32_and_saved_as_they_came(tmp_
     assert tiny.read_config(tmp_path / "out")["architectures"] == tiny.read_config(models[0])["architectures"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["PhiForCausalLM", "FalconForCausalLM"])
 def test_an_architecture_without_a_specification_is_solved_too(kind: str, monkeypatch) -> None:
     """Here attention and feed-forward stand side by side; the second multiplies by its weights without `linear`."""

@@ -23,7 +23,7 @@ from isomerge.merging.aligned import align_models
 from isomerge.merging.moved_grams import moved_grams
 from isomerge.merging.regression import StatisticsWarning, one_shortage_warning, regression_mean, shortage_warning
 from isomerge.symmetry.moved import scrambled
-from models import MODELS, difference, logits, model, noisy, tensors, variant
+from models import MODELS, difference, logits, model, noisy, tensors, variant, mostly_slow
 from precision import float64_throughout
 
 MANY = 30  # examples: more rows than any layer has inputs
@@ -133,7 +133,7 @@ def test_a_recipe_with_files_gives_what_statistics_in_memory_give(tmp_path: Path
     torch.testing.assert_close(called["classifier.weight"], expected["classifier.weight"])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "vit", "llama", "t5"))
 def test_gram_matrices_move_with_the_model_exactly(name: str) -> None:
     """Moved by the patterns, or measured on the moved model: the same."""
     folders = [model(name, seed) for seed in (0, 1)]
@@ -171,7 +171,7 @@ def _moved_error(opened: list[isomerge.checkpoint.Checkpoint], batch: Batch, nee
     return worst
 
 
-@pytest.mark.parametrize("name", ["vit", "gpt2", "llama", "bert", "mixtral"])
+@pytest.mark.parametrize("name", mostly_slow(["vit", "gpt2", "llama", "bert", "mixtral"], "vit"))
 def test_how_a_model_is_scrambled_does_not_change_the_merged_function(name: str, tmp_path: Path) -> None:
     """Two copies of one model by different group elements, each measured as it is, aligned, merged by regression."""
     anchor, own = model(name, 0), noisy(model(name, 0), 0.02)

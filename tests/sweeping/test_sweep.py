@@ -73,7 +73,14 @@ def recipe_in(folder: Path, **more: Any) -> dict[str, Any]:
     return {"merge_method": "ties", "base_model": str(folder / "a"), "models": models, **more}
 
 
-@pytest.mark.parametrize("more", [{}, {"align": True}, {"dtype": "bfloat16"}], ids=["plain", "aligned", "rounded"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"align": True}, id="aligned", marks=pytest.mark.slow),
+        pytest.param({"dtype": "bfloat16"}, id="rounded"),
+    ],
+)
 def test_every_point_is_the_model_that_merge_writes(images: Path, tmp_path: Path, more: dict[str, Any]) -> None:
     recipe = recipe_in(images, **more)
     got = isomerge.sweep(recipe, {"density": [0.3, 0.9], "b.weight": [0.2, 1.0]}, data=images / "digits")
