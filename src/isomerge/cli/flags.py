@@ -247,7 +247,7 @@ class MergeFlags:
 
 
 @dataclass(frozen=True)
-class DataUse:
+class DataFlags:
     """Data that a merge runs the models on, and what for."""
 
     data: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from isomerge.cli.flags import (
-    DataUse,
+    DataFlags,
     Device,
     Force,
     MergeFlags,
@@ -41,7 +41,7 @@ def merge(
     *,
     out: Out,
     merging: MergeFlags,
-    data_use: DataUse,
+    data_use: DataFlags,
     reading: Reading,
     shard_size: ShardSize = "5GB",
     out_dtype: OutDtype = None,

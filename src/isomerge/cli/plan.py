@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from isomerge.cli.flags import DataUse, MergeFlags, MergeMemory, Models, Reading, Threads, option
+from isomerge.cli.flags import DataFlags, MergeFlags, MergeMemory, Models, Reading, Threads, option
 from isomerge.cli.output import Voice
 from isomerge.cli.request import read_request
 from isomerge.cli.verb import verb
@@ -22,7 +22,7 @@ def plan(
     models: Models,
     *,
     merging: MergeFlags,
-    data_use: DataUse,
+    data_use: DataFlags,
     reading: Reading,
     explain: Annotated[
         str | None, option("TENSOR", "Show the inputs and options of one tensor and their origin.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from isomerge.cli.flags import DataUse, MergeFlags, Reading
+from isomerge.cli.flags import DataFlags, MergeFlags, Reading
 from isomerge.cli.interruption import announce_output
 from isomerge.errors import RequestError, did_you_mean, nearest
 
@@ -66,13 +66,13 @@ class MergeRequest:
         self,
         merging: MergeFlags,
         reading: Reading | None = None,
-        data: DataUse | None = None,
+        data: DataFlags | None = None,
         *,
         seed: int | None,
         example: str = "isomerge merge {} -o OUT",
     ) -> list[Recipe]:
         """The recipes to run: read from the file, or made from the flags. `example` shows how the verb is used."""
-        reading, data = reading or Reading(), data or DataUse()
+        reading, data = reading or Reading(), data or DataFlags()
         if self.recipe is not None:
             return self._recipe_file(self.recipe, merging, reading, data)
         _require_commas(self.models, merging.weights)
@@ -105,7 +105,7 @@ class MergeRequest:
             raise hinted from error
         return [recipe]
 
-    def _recipe_file(self, path: Path, merging: MergeFlags, reading: Reading, data: DataUse) -> list[Recipe]:
+    def _recipe_file(self, path: Path, merging: MergeFlags, reading: Reading, data: DataFlags) -> list[Recipe]:
         given = [f"--{key}" for key in self.options] + flags_given(merging, reading, data)
         if given:
             raise RequestError(
@@ -117,7 +117,7 @@ class MergeRequest:
         return load_recipe(path)
 
 
-def flags_given(*groups: MergeFlags | Reading | DataUse) -> list[str]:
+def flags_given(*groups: MergeFlags | Reading | DataFlags) -> list[str]:
     """The flags of these groups that were given."""
     return [f"--{name}" for group in groups for name, value in vars(group).items() if value]
 

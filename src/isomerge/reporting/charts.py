@@ -110,7 +110,7 @@ def tinted(record: Mapping[str, Any]) -> tuple[()] | tuple[float, float]:
     return losses[0], max([losses[int(0.9 * (len(losses) - 1))], *known(m["loss"] for m in record["models"])])
 
 
-def _axes(across: Axis, up: Axis, x: str) -> str:
+def _axes(across: ChartAxis, up: ChartAxis, x: str) -> str:
     parts = []
     left = across.start
     for tick, label in zip(up.ticks, up.labels, strict=True):
@@ -127,7 +127,7 @@ def _axes(across: Axis, up: Axis, x: str) -> str:
     return "".join(parts)
 
 
-def _path(line: Line, index: int, across: Axis, up: Axis, digits: int) -> str:
+def _path(line: Line, index: int, across: ChartAxis, up: ChartAxis, digits: int) -> str:
     pieces, pen = [], "M"
     marks = []
     for place, value in line.points:
@@ -216,7 +216,7 @@ def short(value: float | None, digits: int = 4) -> str:
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     low: float
     high: float
     start: float
@@ -234,11 +234,11 @@ class Axis:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
-def axis_over(ticks: Sequence[float], low: float, high: float, start: float, end: float) -> Axis:
+def axis_over(ticks: Sequence[float], low: float, high: float, start: float, end: float) -> ChartAxis:
     low, high = min([low, *ticks]), max([high, *ticks])
     if alike(low, high):
         low, high = low - 0.5, high + 0.5
-    return Axis(low, high, start, end, tuple(t for t in ticks if low <= t <= high))
+    return ChartAxis(low, high, start, end, tuple(t for t in ticks if low <= t <= high))
 
 
 def ticks_between(low: float, high: float, *, whole: bool = False) -> list[float]:

@@ -39,7 +39,7 @@ def greedy_soup(inputs: MergeInputs, *, tolerance: float = 0.0) -> MergedWeights
     first, aligned = inputs.models[0], inputs.aligned()
     models = [aligned.as_checkpoint(model) for model in inputs.models] if aligned else list(inputs.models)
     changes = aligned.config_changes if aligned else {}
-    score = TaskScore(inputs, {**first.config, **changes})
+    score = ScoreOnTask(inputs, {**first.config, **changes})
     soup = choose_soup(models, score, tolerance=tolerance)
     names = [model.name for model in inputs.models]
     scores = [{"model": name, "score": score.sign * own} for name, own in zip(names, soup.own, strict=True)]
@@ -118,7 +118,7 @@ def _scored(score: Callable[[State], float], state: State, what: str) -> float:
     return value
 
 
-class TaskScore:
+class ScoreOnTask:
     """The metric of the models' own task, on the method's data; higher is better."""
 
     def __init__(self, inputs: MergeInputs, config: Mapping[str, Any]) -> None:
