@@ -23,7 +23,7 @@ from isomerge.merging.aligned import align_models
 from isomerge.merging.moved_grams import moved_grams
 from isomerge.merging.regression import StatisticsWarning, one_shortage_warning, regression_mean, shortage_warning
 from isomerge.symmetry.moved import scrambled
-from models import MODELS, difference, logits, model, noisy, tensors, variant, mostly_slow
+from models import MODELS, difference, logits, model, mostly_slow, noisy, tensors, variant
 from precision import float64_throughout
 
 MANY = 30  # examples: more rows than any layer has inputs
