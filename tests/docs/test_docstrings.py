@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
     if ">>> " in path.read_text(encoding="utf-8")
 }
+PUBLIC = [getattr(isomerge, name) for name in isomerge.__all__]  # bound first: a module may have the name of one
+for each in MODULES:  # before any example runs, so that every table is known
+    importlib.import_module(each)
 RECIPE = """\
 merge_method: slerp
 base_model: model-a
@@ -37,6 +42,19 @@ def surroundings(folder: Path, code: str) -> dict[str, Any]:
     return {"isomerge": isomerge, "batches": lambda: iter([{"pixel_values": values} for values in pixels])}
 
 
+@pytest.fixture
+def tables() -> Iterator[None]:
+    """What an example enters into a table of plug-ins leaves it again."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("isomerge.")]
+    kept = [(value, dict(value)) for module in modules for value in vars(module).values() if type(value) is dict]
+    yield
+    for table, before in kept:
+        if table != before:
+            table.clear()
+            table.update(before)
+
+
+@pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_a_module_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -7,15 +7,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 from models import write_family
 from peers.side_by_side import Mergekit, isomerge, write_recipe
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

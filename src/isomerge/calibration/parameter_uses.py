@@ -8,7 +8,7 @@ parameter. What is made of parameters alone (a normalised table, a gain plus one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 SPREADS = (Tensor.expand, Tensor.expand_as, Tensor.repeat, torch.broadcast_to)
 """Give a parameter to every example, without any data."""
-Gradients = Callable[[Tensor], Tensor]
 
 
 class Unseen(Exception):
