@@ -48,8 +48,8 @@ def _flag_row(flag: Any) -> tuple[str, str, str]:
 
 
 def _options_of_method(found: re.Match[str]) -> str:
-    from isomerge.merging.methods.method import REQUIRED
     from isomerge.merging.data_methods import ALL_METHODS
+    from isomerge.merging.methods.method import REQUIRED
 
     rows = [
         (
