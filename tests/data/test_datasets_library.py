@@ -12,9 +12,9 @@ datasets = pytest.importorskip("datasets", reason="the extra 'eval' is not insta
 from isomerge.calibration import calibrate  # noqa: E402
 from isomerge.data import open_data  # noqa: E402
 from isomerge.errors import RequestError  # noqa: E402
-from isomerge.evaluation.evaluate import evaluate
-from models import bert, bert_tokenizer
-from samples import SENTENCES
+from isomerge.evaluation.evaluate import evaluate  # noqa: E402
+from models import bert, bert_tokenizer  # noqa: E402
+from samples import SENTENCES  # noqa: E402
 
 LABELS = [number % 2 for number in range(len(SENTENCES))]
 
