@@ -88,4 +88,4 @@ def _solvers() -> Sequence[SolverEntry]:
 
 
 def _name(function: Callable[..., object] | None) -> str | None:
-    return None if function is None else function.__name__
+    return None if function is None else function.__name__.lstrip("_")

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from align.tiny import model, noisy
 
 import isomerge
 from isomerge import errors
 from isomerge.checking.api import CheckResult
 from isomerge.checking.pair import PairCheck
 from isomerge.demonstration.run import DemoResult
-from isomerge.listing import CatalogueEntry, MethodEntry
+from isomerge.listing import CatalogueEntry, MethodEntry, SolverEntry
 from isomerge.reporting.page import ReportResult
+from models import model, noisy
 
 CHECK_KEYS = {
     "summary", "verdict", "reasons", "suggestion", "why", "recipe", "weights", "distance", "sign_conflict",
@@ -50,7 +50,7 @@ def test_a_report_travels(tmp_path: Path) -> None:
 
 
 def test_a_catalogue_travels() -> None:
-    for kind, entry in (("methods", MethodEntry), ("solvers", CatalogueEntry), ("architectures", CatalogueEntry)):
+    for kind, entry in (("methods", MethodEntry), ("solvers", SolverEntry), ("architectures", CatalogueEntry)):
         rows = isomerge.catalogue(kind)
         assert rows and all(type(row) is entry for row in rows)
         assert_travels(rows[0])

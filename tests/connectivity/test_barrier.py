@@ -44,6 +44,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("pair")
     pixels, labels = pixels_and_labels(write_digits(folder / "digits"))
     models = [trained(folder / name, seed, pixels, labels) for seed, name in enumerate("ab")]
+    vit(folder / "c", DIGITS, seed=5)
     return {"folder": folder, "pixels": pixels, "labels": labels, "models": models}
 
 
@@ -135,7 +136,6 @@ def test_a_rotated_stream_unties_the_head_and_the_ends_stay(tmp_path: Path) -> N
 
 def test_the_plane_through_three_models(pair: dict[str, Any], tmp_path: Path) -> None:
     folder = pair["folder"]
-    vit(folder / "c", DIGITS, seed=5)
     models = [*pair["models"], AutoModelForImageClassification.from_pretrained(folder / "c").eval()]
     got = plane(*(folder / n for n in "abc"), data=folder / "digits", points=3, plot=tmp_path / "map.svg")
     flat = [torch.cat([p.detach().double().flatten() for p in m.parameters()]) for m in models]

@@ -23,14 +23,14 @@ SIBLINGS = ("vit-image", "bert-lm", "llama-lm", "gpt2-lm", "t5-lm", "mixtral-lm"
 
 
 def aligned(source: str, anchor: str, **options: Any) -> dict[str, Any]:
-    """The moved source, and how near it came: numbers that a report shows."""
+    """The moved source, and the objective of every sweep."""
     found = isomerge.align(source, anchor, threads=1, **options)
     return {"tensors": found.state_dict(), **numbers(found)}
 
 
 def numbers(found: Any) -> dict[str, Any]:
     record = found.report()
-    return {"distance": record["distance"], "objective": record["objective"], "untied": record["untied"]}
+    return {"objective": record["objective"], "untied": record["untied"]}
 
 
 def architectures() -> Results:
@@ -97,10 +97,7 @@ def family(row: str, many: str, anchor: list[str]) -> dict[str, Any]:
         found = isomerge.align_family([models[0], *anchor, *models[1:]], many=many, threads=1)
     else:
         found = isomerge.align_family(models, anchor=anchor[0] if anchor else None, threads=1)
-    return {
-        "members": [{"tensors": member.state_dict(), **numbers(member)} for member in found.members],
-        "distance": found.report()["distance"],
-    }
+    return {"members": [{"tensors": member.state_dict(), **numbers(member)} for member in found.members]}
 
 
 def stored() -> dict[str, Any]:

@@ -141,6 +141,8 @@ def measures() -> Results:
             ("loss", "metric"),
         ),
     )
+    for row in ("vit-image", "llama-lm-tied", "bert-lm"):
+        yield f"distance/{row}", lambda r=row: isomerge.align(*pair(r), threads=1).report()["distance"]
     for row in ("vit-image", ROW, "bert-lm", "t5-lm"):
         yield f"check/{row}/strangers", lambda r=row: judged(*pair(r))
         yield f"check/{row}/siblings", lambda r=row: judged(*tuned(r, 3), base=model(r))

@@ -212,5 +212,6 @@ def test_a_group_can_be_restricted_to_a_smaller_one_on_the_same_space():
 
 
 def test_every_group_is_found_by_its_name():
-    assert {type(g) for g in ALL} == set(GROUPS.values())
+    declared = {group for group in GROUPS.values() if group.__module__.startswith("isomerge.")}  # docs declare more
+    assert {type(g) for g in ALL} == declared
     assert all(GROUPS[g.name] is type(g) for g in ALL)
