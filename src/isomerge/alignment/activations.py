@@ -24,7 +24,9 @@ from isomerge.arguments import require_choice
 from isomerge.calibration.cross import CrossMoments, cross_statistics
 from isomerge.calibration.sites import Site
 from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.choices import EVIDENCE, MEASURES, SITES
+from isomerge.data import open_data
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, Norm, layer_of, part_of
 from isomerge.symmetry.binding import BoundModel
@@ -43,7 +45,7 @@ class ActivationRequest:
     measure: str = "covariance"
     site: str = "post"
     limit: int | None = None
-    progress: Callable[[int, int, str], None] | None = None
+    progress: Progress | None = None
     _seen: dict[tuple[int, int], PairActivations] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,8 +113,6 @@ class ActivationRequest:
     def _batches(self, checkpoint: Checkpoint) -> Callable[[], Iterator[dict[str, Tensor]]]:
         if callable(self.data):
             return self.data  # type: ignore[no-any-return]
-        from isomerge.data import open_data
-
         return open_data(self.data).passes(checkpoint, limit=self.limit)
 
     def _is_wanted(self, site: Site, architecture: Architecture) -> bool:

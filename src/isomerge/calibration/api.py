@@ -13,14 +13,14 @@ from isomerge.calibration.collectors import Collector, GramCollector, MomentColl
 from isomerge.calibration.fisher import diagonal_fisher
 from isomerge.calibration.statistics import Statistics
 from isomerge.checkpoint import Checkpoint, open_checkpoint
-from isomerge.checkpoint.base import name_some
+from isomerge.checkpoint.base import Progress, name_some
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 from isomerge.choices import STATISTICS
 from isomerge.data import open_data
 from isomerge.data.base import Batches, Data, DataSource
 from isomerge.data.heads import task_of
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.running.passes import BATCH_SIZE, DataPass, Progress, as_batches
+from isomerge.running.passes import BATCH_SIZE, DataPass, as_batches
 from isomerge.running.stock import StockModel
 from isomerge.running.watch import ActivationWatch
 

@@ -22,10 +22,10 @@ from torch import Tensor
 from isomerge.architectures import describe
 from isomerge.calibration.sites import ROLES, Site, sites_of
 from isomerge.checkpoint import open_checkpoint
-from isomerge.checkpoint.base import name_some
+from isomerge.checkpoint.base import Progress, name_some
 from isomerge.errors import IsomergeError, RequestError
 from isomerge.running.gram import zeros
-from isomerge.running.passes import DataPass, Progress, as_batches
+from isomerge.running.passes import DataPass, as_batches
 from isomerge.running.stock import StockModel
 from isomerge.running.watch import ActivationWatch
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from isomerge.arguments import require_types
 from isomerge.checkpoint import Checkpoint, open_checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture, shared_positions
 from isomerge.data.base import DataSource
 from isomerge.data.open import open_data
@@ -20,7 +21,6 @@ from isomerge.evaluation.measure import MEASURE_FACTS, DataMeasure, LossMeasure,
 from isomerge.reporting.plots import plot_barrier, require_drawable
 from isomerge.results import Result
 from isomerge.running.mixing import Mixture
-from isomerge.running.passes import Progress
 
 MOST_POINTS = 10_000
 

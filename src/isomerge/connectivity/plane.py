@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.arguments import require_types
+from isomerge.checkpoint.base import Progress
 from isomerge.connectivity.barrier import choose_measure, require_few, require_one_measure
 from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture
 from isomerge.data.base import DataSource
@@ -18,7 +19,6 @@ from isomerge.evaluation.measure import MEASURE_FACTS
 from isomerge.reporting.plots import plot_plane, require_drawable
 from isomerge.results import Result
 from isomerge.running.mixing import Mixture
-from isomerge.running.passes import Progress
 
 MARGIN = 0.25  # of the triangle's extent, on every side
 FLAT = 1e-9  # sine² of the angle at A below which three models lie on a line

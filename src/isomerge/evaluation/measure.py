@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.data.base import Batch, Batches, Data
 from isomerge.data.corpus import LONGEST
 from isomerge.data.tokenizer import POSITIONS
@@ -14,7 +15,7 @@ from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.choosing import choose_task, require_fitting, task_name
 from isomerge.evaluation.external_tasks import HARNESS, call_function, find_function, is_custom
 from isomerge.evaluation.tasks import Task, TaskScore
-from isomerge.running.passes import DataPass, Progress
+from isomerge.running.passes import DataPass
 from isomerge.running.stock import StockModel
 
 BATCH = 64
