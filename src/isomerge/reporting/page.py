@@ -19,9 +19,9 @@ from isomerge.checkpoint.lock import LOCK, read_lock
 from isomerge.errors import RequestError
 from isomerge.reporting.blocks import figures, layers_of
 from isomerge.reporting.curve_sections import is_line, is_plane, read_curve
-from isomerge.reporting.record import PAGE, RECORD, Record, plain, read_record, record_text, write_text
+from isomerge.reporting.record import PAGE, RECORD, Record, read_record, record_text, write_text
 from isomerge.reporting.sections import cards, headline, sections
-from isomerge.results import Result
+from isomerge.results import Result, plain
 
 MISSING = 'report.html was not written: jinja2 is not installed (pip install "isomerge[report]")'
 
@@ -106,7 +106,8 @@ def write_report(folder: Path, record: Record) -> Path | None:
 
 def page_content(folder: Path, record: Record, curves: Sequence[Record]) -> dict[str, Any]:
     """Everything that the page shows, as it is embedded in it."""
-    return dict(plain({"record": record, "lock": lock_summary(folder), "curves": list(curves)}))
+    content = {"record": record, "lock": lock_summary(folder), "curves": list(curves)}
+    return dict(plain(content, strict=True))
 
 
 def lock_summary(folder: Path) -> dict[str, Any] | None:
