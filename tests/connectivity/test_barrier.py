@@ -162,6 +162,8 @@ def test_the_picture_is_the_same_for_the_same_numbers(pair: dict[str, Any], tmp_
     options: dict[str, Any] = {"data": folder / "digits", "points": 3, "align": True}
     barrier(folder / "a", folder / "b", plot=tmp_path / "one.svg", **options)
     barrier(folder / "a", folder / "b", plot=tmp_path / "two.svg", **options)
+    barrier(folder / "a", folder / "b", plot=tmp_path / "one.png", **options)
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "one.svg").read_text()
     assert text == (tmp_path / "two.svg").read_text() and "accuracy" in text and "aligned" in text
 
