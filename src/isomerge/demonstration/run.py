@@ -19,6 +19,7 @@ from isomerge.arguments import require_types
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.choices import DEMO_MARK, LEVELS
+from isomerge.connectivity.barrier import height
 from isomerge.demonstration import digits as task
 from isomerge.demonstration.merging import WAYS, MergedGroup, instructions, load, merge_group
 from isomerge.demonstration.picture import picture
@@ -178,7 +179,7 @@ class _TrainedModels:
             "seed": f"{first}, {second}",
             "t": [n / (task.POINTS - 1) for n in range(task.POINTS)],
             **{key: {level: line[key] for level, line in lines.items()} for key in ("loss", "accuracy")},
-            "barrier": {level: task.barrier(line["loss"]) for level, line in lines.items()},
+            "barrier": {level: height(line["loss"]) for level, line in lines.items()},
             "max_probability_difference": float(change.abs().max()),
         }
 
