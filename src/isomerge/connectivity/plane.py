@@ -82,7 +82,7 @@ def plane(
     require_one_measure(loss, data)
     given = [model_a, model_b, model_c]
     checkpoints = open_models(given, device)
-    measure, data_notes = choose_measure(
+    measure = choose_measure(
         checkpoints, loss, data, task, tokenizer=tokenizer, batch_size=batch_size, limit=limit, seed=seed, device=device
     )
     notes: list[str] = []
@@ -110,7 +110,7 @@ def plane(
         for n, (checkpoint, (x, y)) in enumerate(zip(checkpoints, corners, strict=True))
     ]
     result = Plane(
-        models, measure.task, align, xs, ys, losses, metrics, [*data_notes(), *notes],
+        models, measure.task, align, xs, ys, losses, metrics, [*measure.notes, *notes],
         time.perf_counter() - start, **measure.facts,
     )  # fmt: skip
     if plot is not None:

@@ -35,6 +35,7 @@ class LossMeasure:
     def __init__(self, loss: Callable[[Any], Any]) -> None:
         self._loss = loss
         self.facts: dict[str, Any] = {}
+        self.notes: list[str] = []
 
     def at(self, module: Any) -> Numbers:
         return {"loss": float(self._loss(module)), "metric": None}
@@ -75,6 +76,8 @@ class DataMeasure:
         )  # fmt: skip
         self.facts: dict[str, Any] = {}
         """Some of MEASURE_FACTS."""
+        self.notes = data.notes
+        """What a reader of the numbers should know of the data; complete once it has been read."""
 
     def at(self, module: Any) -> Numbers:
         """Loss and metric of one module; NaN where it computes no numbers, which is an answer about a mixture."""
