@@ -120,12 +120,19 @@ def space_reports(
             gain = (before - after) / before if before > 0 else 0.0
         element = transform.elements.get(space)
         order = None if element is None else group.order(element)
-        moved: bool | float = element is not None
-        if order is not None:
-            moved = float((order.cpu() != torch.arange(group.size)).double().mean())
+        moved = element is not None if order is None else share_moved(order)
         reason = None if element is not None else stays.get(space, "held at the identity")
         rows.append(SpaceReport(space, group.name, moved, gain, reason))
     return rows
+
+
+def share_moved(order: Tensor) -> float:
+    """The share of units that change places; orders within each of several parents come as rows.
+
+    >>> share_moved(torch.tensor([0, 2, 1, 3]))
+    0.5
+    """
+    return float((order.cpu() != torch.arange(order.shape[-1])).double().mean())
 
 
 def warnings(untied: bool, fragile: Sequence[str], lost: Mapping[str, CastReport]) -> Iterator[str]:
