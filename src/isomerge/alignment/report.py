@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isomerge.alignment.distance import squared
-from isomerge.alignment.evidence import common_part
+from isomerge.alignment.evidence import common_part, squared_distance
 from isomerge.checkpoint import CastReport
 from isomerge.kinship import counted, relative_distance
 from isomerge.results import Result
@@ -85,8 +84,8 @@ def distances_between(
     distances = {}
     for name in sorted(set(source.layouts) & set(anchor.layouts)):
         start, goal = common_part(*(model.raw(name, model.stored_precision) for model in (source, anchor)))
-        before, size = squared(start, goal), squared(goal)
-        after = before if stays(name) else squared(*common_part(moved(name), target(name)))
+        before, size = squared_distance(start, goal), squared_distance(goal)
+        after = before if stays(name) else squared_distance(*common_part(moved(name), target(name)))
         distances[name] = before, after, size
     return distances
 
