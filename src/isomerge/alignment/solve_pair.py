@@ -52,8 +52,7 @@ def solve_pair(
     sides = prepare_all(models, scope, run, budget)
     activations = None
     if request is not None:
-        seen = request.seen(source, anchor, models[0])
-        activations = seen.evidence_for(models[0].architecture, (sides[0].balance, sides[1].balance))
+        activations = request.evidence_for(source, anchor, models[0], (sides[0].balance, sides[1].balance))
     alignment = _solve(sides, scope, run, sweeps, tick, activations)
     if untie is None and alignment.untied and _needs_no_rotation(alignment.transform.elements.get(RESIDUAL)):
         if RESIDUAL in alignment.stays and activations is None:  # looked at, and not merely held
