@@ -36,7 +36,7 @@ SIDE = re.compile(
 def was_interrupted(folder: Path) -> bool:
     """Whether a write into this folder stopped midway. A forced write that stopped before it replaced anything leaves
     the older model, with its config.json, complete."""
-    return _holds_files(folder / STAGING) and not (folder / "config.json").exists()
+    return any(path.is_file() for path in (folder / STAGING).rglob("*")) and not (folder / "config.json").exists()
 
 
 class Staging:
@@ -175,10 +175,6 @@ def _refuse_occupied(out: Path, force: bool) -> None:
             f"While preparing to write {out}: the folder is not empty, and nothing is overwritten unasked. "
             "Name a new folder, or pass --force (force=True) to replace the model in it."
         )
-
-
-def _holds_files(folder: Path) -> bool:
-    return folder.is_dir() and any(path.is_file() for path in folder.rglob("*"))
 
 
 def _lock_folder(folder: Path) -> int:
