@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -44,12 +45,24 @@ class Result:
         return self.to_dict().get(key, default)
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
+def plain(value: Any, *, strict: bool = False) -> Any:
+    """Dicts, lists and texts instead of results, mappings, tuples and paths.
+
+    `strict` leaves only what JSON can hold: infinities and NaN as null, array scalars as numbers, other things as text.
+
+    >>> plain({"at": Path("a"), "loss": math.nan}, strict=True)
+    {'at': 'a', 'loss': None}
+    """
     if isinstance(value, Result):
-        return value.to_dict()
+        value = value.to_dict()
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    return str(value) if isinstance(value, Path) else value
+        return {str(key): plain(one, strict=strict) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(one, strict=strict) for one in value]
+    if isinstance(value, Path):
+        return str(value)
+    if not strict or value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return plain(value.item(), strict=True) if hasattr(value, "item") else str(value)

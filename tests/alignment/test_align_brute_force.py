@@ -35,7 +35,8 @@ SEEDS = [0, 10, 20]
 
 @pytest.fixture(autouse=True)
 def _nothing_is_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isomerge.alignment.distance.is_noise", lambda gain, dimension, parameters: False)
+    for module in ("solve_pair", "sweep"):
+        monkeypatch.setattr(f"isomerge.alignment.{module}.is_noise", lambda gain, dimension, parameters: False)
 
 
 def square(*arrays: np.ndarray) -> float:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import isomerge
 from alignment.layers import read_llama, torch_state, write_llama
 from commands import said, verb
-from isomerge.checking.samples import MOST_OF_ONE, spans
+from isomerge.checking.comparison import MOST_OF_ONE, spans
 from models import arrays, model, noisy, save_model, tensors, variant, word_tokenizer
 from samples import digits
 
@@ -161,13 +161,13 @@ def test_the_base_that_all_cards_name_is_pointed_at(tmp_path: Path) -> None:
 
 
 def test_large_tensors_are_sampled_and_the_estimate_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    from isomerge.checking import samples
+    from isomerge.checking import comparison
 
     base = llama(inner=1100)
     other = noisy(base, 0.1)
     whole = isomerge.check(base, other)
-    monkeypatch.setattr(samples, "MOST_OF_ONE", 2048)
-    monkeypatch.setattr(samples, "LEAST_OF_ONE", 1024)
+    monkeypatch.setattr(comparison, "MOST_OF_ONE", 2048)
+    monkeypatch.setattr(comparison, "LEAST_OF_ONE", 1024)
     sampled = isomerge.check(base, other)
     assert sampled["weights"]["sampled"] < 0.2 * whole["weights"]["sampled"] == 0.2 * whole["weights"]["parameters"]
     assert sampled["weights"]["parameters"] == whole["weights"]["parameters"]

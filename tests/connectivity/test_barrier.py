@@ -162,6 +162,8 @@ def test_the_picture_is_the_same_for_the_same_numbers(pair: dict[str, Any], tmp_
     options: dict[str, Any] = {"data": folder / "digits", "points": 3, "align": True}
     barrier(folder / "a", folder / "b", plot=tmp_path / "one.svg", **options)
     barrier(folder / "a", folder / "b", plot=tmp_path / "two.svg", **options)
+    barrier(folder / "a", folder / "b", plot=tmp_path / "one.png", **options)
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "one.svg").read_text()
     assert text == (tmp_path / "two.svg").read_text() and "accuracy" in text and "aligned" in text
 
@@ -169,7 +171,8 @@ def test_the_picture_is_the_same_for_the_same_numbers(pair: dict[str, Any], tmp_
 def test_heights() -> None:
     assert height([1.0, 3.0, 2.0]) == 1.5 and height([1.0, None, 2.0]) is None
     assert math.isnan(height([1.0, math.nan, 2.0]) or 0.0)
-    assert height([2.0, 1.0, 2.0]) == 0.0
+    assert height([2.0, 1.0, 2.0]) == 0.0 and height([0.0, 1.0, 2.0]) == 0.0
+    assert height([2.0, 5.0, 0.0, 0.0]) == pytest.approx(5 - 4 / 3)
 
 
 def test_wrong_requests_are_told(pair: dict[str, Any], tmp_path: Path) -> None:

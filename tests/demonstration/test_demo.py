@@ -280,13 +280,6 @@ def test_training_depends_on_the_seed_alone() -> None:
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-def test_the_barrier_is_the_height_above_the_chord() -> None:
-    from isomerge.demonstration.digits import barrier
-
-    assert barrier([0.0, 1.0, 2.0]) == 0
-    assert barrier([2.0, 5.0, 0.0, 0.0]) == pytest.approx(5 - 4 / 3)
-
-
 def test_no_pairs_is_a_request_that_cannot_be_met(tmp_path: Path) -> None:
     with pytest.raises(isomerge.IsomergeError, match="at least one"):
         isomerge.demo(tmp_path, seeds=0)

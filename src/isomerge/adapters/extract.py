@@ -36,9 +36,16 @@ DEFAULT_RANK = 16
 
 
 @dataclass
-class _Extracted:
-    """What has been extracted so far. Names are those in memory, without PEFT's prefix."""
+class _Extraction:
+    """The adapter in the making. Names are those in memory, without PEFT's prefix."""
 
+    base: Checkpoint
+    finetuned: Checkpoint
+    layout: ModuleLayout
+    pattern: re.Pattern[str] | None
+    """Layers to adapt; None: all."""
+    rank: int | None
+    energy: float | None
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
@@ -48,6 +55,92 @@ class _Extracted:
     left_out: list[dict[str, Any]] = field(default_factory=list)
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
     """Of everything that changed, and of what the adapter misses of it."""
+
+    def add_matrix(self, name: str) -> None:
+        difference = self._difference(name)
+        changed = float(difference.square().sum(dtype=torch.float64))
+        if changed == 0:
+            return
+        self.squares[0] += changed
+        module = self.layout.in_memory.get(name, "").removesuffix(".weight")
+        kind = _kind(self.layout.modules.get(module))
+        if kind is None or not self._wants(module):
+            self._leave_out(name, changed, "not a layer that LoRA adapts" if kind is None else "not among the targets")
+            return
+        matrix = difference.flatten(1)
+        u, values, vt = decompose(matrix, self.rank, self.energy)
+        rank = choose_rank(values, changed, self.rank, self.energy)
+        left, right = halves(u, values, vt, rank)
+        missed = squared_error(matrix, left, right)
+        self.squares[1] += missed
+        self.ranks[module] = rank
+        self.rows.append({"name": name, "rank": rank, "error": math.sqrt(missed / changed), "norm": math.sqrt(changed)})
+        self.tensors |= named_factors(module, kind, left, right, difference.shape)
+        for tied, source in self.layout.ties.items():
+            if source == f"{module}.weight":  # PEFT adapts the layer that shares the tensor with the same factors
+                self.tensors |= named_factors(tied.removesuffix(".weight"), "linear", left, right, difference.shape)
+
+    def add_vector(self, name: str) -> None:
+        """A trained bias, or part of a layer that is stored whole."""
+        changed = float(self._difference(name).square().sum(dtype=torch.float64))
+        if changed == 0:
+            return
+        self.squares[0] += changed
+        memory = self.layout.in_memory.get(name, "")
+        module, _, parameter = memory.rpartition(".")
+        layer = self.layout.modules.get(module) if module else None
+        if module in self.ranks:
+            self.tensors[f"{module}.base_layer.{parameter}"] = self.finetuned.read(name)
+            self.bias = max(self.bias, "lora_only", key=BIAS.index)
+        elif not self._wants(module):
+            self._leave_out(name, changed, "not among the targets")
+        elif layer is not None and parameter == "bias":
+            self.tensors[memory] = self.finetuned.read(name)
+            self.bias = "all"
+        elif layer is not None and all(p.dim() < 2 for p in layer.parameters()) and not list(layer.children()):
+            self.whole.add(module)
+            for parameter, _ in layer.named_parameters():
+                stored = self.layout.on_disk[f"{module}.{parameter}"]
+                self.tensors[f"{module}.{parameter}"] = self.finetuned.read(stored)
+        else:
+            self._leave_out(name, changed, "a parameter outside of any layer")
+
+    def _difference(self, name: str) -> Tensor:
+        before, after = self.base.read(name), self.finetuned.read(name)
+        require_finite(name, before, self.base)
+        require_finite(name, after, self.finetuned)
+        wide = torch.float64 if torch.float64 in (before.dtype, after.dtype) else torch.float32
+        return after.to(wide).sub_(before.to(wide))
+
+    def _wants(self, module: str) -> bool:
+        return self.pattern is None or self.pattern.fullmatch(module) is not None
+
+    def _leave_out(self, name: str, changed: float, why: str) -> None:
+        self.squares[1] += changed
+        self.left_out.append({"name": name, "norm": math.sqrt(changed), "why": why})
+
+    def config(self) -> dict[str, Any]:
+        tied = {source.removesuffix(".weight") for source in self.layout.ties.values()} & self.ranks.keys()
+        about = {
+            "base_model_name_or_path": self.base.name,
+            "revision": self.base.revision,
+            "fan_in_fan_out": any(self.layout.is_transposed(module) for module in self.ranks),
+            "bias": self.bias,
+            "modules_to_save": sorted(self.whole) or None,
+            "ensure_weight_tying": bool(tied),
+        }
+        return lora_config(self.ranks, _short_names(self.layout, self.ranks.keys()), about)
+
+    def notes(self) -> list[str]:
+        notes = []
+        if self.left_out:
+            worst = sorted(self.left_out, key=lambda row: -row["norm"])
+            shown = ", ".join(f"{row['name']} (norm {row['norm']:.3g}, {row['why']})" for row in worst[:5])
+            more = f" and {len(worst) - 5} more" if len(worst) > 5 else ""
+            notes.append(f"{len(worst)} changed tensors are not in the adapter: {shown}{more}")
+        if self.whole:
+            notes.append(f"{len(self.whole)} layers without a matrix are stored whole (modules_to_save)")
+        return notes
 
 
 @dataclass
@@ -98,16 +191,15 @@ def extract(
     rank = DEFAULT_RANK if rank is None and energy is None else rank
     pattern = _check_request(rank, energy, targets)
     refuse_overwrite(out, [base, finetuned])
-    layout = _common_layout(base, finetuned)
-    extracted = _Extracted()
+    extracted = _Extraction(base, finetuned, _common_layout(base, finetuned), pattern, rank, energy)
     floating = [n for n, info in base.tensors.items() if info.dtype.is_floating_point and not is_harmless_buffer(n)]
     total, done = sum(base.tensors[name].nbytes for name in floating), 0
     # Vectors come last: where a bias goes depends on what became of its layer's matrix.
     for name in sorted(floating, key=lambda name: (not _is_matrix(base, name), name)):
         if _is_matrix(base, name):
-            _extract_matrix(name, base, finetuned, layout, pattern, (rank, energy), extracted)
+            extracted.add_matrix(name)
         else:
-            _store_whole(name, base, finetuned, layout, pattern, extracted)
+            extracted.add_vector(name)
         done += base.tensors[name].nbytes
         if progress:
             progress(done, total, "extracting")
@@ -116,7 +208,7 @@ def extract(
             f"While extracting an adapter from {finetuned.name}: nothing that an adapter can hold differs from "
             f"{base.name}{' in the named layers' if targets else ''}. Check that these are two models."
         )
-    written = write_adapter(out, extracted.tensors, _config(base, layout, extracted), force=force)
+    written = write_adapter(out, extracted.tensors, extracted.config(), force=force)
     changed, missed = extracted.squares
     return ExtractedAdapter(
         out=written.out,
@@ -124,7 +216,7 @@ def extract(
         whole=sorted(extracted.whole),
         left_out=extracted.left_out,
         relative_error=math.sqrt(missed / changed) if changed else 0.0,
-        notes=_notes(extracted),
+        notes=extracted.notes(),
         tensors=written.tensors,
         bytes=written.bytes,
         files=written.files,
@@ -190,52 +282,6 @@ def _is_matrix(base: Checkpoint, name: str) -> bool:
     return len(base.tensors[name].shape) > 1
 
 
-def _difference(name: str, base: Checkpoint, finetuned: Checkpoint) -> Tensor:
-    before, after = base.read(name), finetuned.read(name)
-    require_finite(name, before, base)
-    require_finite(name, after, finetuned)
-    wide = torch.float64 if torch.float64 in (before.dtype, after.dtype) else torch.float32
-    return after.to(wide).sub_(before.to(wide))
-
-
-def _extract_matrix(
-    name: str,
-    base: Checkpoint,
-    finetuned: Checkpoint,
-    layout: ModuleLayout,
-    pattern: re.Pattern[str] | None,
-    size: tuple[int | None, float | None],
-    extracted: _Extracted,
-) -> None:
-    difference = _difference(name, base, finetuned)
-    changed = float(difference.square().sum(dtype=torch.float64))
-    if changed == 0:
-        return
-    extracted.squares[0] += changed
-    module = layout.in_memory.get(name, "").removesuffix(".weight")
-    kind = _kind(layout.modules.get(module), difference)
-    if kind is None or (pattern is not None and not pattern.fullmatch(module)):
-        why = "not among the targets" if kind is not None else "not a layer that LoRA adapts"
-        _leave_out(name, changed, why, extracted)
-        return
-    matrix = difference.flatten(1)
-    u, values, vt = decompose(matrix, *size)
-    rank = choose_rank(values, changed, *size)
-    left, right = halves(u, values, vt, rank)
-    missed = squared_error(matrix, left, right)
-    extracted.squares[1] += missed
-    extracted.ranks[module] = rank
-    extracted.rows.append(
-        {"name": name, "rank": rank, "error": math.sqrt(missed / changed), "norm": math.sqrt(changed)}
-    )
-    extracted.tensors |= named_factors(module, kind, left, right, difference.shape)
-    for tied, source in layout.ties.items():
-        if (
-            source == f"{module}.weight"
-        ):  # PEFT adapts the layer that shares the tensor by itself, with the same factors
-            extracted.tensors |= named_factors(tied.removesuffix(".weight"), "linear", left, right, difference.shape)
-
-
 def named_factors(module: str, kind: str, left: Tensor, right: Tensor, shape: tuple[int, ...]) -> dict[str, Tensor]:
     """The factors of a tensor of this shape, left @ right, under the names and in the orientation of PEFT."""
     if kind == "embedding":
@@ -250,7 +296,7 @@ def named_factors(module: str, kind: str, left: Tensor, right: Tensor, shape: tu
     return {f"{module}.lora_A.weight": right.clone(), f"{module}.lora_B.weight": left.clone()}
 
 
-def _kind(layer: nn.Module | None, difference: Tensor) -> str | None:
+def _kind(layer: nn.Module | None) -> str | None:
     if layer is None:
         return None
     if type(layer).__name__ == TRANSPOSED:
@@ -264,56 +310,6 @@ def _kind(layer: nn.Module | None, difference: Tensor) -> str | None:
     return None
 
 
-def _store_whole(
-    name: str,
-    base: Checkpoint,
-    finetuned: Checkpoint,
-    layout: ModuleLayout,
-    pattern: re.Pattern[str] | None,
-    extracted: _Extracted,
-) -> None:
-    """A changed vector: a trained bias, or part of a layer that is stored whole."""
-    changed = float(_difference(name, base, finetuned).square().sum(dtype=torch.float64))
-    if changed == 0:
-        return
-    extracted.squares[0] += changed
-    memory = layout.in_memory.get(name, "")
-    module, _, parameter = memory.rpartition(".")
-    layer = layout.modules.get(module) if module else None
-    if module in extracted.ranks:
-        extracted.tensors[f"{module}.base_layer.{parameter}"] = finetuned.read(name)
-        extracted.bias = max(extracted.bias, "lora_only", key=BIAS.index)
-    elif pattern is not None and not pattern.fullmatch(module):
-        _leave_out(name, changed, "not among the targets", extracted)
-    elif layer is not None and parameter == "bias":
-        extracted.tensors[memory] = finetuned.read(name)
-        extracted.bias = "all"
-    elif layer is not None and all(p.dim() < 2 for p in layer.parameters()) and not list(layer.children()):
-        extracted.whole.add(module)
-        for parameter, _ in layer.named_parameters():
-            extracted.tensors[f"{module}.{parameter}"] = finetuned.read(layout.on_disk[f"{module}.{parameter}"])
-    else:
-        _leave_out(name, changed, "a parameter outside of any layer", extracted)
-
-
-def _leave_out(name: str, changed: float, why: str, extracted: _Extracted) -> None:
-    extracted.squares[1] += changed
-    extracted.left_out.append({"name": name, "norm": math.sqrt(changed), "why": why})
-
-
-def _config(base: Checkpoint, layout: ModuleLayout, extracted: _Extracted) -> dict[str, Any]:
-    tied = {source.removesuffix(".weight") for source in layout.ties.values()} & extracted.ranks.keys()
-    about = {
-        "base_model_name_or_path": base.name,
-        "revision": base.revision,
-        "fan_in_fan_out": any(layout.is_transposed(module) for module in extracted.ranks),
-        "bias": extracted.bias,
-        "modules_to_save": sorted(extracted.whole) or None,
-        "ensure_weight_tying": bool(tied),
-    }
-    return lora_config(extracted.ranks, _short_names(layout, extracted.ranks.keys()), about)
-
-
 def _short_names(layout: ModuleLayout, modules: Any) -> list[str]:
     """Layers by the last part of their name where every layer of that name is meant, by their whole name otherwise."""
     short = []
@@ -322,15 +318,3 @@ def _short_names(layout: ModuleLayout, modules: Any) -> list[str]:
         alike = [m for m in layout.modules if m.rpartition(".")[2] == last]
         short.append(last if all(m in modules for m in alike) and not last.isdigit() else module)
     return sorted(set(short))
-
-
-def _notes(extracted: _Extracted) -> list[str]:
-    notes = []
-    if extracted.left_out:
-        worst = sorted(extracted.left_out, key=lambda row: -row["norm"])
-        shown = ", ".join(f"{row['name']} (norm {row['norm']:.3g}, {row['why']})" for row in worst[:5])
-        more = f" and {len(worst) - 5} more" if len(worst) > 5 else ""
-        notes.append(f"{len(worst)} changed tensors are not in the adapter: {shown}{more}")
-    if extracted.whole:
-        notes.append(f"{len(extracted.whole)} layers without a matrix are stored whole (modules_to_save)")
-    return notes

@@ -24,7 +24,9 @@ from isomerge.arguments import require_choice
 from isomerge.calibration.cross import CrossMoments, cross_statistics
 from isomerge.calibration.sites import Site
 from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.choices import EVIDENCE, MEASURES, SITES
+from isomerge.data import open_data
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, Norm, layer_of, part_of
 from isomerge.symmetry.binding import BoundModel
@@ -32,6 +34,10 @@ from isomerge.symmetry.patterns import Atom, Layout, Segment
 from isomerge.symmetry.transform import Transform
 
 TIE = 1e-6  # the share of the weights beside activations: enough to settle what those leave open, and nothing else
+
+SeenSites = tuple[list[tuple[Site, CrossMoments]], int, Mapping[str, str], list[str]]
+"""The cross moments of a pair in the coordinates of the files, how many examples, what decides for each space, and what
+was cut or missing in the data."""
 
 
 @dataclass
@@ -43,8 +49,8 @@ class ActivationRequest:
     measure: str = "covariance"
     site: str = "post"
     limit: int | None = None
-    progress: Callable[[int, int, str], None] | None = None
-    _seen: dict[tuple[int, int], PairActivations] = field(default_factory=dict)
+    progress: Progress | None = None
+    _seen: dict[tuple[int, int], SeenSites] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         words = list(self.evidence.values()) if isinstance(self.evidence, Mapping) else [self.evidence or "weights"]
@@ -76,14 +82,41 @@ class ActivationRequest:
             for space, aliases in names.items()
         }
 
-    def seen(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> PairActivations:
-        """The activations of a pair; the data is read once, however often the pair is solved."""
+    def evidence_for(
+        self, source: Checkpoint, anchor: Checkpoint, model: BoundModel, balances: tuple[Transform, Transform]
+    ) -> Activations:
+        """The activations of a pair as the balanced forms would have them. The data is read once, however often the
+        pair is solved."""
         key = (id(source), id(anchor))
         if key not in self._seen:
             self._seen[key] = self._look(source, anchor, model)
-        return self._seen[key]
+        sites, examples, words, notes = self._seen[key]
+        architecture = model.architecture
+        blocks: dict[str, list[Block]] = {}
+        stream: list[Tensor] = []
+        for site, moments in sites:
+            if any(s not in architecture.spaces for s in site.spaces):
+                continue
+            measure = self._measure(site, architecture)
+            if site.spaces == (RESIDUAL,):
+                value = normalised(moments, measure)
+                stream += [value] if bool(value.any()) else []
+                continue
+            value = _balanced(measured(moments, measure), site.segment, balances)
+            block = Block(site.spaces, False, value.reshape(1, *site.sizes, *site.sizes))
+            blocks.setdefault(architecture.root(site.spaces[0]), []).append(block)
+        total = torch.stack(stream).mean(0) if stream else None
+        seen = {root: add_blocks(own) for root, own in blocks.items()}
+        return Activations(architecture, words, total, seen, examples, list(notes))
 
-    def _look(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> PairActivations:
+    def _measure(self, site: Site, architecture: Architecture) -> str:
+        """Inside heads only the covariance means something: bases and biases are free there."""
+        groups = [architecture.spaces[s] for s in site.spaces]
+        discrete = all(g.reorders or not g.movable for g in groups)
+        fits = {"correlation": discrete, "l2": len(groups) == 1, "covariance": True}[self.measure]
+        return self.measure if fits else "covariance"
+
+    def _look(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> SeenSites:
         architecture = model.architecture
         words = self.words(architecture)
         wanted = [s for s in architecture.movable() if words[s] != "weights"]
@@ -106,13 +139,11 @@ class ActivationRequest:
             notes += [note for note in statistics.notes if note not in notes]
             sites += [(site, statistics.moments[name]) for name, site in statistics.sites.items()]
         sites = [(s, m) for s, m in sites if self._is_wanted(s, architecture)]
-        return PairActivations(self, sites, examples, words, notes)
+        return sites, examples, words, notes
 
     def _batches(self, checkpoint: Checkpoint) -> Callable[[], Iterator[dict[str, Tensor]]]:
         if callable(self.data):
             return self.data  # type: ignore[no-any-return]
-        from isomerge.data import open_data
-
         return open_data(self.data).passes(checkpoint, limit=self.limit)
 
     def _is_wanted(self, site: Site, architecture: Architecture) -> bool:
@@ -121,44 +152,6 @@ class ActivationRequest:
         if part_of(architecture.root(site.spaces[0])) != "ffn":
             return True
         return site.role == ("input" if self.site == "post" else "output")
-
-
-@dataclass
-class PairActivations:
-    """The cross moments of a pair, as seen in the coordinates of the files."""
-
-    request: ActivationRequest
-    sites: list[tuple[Site, CrossMoments]]
-    examples: int
-    words: Mapping[str, str]
-    notes: list[str] = field(default_factory=list)
-    """What was cut or missing in the data."""
-
-    def evidence_for(self, architecture: Architecture, balances: tuple[Transform, Transform]) -> Activations:
-        """… and in those the solver works in."""
-        blocks: dict[str, list[Block]] = {}
-        stream: list[Tensor] = []
-        for site, moments in self.sites:
-            if any(s not in architecture.spaces for s in site.spaces):
-                continue
-            measure = self._measure(site, architecture)
-            if site.spaces == (RESIDUAL,):
-                value = normalised(moments, measure)
-                stream += [value] if bool(value.any()) else []
-                continue
-            value = _balanced(measured(moments, measure), site.segment, balances)
-            block = Block(site.spaces, False, value.reshape(1, *site.sizes, *site.sizes))
-            blocks.setdefault(architecture.root(site.spaces[0]), []).append(block)
-        total = torch.stack(stream).mean(0) if stream else None
-        seen = {root: add_blocks(own) for root, own in blocks.items()}
-        return Activations(architecture, self.words, total, seen, self.examples, list(self.notes))
-
-    def _measure(self, site: Site, architecture: Architecture) -> str:
-        """Inside heads only the covariance means something: bases and biases are free there."""
-        groups = [architecture.spaces[s] for s in site.spaces]
-        discrete = all(g.reorders or not g.movable for g in groups)
-        fits = {"correlation": discrete, "l2": len(groups) == 1, "covariance": True}[self.request.measure]
-        return self.request.measure if fits else "covariance"
 
 
 @dataclass

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,7 +93,9 @@ class AlignedFamily:
                 )
             )  # fmt: skip
         files = tuple(f for w in written for f in w.files)
-        digest = written[0].sha256 if len(written) == 1 else _joined(w.sha256 for w in written)
+        digest = written[0].sha256
+        if len(written) > 1:
+            digest = hashlib.sha256("".join(str(w.sha256) for w in written).encode()).hexdigest()
         return Written(Path(out), files, sum(w.tensors for w in written), sum(w.bytes for w in written), digest)
 
     def save_transform(self, path: str | Path) -> None:
@@ -147,7 +148,3 @@ class AlignedFamily:
 def _mean(values: list[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return sum(known) / len(known) if known else None
-
-
-def _joined(digests: Any) -> str:
-    return hashlib.sha256("".join(digests).encode()).hexdigest()

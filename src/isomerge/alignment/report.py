@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isomerge.alignment.distance import squared
-from isomerge.alignment.evidence import common_part
+from isomerge.alignment.evidence import common_part, squared_distance
 from isomerge.checkpoint import CastReport
 from isomerge.kinship import counted, relative_distance
 from isomerge.results import Result
@@ -85,8 +84,8 @@ def distances_between(
     distances = {}
     for name in sorted(set(source.layouts) & set(anchor.layouts)):
         start, goal = common_part(*(model.raw(name, model.stored_precision) for model in (source, anchor)))
-        before, size = squared(start, goal), squared(goal)
-        after = before if stays(name) else squared(*common_part(moved(name), target(name)))
+        before, size = squared_distance(start, goal), squared_distance(goal)
+        after = before if stays(name) else squared_distance(*common_part(moved(name), target(name)))
         distances[name] = before, after, size
     return distances
 
@@ -120,12 +119,19 @@ def space_reports(
             gain = (before - after) / before if before > 0 else 0.0
         element = transform.elements.get(space)
         order = None if element is None else group.order(element)
-        moved: bool | float = element is not None
-        if order is not None:
-            moved = float((order.cpu() != torch.arange(group.size)).double().mean())
+        moved = element is not None if order is None else share_moved(order)
         reason = None if element is not None else stays.get(space, "held at the identity")
         rows.append(SpaceReport(space, group.name, moved, gain, reason))
     return rows
+
+
+def share_moved(order: Tensor) -> float:
+    """The share of units that change places; orders within each of several parents come as rows.
+
+    >>> share_moved(torch.tensor([0, 2, 1, 3]))
+    0.5
+    """
+    return float((order.cpu() != torch.arange(order.shape[-1])).double().mean())
 
 
 def warnings(untied: bool, fragile: Sequence[str], lost: Mapping[str, CastReport]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ from isomerge.checkpoint import (
     refuse_overwrite,
     write_checkpoint,
 )
+from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
 from isomerge.checkpoint.writer import counted
 from isomerge.errors import RequestError
@@ -43,8 +44,6 @@ from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import AnchorGauge, Canonical
 from isomerge.symmetry.moved import MovedModel
 from isomerge.symmetry.transform import Transform
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isomerge.alignment import distance
 from isomerge.alignment.activations import ActivationRequest, Activations
 from isomerge.alignment.compatibility import require_compatible, require_same_spaces
-from isomerge.alignment.evidence import Pair, common_part
+from isomerge.alignment.evidence import Pair, common_part, distance_weight, is_noise
 from isomerge.alignment.head_scales import rescaled_all
 from isomerge.alignment.levels import Scope
 from isomerge.alignment.preparation import PreparedModel
@@ -53,8 +52,7 @@ def solve_pair(
     sides = prepare_all(models, scope, run, budget)
     activations = None
     if request is not None:
-        seen = request.seen(source, anchor, models[0])
-        activations = seen.evidence_for(models[0].architecture, (sides[0].balance, sides[1].balance))
+        activations = request.evidence_for(source, anchor, models[0], (sides[0].balance, sides[1].balance))
     alignment = _solve(sides, scope, run, sweeps, tick, activations)
     if untie is None and alignment.untied and _needs_no_rotation(alignment.transform.elements.get(RESIDUAL)):
         if RESIDUAL in alignment.stays and activations is None:  # looked at, and not merely held
@@ -218,9 +216,9 @@ def _left_alone(sides: list[PreparedModel], total: Transform, solved: Transform,
             start = stream.act(source.tensor(name), layout)
             start, moved, target = common_part(start, own.act(start, layout), anchor.tensor(name))
             fall = float((start - target).square().sum() - (moved - target).square().sum())
-            gain += distance.precision(start, target) * fall
+            gain += distance_weight(start, target) * fall
             parameters += target.numel()
-        return distance.is_noise(gain, dimension(spaces, space), parameters)
+        return is_noise(gain, dimension(spaces, space), parameters)
 
     names = sorted(total.without_identities().elements)
     kept = [s for s, stay in zip(names, run(stays, names), strict=True) if stay]

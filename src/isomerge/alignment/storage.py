@@ -31,7 +31,7 @@ def save_transform(alignment: Alignment, path: Path) -> None:
     """Write aside, then rename: a half-written file never looks finished."""
     tensors = {f"element:{s}": _stored(e) for s, e in alignment.transform.elements.items()}
     tensors |= {f"gauge:{key}": value.contiguous() for key, value in alignment.anchor_gauge().items()}
-    spaces = {s: _group_record(g) for s, g in alignment.source.architecture.spaces.items()}
+    spaces = {s: {"group": g.name, **asdict(g)} for s, g in alignment.source.architecture.spaces.items()}
     metadata = {
         "format": FORMAT,
         "family": alignment.source.architecture.family,
@@ -123,10 +123,6 @@ def _loaded(tensor: Tensor, spaces: dict[str, Group], name: str) -> Tensor:
         cause = f"the element of {name} is not a {group.name}. The file is damaged."
         raise AlignmentError(f"Reading the transform: {cause}")
     return element
-
-
-def _group_record(group: Group) -> dict[str, Any]:
-    return {"group": group.name, **asdict(group)}
 
 
 def _group(record: dict[str, Any]) -> Group:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from isomerge.alignment import distance
 from isomerge.alignment.activations import TIE, Activations
-from isomerge.alignment.evidence import Block, Pair, stream_cross, unit_blocks
+from isomerge.alignment.evidence import LEAST_CHANGE, Block, Pair, distance_weight, is_noise, stream_cross, unit_blocks
 from isomerge.alignment.solvers.assignment import identity_is_optimal
 from isomerge.alignment.solvers.table import SOLVERS, solve
 from isomerge.alignment.units import Elements, Unit
@@ -235,8 +234,8 @@ class Sweeper:
             return self._is_home(*self._with_activations(*self._stream_evidence(names, Transform(spaces))))
         # No tensor says more of an order than its parameters do, however equal it is in both: one that nobody trained
         # must not outvote all the others.
-        least = 0.5 if discrete else distance.LEAST_CHANGE
-        measured = self.run(lambda n: distance.precision(*self.pair.tensors(n), least), names)
+        least = 0.5 if discrete else LEAST_CHANGE
+        measured = self.run(lambda n: distance_weight(*self.pair.tensors(n), least), names)
         C, unsigned = self._stream_evidence(names, Transform(spaces), dict(zip(names, measured, strict=True)))
         parameters = sum(torch.Size(self.pair.layouts[n].shape).numel() for n in names)
         if discrete:
@@ -245,7 +244,7 @@ class Sweeper:
             )
         _, score = solve(self.stream, C[None])
         gain = 2 * float(score[0] - C.diagonal().sum())
-        return distance.is_noise(gain, dimension(spaces, RESIDUAL), parameters)
+        return is_noise(gain, dimension(spaces, RESIDUAL), parameters)
 
     def _is_home(self, C: Tensor, unsigned: Tensor | None) -> bool:
         """No order of the stream is better than the one it has."""

@@ -12,7 +12,7 @@ Sites and their names: `isomerge.calibration.sites`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,10 @@ from torch import Tensor
 from isomerge.architectures import describe
 from isomerge.calibration.sites import ROLES, Site, sites_of
 from isomerge.checkpoint import open_checkpoint
-from isomerge.checkpoint.base import name_some
+from isomerge.checkpoint.base import Progress, name_some
 from isomerge.errors import IsomergeError, RequestError
 from isomerge.running.gram import zeros
-from isomerge.running.passes import DataPass, Progress, as_batches
+from isomerge.running.passes import DataPass, as_batches
 from isomerge.running.stock import StockModel
 from isomerge.running.watch import ActivationWatch
 
@@ -94,9 +94,6 @@ class CrossStatistics:
             for name, site in self.sites.items()
             if space in site.spaces and site.role in wanted and name in self.moments
         ]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.moments)
 
 
 def cross_statistics(

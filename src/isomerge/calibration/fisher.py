@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from isomerge.calibration.squared_gradients import SquaredGradients
+from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.memory import saved_state
 from isomerge.choices import FISHER_KINDS
 from isomerge.data.base import Batch, Batches
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
-from isomerge.running.passes import DataPass, Progress, examples_in
+from isomerge.running.passes import DataPass, examples_in
 from isomerge.running.stock import StockModel
 
 EXACT_CLASSES = 16

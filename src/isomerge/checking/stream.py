@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from isomerge.alignment.evidence import common_part, cross
+from isomerge.alignment.report import share_moved
 from isomerge.alignment.solvers.table import solve
 from isomerge.kinship import inner, relative_distance, squared
 from isomerge.symmetry.architecture import RESIDUAL
@@ -58,7 +59,6 @@ def judge_stream(
                            "levels": {}}  # fmt: skip
     if not sums.apart:
         return row, stays
-    C = sums.products
     best = stays
     for level in ("permutation", "full"):
         group = scopes[level][RESIDUAL]
@@ -68,7 +68,7 @@ def judge_stream(
         row["levels"][level] = gain
         order = group.order(element)
         if level == "permutation":
-            row["moved"] = float((order != torch.arange(len(C))).double().mean()) if order is not None else 0.0
+            row["moved"] = 0.0 if order is None else share_moved(order)
         lucky = _solve(group, by_chance)[1]
         # Turning every tensor by a rotation that fits noise would take longer than all the rest.
         if gain > max(CLEAR, row["gain"]) and is_more_than_chance(gain, lucky):
@@ -76,7 +76,7 @@ def judge_stream(
         row["gain"] = max(row["gain"], gain)
         row["by_chance"] = max(row.get("by_chance", 0.0), lucky)
     if not row["levels"]:
-        row["moved"] = float((C.argmax(0) != torch.arange(len(C))).double().mean())
+        row["moved"] = share_moved(sums.products.argmax(0))
     return row, best
 
 

@@ -33,16 +33,14 @@ class TokenizerFacts:
         config = read_json(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
         stated = read_json(files["special_tokens_map.json"]) if "special_tokens_map.json" in files else {}
         special = {
-            key: _content(value) for key, value in sorted({**stated, **config}.items()) if _is_special(key, value)
+            key: _content(value)
+            for key, value in sorted({**stated, **config}.items())
+            if key.endswith("_token") and isinstance(value, (str, dict))
         }
         return cls(
             has_tokenizer(checkpoint), tokens, None if tokens else _digest(files), special,
             _template(files, config), declared_rows(checkpoint.config),
         )  # fmt: skip
-
-
-def _is_special(key: str, value: Any) -> bool:
-    return key.endswith("_token") and isinstance(value, (str, dict))
 
 
 def _content(value: Any) -> str:

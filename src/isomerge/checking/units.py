@@ -17,6 +17,7 @@ from torch import Tensor
 
 from isomerge.alignment.evidence import LARGE, Block, Pair, of_one_root, unit_blocks
 from isomerge.alignment.levels import Scope
+from isomerge.alignment.report import share_moved
 from isomerge.alignment.units import Unit
 from isomerge.architectures import FAMILIES, describe
 from isomerge.checking.stream import judge_stream, shuffled_rest
@@ -146,7 +147,7 @@ class _UnitJudge:
             row["levels"][level] = 2 * (max(float(earned), start, here) - here) / apart
             if level == "permutation":
                 order = spaces[unit.root].order(elements[unit.root]) if unit.root in elements else None
-                row["moved"] = 0.0 if order is None else _moved(order)
+                row["moved"] = 0.0 if order is None else share_moved(order)
         row["gain"] = max(row["levels"].values())
         row["by_chance"] = self._by_chance(unit, pair, around)
         return row
@@ -220,7 +221,3 @@ def _cost(pair: Pair, name: str, unit: Unit) -> int:
     layout = pair.layouts[name]
     widths = [math.prod(s.sizes) for axis in layout.axes for s in axis if any(a.space in unit.members for a in s.atoms)]
     return sum(widths) * math.prod(layout.shape)
-
-
-def _moved(order: Tensor) -> float:
-    return float((order.cpu() != torch.arange(len(order))).double().mean())

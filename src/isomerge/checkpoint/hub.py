@@ -142,7 +142,9 @@ def _open_online(repo: str, commit: str, names: list[str], act: str) -> Checkpoi
         weights = others[0]
     problems: list[str] = []
     try:
-        config = _fetch_config(repo, commit, names, problems)
+        config: dict[str, Any] = {}
+        if "config.json" in names:
+            config = read_config(_download(repo, "config.json", commit), problems)
         weight_map: dict[str, str] | None = None
         if weights.endswith(".index.json"):
             weight_map = read_index(_download(repo, weights, commit), problems)
@@ -151,7 +153,10 @@ def _open_online(repo: str, commit: str, names: list[str], act: str) -> Checkpoi
         problems.extend(f"{shard}: named by {weights} but not in the repository" for shard in missing)
         shards = [shard for shard in shards if shard not in missing]
         if any(shard.endswith(".bin") for shard in shards):
-            return _open_pickles(repo, commit, shards)
+            # A pickle has no header at its front, so it has to come down before anything is known about it.
+            for shard in shards:
+                _download(repo, shard, commit)
+            return open_folder(_snapshot(repo, commit), name=repo, revision=commit)
         opened = _open_headers(repo, commit, shards, problems)
     except CheckpointError:
         raise
@@ -183,13 +188,6 @@ def _open_headers(repo: str, commit: str, shards: list[str], problems: list[str]
     return opened
 
 
-def _open_pickles(repo: str, commit: str, shards: list[str]) -> Checkpoint:
-    # A pickle has no header at its front, so these files have to come down before anything is known about them.
-    for shard in shards:
-        _download(repo, shard, commit)
-    return open_folder(_snapshot(repo, commit), name=repo, revision=commit)
-
-
 def _open_cached(repo: str, revision: str | None, act: str, error: Exception, hint: str) -> Checkpoint:
     pin = f" --revision {revision}" if revision else ""
     fix = (
@@ -218,10 +216,6 @@ def _remote_header(repo: str, name: str, commit: str) -> dict[str, TensorInfo]:
         dtype = header.tensors[unknown[0]].dtype
         raise HeaderError(f"tensor '{unknown[0]}' is stored as {dtype}, which isomerge cannot read")
     return {tensor: TensorInfo(tuple(info.shape), DTYPES[info.dtype]) for tensor, info in header.tensors.items()}
-
-
-def _fetch_config(repo: str, commit: str, names: list[str], problems: list[str]) -> dict[str, Any]:
-    return read_config(_download(repo, "config.json", commit), problems) if "config.json" in names else {}
 
 
 def _side_files(repo: str, commit: str, names: list[str]) -> list[Path]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from isomerge import __version__
 from isomerge.checkpoint.base import Checkpoint, TensorInfo
 from isomerge.checkpoint.hashing import hash_file, tensors_digest
 from isomerge.errors import CheckpointError, near_miss
@@ -124,8 +125,6 @@ class Lock:
 
 def current_versions() -> dict[str, str]:
     """What computes: another version of any of these may round differently."""
-    from isomerge import __version__
-
     return {"isomerge": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 

@@ -137,10 +137,10 @@ def load_into_module(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> 
     """
     module, state = unwrapped(module), tensors
     _require_room(module, tensors)
+    problems: list[str] = []
     if is_transformers_model(module):
-        state = _loaded_state(module, tensors)
-    own = module.state_dict()
-    problems = _mismatches(own, state)
+        state, problems = _loaded_state(module, tensors)
+    problems = problems or _mismatches(module.state_dict(), state)
     if problems:
         raise failure(
             f"loading {len(tensors)} tensors into a {type(module).__name__}",
@@ -178,9 +178,10 @@ def require_config(module: nn.Module, changes: Mapping[str, Any]) -> None:
         )
 
 
-def _loaded_state(module: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What transformers makes of the tensors, in a second model: the public way through its loading mapping."""
-    # Mismatches are reported below, all at once; `torch_dtype` is the spelling that transformers 4 and 5 both know.
+def _loaded_state(module: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """What transformers makes of the tensors, in a second model (the public way through its loading mapping), and what
+    does not fit."""
+    # Mismatches are reported all at once; `torch_dtype` is the spelling that transformers 4 and 5 both know.
     options = {"torch_dtype": module.dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         with quiet_transformers():
@@ -196,13 +197,7 @@ def _loaded_state(module: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str,
             problems.append(f"{what} {name_some(sorted(info[key]))}")
     if info["mismatched_keys"]:
         problems.append(f"another shape for {name_some(sorted(str(entry[0]) for entry in info['mismatched_keys']))}")
-    if problems:
-        raise failure(
-            f"loading {len(tensors)} tensors into a {type(module).__name__}",
-            problems,
-            "Pass the tensors of this model.",
-        )
-    return dict(loaded.state_dict())
+    return dict(loaded.state_dict()), problems
 
 
 def _mismatches(own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> list[str]:

@@ -36,7 +36,7 @@ SIDE = re.compile(
 def was_interrupted(folder: Path) -> bool:
     """Whether a write into this folder stopped midway. A forced write that stopped before it replaced anything leaves
     the older model, with its config.json, complete."""
-    return _holds_files(folder / STAGING) and not (folder / "config.json").exists()
+    return any(path.is_file() for path in (folder / STAGING).rglob("*")) and not (folder / "config.json").exists()
 
 
 class Staging:
@@ -145,12 +145,12 @@ class Staging:
     ) -> None:
         if kind is not None and self._key is not None and issubclass(kind, KeyboardInterrupt) and not self._placed:
             if self._lock is not None:
-                _unlock(self._lock)
+                os.close(self._lock)
         elif kind is not None:
             self._undo()
         elif self._lock is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-            _unlock(self._lock)
+            os.close(self._lock)
 
     def _undo(self) -> None:
         if self._lock is not None:  # without the lock, the files there belong to another writer
@@ -159,7 +159,7 @@ class Staging:
             shutil.rmtree(self._folder, ignore_errors=True)
             if self.out in self._created:
                 shutil.rmtree(self.out, ignore_errors=True)
-            _unlock(self._lock)
+            os.close(self._lock)
         for folder in reversed(self._created):
             with contextlib.suppress(OSError):  # gone already, or somebody else has put something in it
                 folder.rmdir()
@@ -175,10 +175,6 @@ def _refuse_occupied(out: Path, force: bool) -> None:
             f"While preparing to write {out}: the folder is not empty, and nothing is overwritten unasked. "
             "Name a new folder, or pass --force (force=True) to replace the model in it."
         )
-
-
-def _holds_files(folder: Path) -> bool:
-    return folder.is_dir() and any(path.is_file() for path in folder.rglob("*"))
 
 
 def _lock_folder(folder: Path) -> int:
@@ -198,10 +194,6 @@ def _lock_folder(folder: Path) -> int:
         except OSError:
             pass  # a file system without locks: write all the same
     return descriptor
-
-
-def _unlock(descriptor: int) -> None:
-    os.close(descriptor)
 
 
 def _fsync_folder(folder: Path) -> None:

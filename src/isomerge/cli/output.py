@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from isomerge.results import Result
+from isomerge.results import Result, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -51,9 +51,7 @@ class Voice:
         """Print the result: as JSON, as a table, or not at all."""
         record = as_record(result)
         if self.json:
-            from isomerge.reporting.record import plain
-
-            print(json.dumps(plain(record), allow_nan=False))
+            print(json.dumps(plain(record, strict=True), allow_nan=False))
         elif not self.quiet:
             _print(table(record))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from isomerge.arguments import require_types
 from isomerge.checkpoint import Checkpoint, open_checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture, shared_positions
 from isomerge.data.base import DataSource
 from isomerge.data.open import open_data
@@ -20,7 +21,6 @@ from isomerge.evaluation.measure import MEASURE_FACTS, DataMeasure, LossMeasure,
 from isomerge.reporting.plots import plot_barrier, require_drawable
 from isomerge.results import Result
 from isomerge.running.mixing import Mixture
-from isomerge.running.passes import Progress
 
 MOST_POINTS = 10_000
 
@@ -105,7 +105,7 @@ def barrier(
     given = [model_a, model_b]
     require_one_measure(loss, data)
     checkpoints = open_models(given, device)
-    measure, data_notes = choose_measure(
+    measure = choose_measure(
         checkpoints, loss, data, task, tokenizer=tokenizer, batch_size=batch_size, limit=limit, seed=seed, device=device
     )
     total = (points + 1) * (2 if align else 1)
@@ -126,7 +126,7 @@ def barrier(
         notes += broken_points(moved.points)
         aligned = AlignedLineCurve(**vars(moved), level=level, verdict=verdicts[0], notes=notes)
     result = Barrier(
-        **vars(line), models=names, task=measure.task, notes=[*data_notes(), *broken_points(line.points)],
+        **vars(line), models=names, task=measure.task, notes=[*measure.notes, *broken_points(line.points)],
         seconds=time.perf_counter() - start, aligned=aligned, **measure.facts,
     )  # fmt: skip
     if plot is not None:
@@ -161,17 +161,15 @@ def choose_measure(
     limit: int | None,
     seed: int,
     device: str,
-) -> tuple[DataMeasure | LossMeasure, Callable[[], list[str]]]:
-    """The measure, and how to have the notes on the data once it has been read."""
+) -> DataMeasure | LossMeasure:
     if loss is not None:
-        return LossMeasure(loss), list
+        return LossMeasure(loss)
     opened = open_data(data, tokenizer=tokenizer, prefer="test")
     shorter = shared_positions(checkpoints)
     for key, shortest in shorter.items():
         opened.note(f"the models take inputs of different length; the shortest counts ({key} {shortest})")
     reader = open_checkpoint(checkpoints[0], config={**checkpoints[0].config, **shorter})
-    measure = DataMeasure(opened, task, reader, batch_size=batch_size, limit=limit, seed=seed, device=device)
-    return measure, lambda: list(opened.notes)
+    return DataMeasure(opened, task, reader, batch_size=batch_size, limit=limit, seed=seed, device=device)
 
 
 def _line(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.arguments import require_types
+from isomerge.checkpoint.base import Progress
 from isomerge.connectivity.barrier import choose_measure, require_few, require_one_measure
 from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture
 from isomerge.data.base import DataSource
@@ -18,7 +19,6 @@ from isomerge.evaluation.measure import MEASURE_FACTS
 from isomerge.reporting.plots import plot_plane, require_drawable
 from isomerge.results import Result
 from isomerge.running.mixing import Mixture
-from isomerge.running.passes import Progress
 
 MARGIN = 0.25  # of the triangle's extent, on every side
 FLAT = 1e-9  # sine² of the angle at A below which three models lie on a line
@@ -82,7 +82,7 @@ def plane(
     require_one_measure(loss, data)
     given = [model_a, model_b, model_c]
     checkpoints = open_models(given, device)
-    measure, data_notes = choose_measure(
+    measure = choose_measure(
         checkpoints, loss, data, task, tokenizer=tokenizer, batch_size=batch_size, limit=limit, seed=seed, device=device
     )
     notes: list[str] = []
@@ -110,7 +110,7 @@ def plane(
         for n, (checkpoint, (x, y)) in enumerate(zip(checkpoints, corners, strict=True))
     ]
     result = Plane(
-        models, measure.task, align, xs, ys, losses, metrics, [*data_notes(), *notes],
+        models, measure.task, align, xs, ys, losses, metrics, [*measure.notes, *notes],
         time.perf_counter() - start, **measure.facts,
     )  # fmt: skip
     if plot is not None:

@@ -63,12 +63,9 @@ class Encoder:
             return_special_tokens_mask=True,
         )  # fmt: skip
         # The tokenizer does not say whether it cut, except by filling the limit exactly.
-        if len(encoding["input_ids"]) == self.limit and self._is_longer(text, pair):
-            self.cut += 1
+        if len(encoding["input_ids"]) == self.limit:
+            self.cut += len(self.tokenizer(text, pair, verbose=False)["input_ids"]) > self.limit
         return self._encoded(encoding)
-
-    def _is_longer(self, text: str, pair: str | None) -> bool:
-        return len(self.tokenizer(text, pair, verbose=False)["input_ids"]) > self.limit
 
     def words(self, words: Sequence[str]) -> Encoded:
         encoding = self.tokenizer(

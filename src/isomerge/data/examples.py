@@ -218,11 +218,7 @@ def _cells(line: str) -> list[str]:
 
 def parallel_labels(path: Path) -> bool:
     """Whether this is the file of labels of another."""
-    return path.stem.endswith("_labels") and _texts_of(path).is_file()
-
-
-def _texts_of(path: Path) -> Path:
-    return path.with_name(path.name.replace("_labels", "_text"))
+    return path.stem.endswith("_labels") and path.with_name(path.name.replace("_labels", "_text")).is_file()
 
 
 def beside(path: Path) -> Callable[[Sequence[str]], ExamplesAndNotes] | None:

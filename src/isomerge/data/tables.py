@@ -87,16 +87,13 @@ def cut(lines: Sequence[str], delimiter: str) -> TextTable:
     quoted = all(cell.startswith('"') and cell.endswith('"') for cell in lines[0].split(delimiter))
     if delimiter != "\t" or quoted:
         ways = ways[::-1]
-    tables = [_whole([row for row in _cells(lines, delimiter, way) if row]) for way in ways]
+    tables = [_cells(lines, delimiter, way) for way in ways]
     return min(tables, key=lambda table: (table.ragged, -len(table.rows)) if table.ragged else (0, 0))
 
 
-def _cells(lines: Sequence[str], delimiter: str, way: int) -> list[list[str]]:
-    rows = csv.reader((line + "\n" for line in lines), delimiter=delimiter, quoting=way)  # type: ignore[arg-type]
-    return list(rows)
-
-
-def _whole(rows: list[list[str]]) -> TextTable:
+def _cells(lines: Sequence[str], delimiter: str, way: int) -> TextTable:
+    read = csv.reader((line + "\n" for line in lines), delimiter=delimiter, quoting=way)  # type: ignore[arg-type]
+    rows = [row for row in read if row]
     width = Counter(map(len, rows)).most_common(1)[0][0]
     kept = [row for row in rows if len(row) == width]
     return TextTable(kept, len(rows) - len(kept))
@@ -177,7 +174,7 @@ def _text_columns(
                 return (plain.index(pair[0]), plain.index(pair[1]))
         named = [plain.index(name) for name in TEXTS if name in plain and plain.index(name) not in taken]
         return (named[0],) if named else ()
-    words = [_mean_words(sample, i) for i in range(len(sample[0]))]
+    words = [sum(len(row[i].split()) for row in sample) / len(sample) for i in range(len(sample[0]))]
     long = [i for i, mean in enumerate(words) if mean >= 3 and i not in taken]
     if len(long) < 2:
         return tuple(long)
@@ -252,7 +249,3 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _mean_words(sample: Sequence[Sequence[str]], column: int) -> float:
-    return sum(len(row[column].split()) for row in sample) / len(sample)

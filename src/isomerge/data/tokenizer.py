@@ -105,7 +105,8 @@ def letter_tokenizer(folder: Path) -> Any | None:
     if any((folder / name).is_file() for name in OTHER_FILES):
         return None
     vocabulary = _vocabulary(folder)
-    special = {role: token for role, names in ROLES.items() if (token := _first(names, vocabulary)) is not None}
+    named = {role: [name for name in names if name in vocabulary] for role, names in ROLES.items()}
+    special = {role: known[0] for role, known in named.items() if known}
     if not vocabulary or any(len(token) > 1 for token in vocabulary.keys() - set(special.values())):
         return None
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
@@ -133,7 +134,3 @@ def _vocabulary(folder: Path) -> dict[str, int]:
         lines = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
         return {token: number for number, token in enumerate(lines) if token}
     return {}
-
-
-def _first(names: tuple[str, ...], vocabulary: dict[str, int]) -> str | None:
-    return next((name for name in names if name in vocabulary), None)

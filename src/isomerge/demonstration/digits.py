@@ -125,16 +125,6 @@ def _mixed(first: Mapping[str, Any], last: Mapping[str, Any], t: float) -> dict[
     return {name: ((1 - t) * first[name].double() + t * last[name].double()).float() for name in first}
 
 
-def barrier(losses: list[float]) -> float:
-    """`max_t L(t) − [(1−t) L(0) + t L(1)]` over evenly spaced t.
-
-    >>> barrier([1.0, 3.0, 2.0])
-    1.5
-    """
-    last = len(losses) - 1
-    return max(value - (losses[0] * (last - n) + losses[-1] * n) / last for n, value in enumerate(losses))
-
-
 def loss_plane(models: Mapping[str, Path], digits: Digits) -> dict[str, Any]:
     """The loss on the plane through three models, by name: the record of `isomerge.connectivity.plane`."""
     record = plane(*models.values(), loss=lambda model: loss(predict(model, digits), digits), points=GRID)

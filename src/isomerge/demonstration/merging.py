@@ -6,7 +6,7 @@ And the commands that make all of it again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint import open_checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 from isomerge.checkpoint.lock import current_versions
 from isomerge.checkpoint.memory import quiet_transformers
@@ -71,7 +72,7 @@ def merge_group(
     out: Path,
     folder: str,
     digits: Digits,
-    progress: Callable[[int, int, str], None],
+    progress: Progress,
 ) -> MergedGroup:
     """Merge the models of these seeds in every way into folders below `out / folder`."""
     own = [str(models[seed]) for seed in seeds]

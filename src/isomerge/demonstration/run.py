@@ -7,7 +7,7 @@ import shutil
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from isomerge.alignment.api import align
 from isomerge.alignment.record import align_record
 from isomerge.alignment.result import Alignment
 from isomerge.arguments import require_types
+from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.choices import DEMO_MARK, LEVELS
+from isomerge.connectivity.barrier import height
 from isomerge.demonstration import digits as task
 from isomerge.demonstration.merging import WAYS, MergedGroup, instructions, load, merge_group
 from isomerge.demonstration.picture import picture
@@ -29,7 +31,6 @@ from isomerge.results import Result
 from isomerge.threads import parallel
 
 MODELS = 3  # merged at once
-DemoProgress = Callable[[int, int, str], None]
 
 
 @dataclass
@@ -57,7 +58,7 @@ class DemoResult(Result):
 
 
 def demo(
-    out: str | os.PathLike[str], *, seeds: int = 1, force: bool = False, progress: DemoProgress | None = None
+    out: str | os.PathLike[str], *, seeds: int = 1, force: bool = False, progress: Progress | None = None
 ) -> DemoResult:
     """Train small image classifiers and merge two, then three, without and with alignment and by their features.
 
@@ -108,7 +109,7 @@ def demo(
     return result
 
 
-def _train(count: int, digits: task.Digits, run: Any, progress: DemoProgress | None) -> list[Any]:
+def _train(count: int, digits: task.Digits, run: Any, progress: Progress | None) -> list[Any]:
     """Models of the seeds 0 … count − 1, side by side, one thread inside each: the number of cores changes no byte."""
     lock, stop, done = threading.Lock(), threading.Event(), -1
 
@@ -137,7 +138,7 @@ class _TrainedModels:
     """The trained models on disk, and what is done with them."""
 
     def __init__(
-        self, out: Path, digits: task.Digits, models: list[Any], pairs: int, progress: DemoProgress | None
+        self, out: Path, digits: task.Digits, models: list[Any], pairs: int, progress: Progress | None
     ) -> None:
         self.out, self.digits, self.models, self.pairs = out, digits, models, pairs
         self.progress = progress or (lambda *_: None)
@@ -178,7 +179,7 @@ class _TrainedModels:
             "seed": f"{first}, {second}",
             "t": [n / (task.POINTS - 1) for n in range(task.POINTS)],
             **{key: {level: line[key] for level, line in lines.items()} for key in ("loss", "accuracy")},
-            "barrier": {level: task.barrier(line["loss"]) for level, line in lines.items()},
+            "barrier": {level: height(line["loss"]) for level, line in lines.items()},
             "max_probability_difference": float(change.abs().max()),
         }
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from isomerge.adapters.adapter import require_model
 from isomerge.arguments import require_types
 from isomerge.checkpoint import Checkpoint, open_checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.data.base import Batch, Data, DataSource
 from isomerge.data.heads import label_names
 from isomerge.data.open import open_data
@@ -25,7 +26,7 @@ from isomerge.evaluation.external_tasks import is_external
 from isomerge.evaluation.measure import labels_of, require_numbers, usual_batch
 from isomerge.evaluation.tasks import Task
 from isomerge.results import Result
-from isomerge.running.passes import Progress, examples_in
+from isomerge.running.passes import examples_in
 from isomerge.running.stock import StockModel, load_model
 
 

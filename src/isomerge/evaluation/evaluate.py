@@ -14,7 +14,7 @@ from torch import nn
 from isomerge.adapters.adapter import require_model
 from isomerge.arguments import require_types
 from isomerge.checkpoint import open_checkpoint
-from isomerge.checkpoint.base import name_some
+from isomerge.checkpoint.base import Progress, name_some
 from isomerge.data.base import Data, DataSource
 from isomerge.data.images import is_image
 from isomerge.data.open import open_data
@@ -24,7 +24,6 @@ from isomerge.evaluation.external_tasks import HARNESS, call_function, find_func
 from isomerge.evaluation.measure import DataMeasure
 from isomerge.evaluation.tasks import TaskScore
 from isomerge.results import Result
-from isomerge.running.passes import Progress
 from isomerge.running.stock import load_model
 
 

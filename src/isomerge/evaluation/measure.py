@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.data.base import Batch, Batches, Data
 from isomerge.data.corpus import LONGEST
 from isomerge.data.tokenizer import POSITIONS
@@ -14,7 +15,7 @@ from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.choosing import choose_task, require_fitting, task_name
 from isomerge.evaluation.external_tasks import HARNESS, call_function, find_function, is_custom
 from isomerge.evaluation.tasks import Task, TaskScore
-from isomerge.running.passes import DataPass, Progress
+from isomerge.running.passes import DataPass
 from isomerge.running.stock import StockModel
 
 BATCH = 64
@@ -34,6 +35,7 @@ class LossMeasure:
     def __init__(self, loss: Callable[[Any], Any]) -> None:
         self._loss = loss
         self.facts: dict[str, Any] = {}
+        self.notes: list[str] = []
 
     def at(self, module: Any) -> Numbers:
         return {"loss": float(self._loss(module)), "metric": None}
@@ -74,6 +76,8 @@ class DataMeasure:
         )  # fmt: skip
         self.facts: dict[str, Any] = {}
         """Some of MEASURE_FACTS."""
+        self.notes = data.notes
+        """What a reader of the numbers should know of the data; complete once it has been read."""
 
     def at(self, module: Any) -> Numbers:
         """Loss and metric of one module; NaN where it computes no numbers, which is an answer about a mixture."""

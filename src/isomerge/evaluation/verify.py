@@ -19,7 +19,7 @@ import torch
 from isomerge.adapters.adapter import CONFIG, has_adapter_beside, holds_adapter, into_its_base
 from isomerge.arguments import require_types
 from isomerge.checkpoint import open_checkpoint
-from isomerge.checkpoint.base import Checkpoint, name_some
+from isomerge.checkpoint.base import Checkpoint, Progress, name_some
 from isomerge.checkpoint.checks import FLOATING
 from isomerge.checkpoint.hashing import hash_file, hash_tensors, raw_bytes, scan_tensors
 from isomerge.checkpoint.local import SINGLE_OR_INDEX, find_shards, open_folder
@@ -30,7 +30,6 @@ from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.class_fit import Fit, fit_stock_class, same_structure
 from isomerge.evaluation.tokens import special_token_problems, tokenizer_problems, vocabulary_rows
 from isomerge.results import Result
-from isomerge.running.passes import Progress
 
 
 @dataclass

@@ -16,7 +16,7 @@ import torch
 
 from isomerge.adapters import apply_adapter, open_adapter
 from isomerge.arguments import require_types
-from isomerge.checkpoint.base import Checkpoint, name_some
+from isomerge.checkpoint.base import Checkpoint, Progress, name_some
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 from isomerge.checkpoint.lock import Lock, LockedInput, config_sha256, locked_tensors, read_lock
 from isomerge.checkpoint.open import open_checkpoint
@@ -25,7 +25,6 @@ from isomerge.errors import CheckpointError, IsomergeError, RequestError
 from isomerge.evaluation.verify import differences
 from isomerge.merging.api import merge_recipe
 from isomerge.results import Result
-from isomerge.running.passes import Progress
 from isomerge.running.stock import run_versions
 
 

@@ -19,9 +19,9 @@ from isomerge.checkpoint.lock import LOCK, read_lock
 from isomerge.errors import RequestError
 from isomerge.reporting.blocks import figures, layers_of
 from isomerge.reporting.curve_sections import is_line, is_plane, read_curve
-from isomerge.reporting.record import PAGE, RECORD, Record, plain, read_record, record_text, write_text
+from isomerge.reporting.record import PAGE, RECORD, Record, read_record, record_text, write_text
 from isomerge.reporting.sections import cards, headline, sections
-from isomerge.results import Result
+from isomerge.results import Result, plain
 
 MISSING = 'report.html was not written: jinja2 is not installed (pip install "isomerge[report]")'
 
@@ -71,7 +71,7 @@ def report(
         raise RequestError(f"While writing the report {target}: {wrong}. Name a file, such as report.html.")
     if keep_curves:
         curves = with_old_curves(record, curves, target, folder / PAGE)
-    content = page_content(folder, record, curves)
+    content = plain({"record": record, "lock": lock_summary(folder), "curves": curves}, strict=True)
     text = render(folder.resolve().name, content)
     if text is not None:
         write_text(target, text)
@@ -104,11 +104,6 @@ def write_report(folder: Path, record: Record) -> Path | None:
     return Path(page) if page else None
 
 
-def page_content(folder: Path, record: Record, curves: Sequence[Record]) -> dict[str, Any]:
-    """Everything that the page shows, as it is embedded in it."""
-    return dict(plain({"record": record, "lock": lock_summary(folder), "curves": list(curves)}))
-
-
 def lock_summary(folder: Path) -> dict[str, Any] | None:
     """The lock file without the hash of every single tensor; None where there is none."""
     if not (folder / LOCK).is_file():
@@ -136,7 +131,7 @@ def lock_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def render(name: str, content: Record) -> str | None:
-    """The page; None where jinja2 is missing."""
+    """The page of everything that `content` holds and that is embedded in it; None where jinja2 is missing."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
@@ -186,23 +181,18 @@ def with_old_curves(record: Record, new: Sequence[Record], *pages: Path) -> list
     """The curves of the first page that is of this record, then the new ones.
 
     A new curve takes the place of an old one between the same models, on the same data and aligned alike."""
-    old = next((curves for page in pages if (curves := _curves_of(page, record)) is not None), [])
+    old = next((curves for page in pages if (curves := page_curves(page, record)) is not None), [])
     replaced = {_subject(curve) for curve in new}
     return [*(curve for curve in old if _subject(curve) not in replaced), *new]
 
 
-def page_curves(page: Path) -> list[dict[str, Any]] | None:
-    """The curves and planes of a page; None for a page that holds no record: it is somebody else's."""
-    content = _content(page)
-    return None if content is None else _readable(content["curves"])
-
-
-def _curves_of(page: Path, record: Record) -> list[dict[str, Any]] | None:
-    """None where the page tells of another output; a later verification changes only what the run says."""
+def page_curves(page: Path, record: Record | None = None) -> list[dict[str, Any]] | None:
+    """The curves and planes of a page; None for one that is not ours, or not of the output that `record` describes."""
     content = _content(page) if page.is_file() else None
-    if content is None or _without_run(content["record"]) != _without_run(record):
+    # A later verification changes only what the run says.
+    if content is None or (record is not None and _without_run(content["record"]) != _without_run(record)):
         return None
-    return _readable(content["curves"])
+    return [curve for curve in content["curves"] if isinstance(curve, dict) and (is_line(curve) or is_plane(curve))]
 
 
 def _content(page: Path) -> dict[str, Any] | None:
@@ -216,10 +206,6 @@ def _content(page: Path) -> dict[str, Any] | None:
     return content if ours and isinstance(content.get("record"), dict) else None
 
 
-def _readable(curves: Sequence[Any]) -> list[dict[str, Any]]:
-    return [curve for curve in curves if isinstance(curve, dict) and (is_line(curve) or is_plane(curve))]
-
-
 def _without_run(record: Record) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != "run"}
 
@@ -228,13 +214,10 @@ def _subject(curve: Record) -> str:
     """What a curve is about, whatever was measured there and at how many points."""
     models = [model["model"] if isinstance(model, Mapping) else model for model in curve.get("models") or ()]
     data, aligned = curve.get("data"), curve.get("aligned")
-    levels = [one["level"] if isinstance(one, Mapping) else one for one in _several(aligned)]
+    several = aligned if isinstance(aligned, list) else [aligned] if aligned else []
+    levels = [one["level"] if isinstance(one, Mapping) else one for one in several]
     sha256 = data.get("sha256") if isinstance(data, Mapping) else data
     return json.dumps([is_plane(curve), models, sha256, curve.get("task"), levels], default=str)
-
-
-def _several(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else [value] if value else []
 
 
 class _Embedded(HTMLParser):

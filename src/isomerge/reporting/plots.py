@@ -11,7 +11,7 @@ from typing import Any
 from isomerge.errors import RequestError
 from isomerge.reporting.record import Record
 
-GREY, BLUE = "#8a8f98", "#1f6feb"
+GREY, BLUE, GREEN = "#8a8f98", "#1f6feb", "#2da44e"
 
 
 def plot_barrier(record: Record, path: str | Path) -> None:
@@ -22,7 +22,7 @@ def plot_barrier(record: Record, path: str | Path) -> None:
     panels = [("loss", "loss")]
     if any(point["metric"] is not None for point in record["points"]):
         panels.append(("metric", str(record.get("metric_name") or "metric")))
-    figure = _figure(4.6 * len(panels), 3.4)
+    figure = new_figure(4.6 * len(panels), 3.4)
     for number, (key, title) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), number)
         for label, colour, line in lines:
@@ -30,12 +30,12 @@ def plot_barrier(record: Record, path: str | Path) -> None:
             axes.plot(where, _numbers(p[key] for p in line["points"]), color=colour, marker="o", ms=3, label=label)
         together = (record.get("ensemble") or {}).get(key)
         if together is not None:
-            axes.axhline(together, color="#2da44e", lw=1, ls="--", label="ensemble")
+            axes.axhline(together, color=GREEN, lw=1, ls="--", label="ensemble")
         axes.set_xlabel("t, from A to B")
         axes.set_title(title)
         axes.grid(alpha=0.3)
     figure.axes[0].legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_plane(record: Record, path: str | Path) -> None:
@@ -46,7 +46,7 @@ def plot_plane(record: Record, path: str | Path) -> None:
         raise RequestError(f"Drawing {path}: not one loss on the plane is a number.")
     top = max(known[int(0.9 * (len(known) - 1))], *(m["loss"] for m in record["models"]))
     low = known[0]
-    figure = _figure(5.2, 4.2)
+    figure = new_figure(5.2, 4.2)
     axes = figure.add_subplot(1, 1, 1)
     levels = [low + (top - low or 1.0) * n / 20 for n in range(21)]
     filled = axes.contourf(record["x"], record["y"], losses, levels=levels, cmap="viridis", extend="max")
@@ -55,14 +55,14 @@ def plot_plane(record: Record, path: str | Path) -> None:
         axes.plot([model["x"]], [model["y"]], "o", color="white", mec="black")
         axes.annotate(letter, (model["x"], model["y"]), xytext=(5, 5), textcoords="offset points", color="white")
     axes.set_aspect("equal")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _numbers(values: Any) -> list[float]:
     return [math.nan if value is None else float(value) for value in values]
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -72,15 +72,16 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, path: str | Path) -> None:
-    """As SVG without a date or random names, so that the same numbers give the same file."""
+def save_figure(figure: Any, path: str | Path) -> None:
+    """As SVG or PNG, by the file's name. Without a date or random names: the same numbers give the same file."""
     import matplotlib
 
     path = Path(path)
     if not path.parent.is_dir():
         raise RequestError(f"Drawing {path}: there is no folder {path.parent}. Make it first.")
     with matplotlib.rc_context({"svg.hashsalt": "isomerge", "svg.fonttype": "none"}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        kind = path.suffix.lower().removeprefix(".")
+        figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None, dpi=150)
 
 
 FORMATS = (".svg", ".png")

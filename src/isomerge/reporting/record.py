@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from isomerge import __version__
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.results import Result
+from isomerge.results import plain
 
 Record = Mapping[str, Any]
 RECORD = "isomerge.json"
@@ -24,7 +23,7 @@ KINDS = ("merge", "align", "adapters", "demo")
 def record_text(record: Record) -> str:
     """The text of isomerge.json. Without a `run` nothing in it depends on the moment or the machine."""
     whole = {"format": FORMAT, "isomerge": __version__, **record}
-    return json.dumps(plain(whole), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(plain(whole, strict=True), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -70,18 +69,3 @@ def _instead(folder: Path) -> str:
     if (folder / "isomerge.lock.json").is_file():
         return "; it was merged with --no-report or by an older isomerge. Merge again, or see isomerge reproduce."
     return ", so it is no output of isomerge merge or align, or was written with --no-report. Name another folder."
-
-
-def plain(value: Any) -> Any:
-    """What JSON can hold: other things as text, array scalars as numbers, infinities and NaN as null."""
-    if isinstance(value, Result):
-        return plain(value.to_dict())
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    return plain(value.item()) if hasattr(value, "item") else str(value)

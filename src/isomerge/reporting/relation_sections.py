@@ -26,11 +26,9 @@ def alignment_section(record: Record) -> b.Section | None:
         facts["output difference"] = f"not measured: {record['max_output_difference_reason']}"
     blocks: list[Any] = [b.FactList(facts)]
     measured = record.get("measured") or {}
-    for place, model in enumerate(measured.get("compared", ())):
+    for place in range(len(measured.get("compared", ()))):
         spaces = [row for row in measured.get("spaces", ()) if row["distance"]["before"][place] is not None]
-        maps = _distance_maps(spaces, place, model, measured["reference"], WHEN)
-        if maps:
-            blocks.append(b.Side(maps) if place == 0 else b.Foldable(f"Distance of {model}", [b.Side(maps)]))
+        blocks += _distance_maps(spaces, place, measured, WHEN)
     for moved in alignment["models"]:
         if moved.get("spaces"):
             rows = _moves(moved, measured)
@@ -56,10 +54,8 @@ def relation_section(record: Record) -> b.Section | None:
     ]
     blocks.append(b.Side([chart for chart in charts if chart is not None]))
     if not record.get("alignment"):
-        for place, model in enumerate(measured["compared"]):
-            maps = _distance_maps(measured["spaces"], place, model, measured["reference"], {})
-            if maps:
-                blocks.append(b.Side(maps) if place == 0 else b.Foldable(f"Distance of {model}", [b.Side(maps)]))
+        for place in range(len(measured["compared"])):
+            blocks += _distance_maps(measured["spaces"], place, measured, {})
     if len(measured["pairs"]) > 1:
         blocks.append(_pairs(measured))
     blocks.append(b.Foldable("Every part of every layer", [_parts(measured)]))
@@ -80,16 +76,20 @@ def _explained(measured: Record, between: str) -> str:
 
 
 def _distance_maps(
-    spaces: Sequence[Record], place: int, model: str, reference: str, when: Mapping[str, str]
-) -> list[b.Heat]:
-    """Before and after with one scale; only one of them where only one is known."""
+    spaces: Sequence[Record], place: int, measured: Record, when: Mapping[str, str]
+) -> list[b.Side | b.Foldable]:
+    """Of one model: before and after with one scale, only one of them where only one is known. The first is open."""
+    model, reference = measured["compared"][place], measured["reference"]
     sides = [side for side in ("before", "after") if any(row["distance"][side][place] is not None for row in spaces)]
     ordered = sorted(
         spaces, key=lambda row: (row["layer"] < 0, row["kind"].rpartition(".")[0], row["layer"], row["kind"])
     )
     grids = [{_cell(row): row["distance"][side][place] for row in ordered} for side in sides]
     captions = [f"Distance of {model} from {reference}{when.get(side, '')}, per layer and space" for side in sides]
-    return b.heats(captions, grids)
+    maps = b.heats(captions, grids)
+    if not maps:
+        return []
+    return [b.Side(maps) if place == 0 else b.Foldable(f"Distance of {model}", [b.Side(maps)])]
 
 
 def _cell(row: Record) -> tuple[str, int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,12 +11,11 @@ from torch import Tensor
 
 from isomerge.arguments import require_types
 from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.hashing import raw_bytes
 from isomerge.data.base import Batch, Batches
 from isomerge.errors import RequestError
 
-Progress = Callable[[int, int, str], None]
-"""Called with what is done, the total, and the name of the work."""
 BATCH_SIZE = 32
 
 

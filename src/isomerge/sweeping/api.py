@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.arguments import require_types
+from isomerge.checkpoint.base import Progress
 from isomerge.choices import RANKINGS
 from isomerge.data.base import Data, DataSource
 from isomerge.data.open import open_data
@@ -20,7 +21,6 @@ from isomerge.merging.recipe.write import as_data
 from isomerge.merging.steps import RunSettings
 from isomerge.reporting.plots import can_draw, require_drawable
 from isomerge.reporting.record import record_text, write_text
-from isomerge.running.passes import Progress
 from isomerge.running.stock import require_device
 from isomerge.sweeping.address import of_one_model
 from isomerge.sweeping.bench import Bench, NotFinite, SweepMeasure

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.data.base import Data
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
 from isomerge.evaluation.external_tasks import is_custom
@@ -19,7 +20,6 @@ from isomerge.evaluation.measure import DataMeasure, LossMeasure, Numbers
 from isomerge.merging.outcome.merged import Merged, MergedCheckpoint
 from isomerge.merging.run.memory import fitting_threads
 from isomerge.running.mixing import ReusedModule
-from isomerge.running.passes import Progress
 from isomerge.running.stock import require_runnable
 from isomerge.sweeping.merger import Merger, preparation
 from isomerge.sweeping.points import Point, describe_values

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from isomerge.reporting.plots import BLUE, GREEN, GREY, new_figure, save_figure
+from isomerge.reporting.record import Record
 from isomerge.sweeping.points import word
 
-Record = Mapping[str, Any]
-BLUE, GREEN = "#1f6feb", "#2da44e"
 LONGEST, TICKS = 20, 12  # letters of a label, and labels of an axis
 
 
 def plot_sweep(record: Record, path: Path) -> None:
     """One panel for the loss and one for the metric, as far as they were measured."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     titles = {"loss": "loss", "metric": str(record.get("metric_name") or "metric")}
     panels = [key for key in titles if any(point[key] is not None for point in record["points"])]
-    figure = Figure(figsize=(4.8 * max(1, len(panels)), 3.6), layout="constrained")
+    figure = new_figure(4.8 * max(1, len(panels)), 3.6)
     names = [axis["name"] for axis in record["parameters"]]
     draw = _curve if len(names) == 1 or record["mode"] == "together" else _map if len(names) == 2 else _best_so_far
     for number, key in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), number)
         axes.set_title(titles[key])
         draw(figure, axes, record, names, key)
-    # No date and no random names: the same numbers give the same file.
-    with matplotlib.rc_context({"svg.hashsalt": "isomerge", "svg.fonttype": "none"}):
-        kind = path.suffix.lower().removeprefix(".")
-        figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None, dpi=150)
+    save_figure(figure, path)
 
 
 def _curve(figure: Any, axes: Any, record: Record, names: Sequence[str], key: str) -> None:
@@ -46,7 +40,7 @@ def _curve(figure: Any, axes: Any, record: Record, names: Sequence[str], key: st
         at = next(n for n, point in enumerate(points) if point["parameters"] == best["parameters"])
         axes.plot([where[at]], [_number(best[key])], "o", color=GREEN, ms=8, label=f"best by {record['by']}")
     if record.get("start"):
-        axes.axhline(_number(record["start"][key]), color="#8a8f98", lw=1, ls="--", label="the recipe as it is")
+        axes.axhline(_number(record["start"][key]), color=GREY, lw=1, ls="--", label="the recipe as it is")
     if labels:
         _label(axes.xaxis, labels)
     axes.set_xlabel(", ".join(names) if record["mode"] == "together" else name)
@@ -90,7 +84,7 @@ def _best_so_far(figure: Any, axes: Any, record: Record, names: Sequence[str], k
         best = value if better else best
         line.append(best)
     count = range(1, len(values) + 1)
-    axes.plot(count, values, "o", color="#8a8f98", ms=3, label="measured")
+    axes.plot(count, values, "o", color=GREY, ms=3, label="measured")
     axes.step(count, line, where="post", color=BLUE, label="best so far")
     axes.set_xlabel("point")
     axes.grid(alpha=0.3)

@@ -17,7 +17,7 @@ from isomerge.choices import POINTS
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.external_tasks import find_function, is_custom
 from isomerge.merging.recipe import Recipe
-from isomerge.reporting.record import plain
+from isomerge.results import plain
 
 OWN = (POINTS, "sweep.json", "best.yml", "sweep.svg")
 
@@ -68,7 +68,7 @@ class SavedPoints:
             return
         with self._path.open("a", encoding="utf-8") as file:
             broken = [key for key, value in numbers.items() if isinstance(value, float) and not math.isfinite(value)]
-            row = plain({"key": self._key(recipe), **numbers, "broken": broken})
+            row = plain({"key": self._key(recipe), **numbers, "broken": broken}, strict=True)
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def _key(self, recipe: Recipe) -> str:

@@ -77,13 +77,10 @@ class Canonical:
         readers = tuple(r for r in norm.readers if r in model.layouts)
         if norm.name + ".weight" not in model.layouts or not readers:
             return None
-        if not self._only_reader_of_itself(readers):
+        # A tied output table is also the input table: nothing can be folded into it.
+        if any(model.layouts[r].axis_of(RESIDUAL, dual=True) is None for r in readers):
             return None
         return Fold(norm, readers, all(model.bias_of(r) for r in readers))
-
-    def _only_reader_of_itself(self, readers: tuple[str, ...]) -> bool:
-        """A tied output table is also the input table: nothing can be folded into it."""
-        return all(self.model.layouts[r].axis_of(RESIDUAL, dual=True) is not None for r in readers)
 
     # --- the record of this model's own gauge -----------------------------------------------------------------------
     def gain(self, norm: Norm) -> Tensor:
