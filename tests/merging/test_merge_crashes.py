@@ -200,7 +200,7 @@ def test_ctrl_c_ends_with_130_and_words_and_the_rerun_finishes(models: dict[str,
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Interrupted" in told and "goes on" in told
+    assert process.returncode == 130 and "Interrupted" in told and "continues" in told
     assert not (tmp_path / "out" / "config.json").exists()
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
