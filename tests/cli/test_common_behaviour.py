@@ -321,7 +321,7 @@ def test_ctrl_c_before_a_model_is_replaced_does_not_take_the_old_one_for_the_new
     assert run("merge a b -o out").exit_code == 0
     monkeypatch.setattr("isomerge.merge_recipe", interrupt, raising=False)
     told = run("merge b a -o out --force").stderr
-    assert "stays: out. The same command starts again: isomerge merge b a -o out --force" in told
+    assert "remain: out. The same command starts again: isomerge merge b a -o out --force" in told
     assert "complete" not in told
 
 

@@ -242,11 +242,13 @@ MISTAKES = {
         "eval a --data glue/sst2", ("glue/sst2", "no such file", "load_dataset(NAME).save_to_disk")
     ),
     "text as images": Mistake(
-        "eval a --data x.txt --kind images", ("x.txt", "no images in it", "leave kind out. On the command line: --kind KIND"),
+        "eval a --data x.txt --kind images",
+        ("x.txt", "no images in it", "leave kind out. On the command line: --kind KIND"),
         written("x.txt", b"some words"),
     ),
     "a part of running text": Mistake(
-        "eval a --data x.txt --split test", ("x.txt", "no part 'test'", "Leave split out", "On the command line: --split PART"),
+        "eval a --data x.txt --split test",
+        ("x.txt", "no part 'test'", "Leave split out", "On the command line: --split PART"),
         written("x.txt", b"some words"),
     ),
     "a folder without data": Mistake(
@@ -266,7 +268,7 @@ MISTAKES = {
         "eval a --task measures:mine", ("measures:mine", "No module named", "the folder that holds measures.py")
     ),
     "a task that fails": Mistake(
-        "eval a --task math:sqrt", ("math:sqrt", "called as f(model)", "TypeError", "Correct it; the traceback shows where", "--debug")
+        "eval a --task math:sqrt", ("math:sqrt", "called as f(model)", "TypeError", "Correct it", "--debug")
     ),
     "a model as data": Mistake("eval a --data b", ("data b", "a model, and not data", "Name the images or texts")),
     "weights as data": Mistake(

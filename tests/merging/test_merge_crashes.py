@@ -163,7 +163,7 @@ def test_another_recipe_or_a_changed_input_does_not_go_on_from_old_tensors(
 ) -> None:
     interrupt(models, tmp_path / "out", monkeypatch)
     other = isomerge.merge_recipe(recipe(models, "ties"))
-    with pytest.raises(RequestError, match="left finished work of another kind.*--force"):
+    with pytest.raises(RequestError, match="left finished work of another kind.*set force"):
         other.save(tmp_path / "out")
     assert list((tmp_path / "out" / STAGING).glob("*.safetensors")), "it waits for its own command"
     assert other.save(tmp_path / "out", force=True).sha256 == other.save(tmp_path / "fresh").sha256
