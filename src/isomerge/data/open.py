@@ -60,7 +60,7 @@ def open_data(
 
     `source` is a folder or archive of images, a text file (.txt, .csv, .tsv, .jsonl, CoNLL), a folder of them, a
     `datasets` object or the folder it was saved to, or batches; a mapping holds a `path` and the options below, as in a
-    recipe. `kind` says what it is where that cannot be seen. `text` and `label` name columns or positions from 0, two
+    recipe. `kind` names the format if it is not recognised. `text` and `label` name columns or positions from 0, two
     texts with a comma between. `length` shortens texts, `limit` is the number of examples to use; `tokenizer` is for
     models in memory. `prefer` is the part that is used when there are several and `split` names none.
     """

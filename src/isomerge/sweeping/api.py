@@ -64,9 +64,9 @@ def sweep(
     so many evaluations look for the best values between bounds ("0:1"). Names are options of the method,
     `models[1].weight`, `model-b.weight`, or keys of the recipe such as `align.level`. By a task over `data` as in
     `isomerge.evaluate` (of data in parts `validation`, else `train`, unless its `split` names another), or by `loss`, a
-    function of the module. `test` is other data, read like `data`, on which the recipe as it is and the best point are
+    function of the module. `test` is other data, read like `data`, on which the unchanged recipe and the best point are
     measured once. `out` keeps every point as soon as it is measured, the record, a picture and best.yml; the same call
-    goes on from there. `same_ids` is that of `isomerge.merge_recipe`.
+    continues from there. `same_ids` is that of `isomerge.merge_recipe`.
 
     >>> sweep = isomerge.sweep("recipe.yml", {"t": "0:1:0.5"}, data="cifar10.tar.xz")
     >>> list(sweep.best.parameters)
