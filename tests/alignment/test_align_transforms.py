@@ -62,7 +62,7 @@ def test_a_damaged_or_missing_transform_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AlignmentError, match="Reading the transform"):
         isomerge.align(model("vit", 1), transform=path)
     save_file({"x": torch.zeros(1)}, path)
-    with pytest.raises(RequestError, match="not a file written by --save-transform"):
+    with pytest.raises(RequestError, match="not a file written by Alignment.save_transform"):
         isomerge.align(model("vit", 1), transform=path)
 
 

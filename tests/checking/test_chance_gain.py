@@ -41,7 +41,7 @@ def test_a_sign_that_was_turned_is_no_chance() -> None:
     row = next(s for s in found["spaces"] if s["name"].startswith("ffn"))
     assert row["gain"] > 0.999 and row["by_chance"] < 0.3
     assert found["alignment"]["gain"]["full"] > 0.999 and found["alignment"]["by_chance"] < 0.3
-    assert not any("data should decide" in reason for reason in found["reasons"])
+    assert not any("align on data" in reason for reason in found["reasons"])
 
 
 def test_units_that_are_found_again_need_no_data() -> None:

@@ -93,7 +93,7 @@ def test_a_gain_in_attention_has_its_chance_beside_it(family: str) -> None:
     assert len(gains) == 3 and all(0.5 * chance < gain < 2 * chance for gain, chance in gains.values())
     alignment = found["alignment"]
     assert alignment["gain"]["full"] < 1.5 * alignment["by_chance"]
-    assert any("by chance, so that data should decide" in reason for reason in found["reasons"])
+    assert any("by chance, so align on data" in reason for reason in found["reasons"])
 
 
 def test_an_adapter_merged_into_a_model_is_recognised_by_the_rank_of_its_difference() -> None:

@@ -195,7 +195,7 @@ def test_finished_work_of_another_run_is_not_thrown_away_unasked(tmp_path):
         staging.note(tensor="a")
         raise KeyboardInterrupt
     for key in ("second", None):
-        with pytest.raises(RequestError, match="interrupted run has left finished work.*--force"):
+        with pytest.raises(RequestError, match="interrupted run has left finished work.*set force"):
             Staging(out, force=False, key=key).__enter__()
     with contextlib.suppress(KeyboardInterrupt), Staging(out, force=False, key="first") as staging:
         assert staging.journal() == [{"tensor": "a"}] and staging.reopen("model.safetensors", 4) is not None

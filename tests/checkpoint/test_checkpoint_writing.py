@@ -146,7 +146,7 @@ def test_a_folder_in_use_is_refused_unless_forced(tmp_path, state):
     out = tmp_path / "out"
     write(out, state, config={"v": 1}, shard_size=8)
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(RequestError, match="not empty.*--force"):
+    with pytest.raises(RequestError, match="not empty.*set force"):
         write(out, state, config={"v": 2})
     assert json.loads((out / "config.json").read_text()) == {"v": 1}
     write(out, state, config={"v": 2}, force=True)

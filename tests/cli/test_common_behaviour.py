@@ -286,7 +286,7 @@ def test_ctrl_c_names_what_is_left_and_the_command_that_goes_on(tmp_path: Path) 
     assert process.returncode == 130 and json.loads(answer)["exit_code"] == 130
     assert len(told.strip().splitlines()) == 1 and "Traceback" not in told
     assert "my out/.isomerge-partial" in told and "the inputs were not changed" in told
-    resume = shlex.split(told.strip().rpartition("goes on from there: ")[2])
+    resume = shlex.split(told.strip().rpartition("continues from there: ")[2])
     assert resume == ["isomerge", *command]
     done = subprocess.run([sys.executable, "-m", *resume], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -321,7 +321,7 @@ def test_ctrl_c_before_a_model_is_replaced_does_not_take_the_old_one_for_the_new
     assert run("merge a b -o out").exit_code == 0
     monkeypatch.setattr("isomerge.merge_recipe", interrupt, raising=False)
     told = run("merge b a -o out --force").stderr
-    assert "stays: out. The same command starts again: isomerge merge b a -o out --force" in told
+    assert "remain: out. The same command starts again: isomerge merge b a -o out --force" in told
     assert "complete" not in told
 
 
@@ -335,7 +335,7 @@ def test_ctrl_c_after_an_alignment_was_written_says_that_it_is_complete(
 
     monkeypatch.setattr(api, "save", save)
     told = run("align b a -o out").stderr
-    assert "out is complete; what follows the writing was not done: with --force the same command" in told
+    assert "out is complete; the steps after writing were not done: with --force the same command" in told
 
 
 def test_ctrl_c_before_the_first_point_of_a_sweep_asks_for_no_force(

@@ -121,7 +121,7 @@ MISTAKES = {
     "a device by another name": Mistake("align b a -o out --device gpu", ("device 'gpu'", "cuda (NVIDIA", "Use cpu")),
     "data to check that are not there": Mistake("check a b --data nope.txt", ("nope.txt", "Check the path")),
     "a picture of another kind": Mistake(
-        "barrier a b --data x.txt --plot curve.doc", ("--plot curve.doc", ".svg or .png", "Name such a file")
+        "barrier a b --data x.txt --plot curve.doc", ("curve.doc", ".svg or .png", "Name such a file")
     ),
     "a digit too many": Mistake(
         "barrier a b --data x.txt --points 1000000", ("1,000,000 points", "at most 10,000", "fewer")
@@ -242,11 +242,13 @@ MISTAKES = {
         "eval a --data glue/sst2", ("glue/sst2", "no such file", "load_dataset(NAME).save_to_disk")
     ),
     "text as images": Mistake(
-        "eval a --data x.txt --kind images", ("x.txt", "no images in it", "leave --kind out"),
+        "eval a --data x.txt --kind images",
+        ("x.txt", "no images in it", "leave kind out. On the command line: --kind KIND"),
         written("x.txt", b"some words"),
     ),
     "a part of running text": Mistake(
-        "eval a --data x.txt --split test", ("x.txt", "no part 'test'", "Leave --split out"),
+        "eval a --data x.txt --split test",
+        ("x.txt", "no part 'test'", "Leave split out", "On the command line: --split PART"),
         written("x.txt", b"some words"),
     ),
     "a folder without data": Mistake(
@@ -255,7 +257,7 @@ MISTAKES = {
     ),
     "a column that is not there": Mistake(
         "eval b --data x.csv --label lable",
-        ("x.csv", "--label 'lable' is not a column", "It has 'text', 'label'", "Did you mean 'label'?"),
+        ("x.csv", "label 'lable' is not a column", "It has 'text', 'label'", "Did you mean 'label'?"),
         written("x.csv", b"text,label\ngood,1\nbad,0\n"),
     ),
     "a recipe as a model": Mistake(
@@ -266,14 +268,14 @@ MISTAKES = {
         "eval a --task measures:mine", ("measures:mine", "No module named", "the folder that holds measures.py")
     ),
     "a task that fails": Mistake(
-        "eval a --task math:sqrt", ("math:sqrt", "called as f(model)", "TypeError", "Correct it; --debug")
+        "eval a --task math:sqrt", ("math:sqrt", "called as f(model)", "TypeError", "Correct it", "--debug")
     ),
     "a model as data": Mistake("eval a --data b", ("data b", "a model, and not data", "Name the images or texts")),
     "weights as data": Mistake(
         "barrier a b --data a/model.safetensors", ("a/model.safetensors", "a model, and not data", "Name the images")
     ),
     "another task": Mistake(
-        "eval a --data x.txt --task token", ("a as 'token'", "for 'causal-lm'", "Leave --task out"),
+        "eval a --data x.txt --task token", ("a as 'token'", "for 'causal-lm'", "Leave task out", "--task TASK"),
         written("x.txt", b"some words"),
     ),
     "two models to evaluate": Mistake(

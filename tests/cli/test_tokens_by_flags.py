@@ -47,7 +47,7 @@ def test_tokens_with_other_ids_are_refused(models: tuple[Path, Path], tmp_path: 
     told = " ".join(done.stderr.split())
     assert done.exit_code == 2 and not (tmp_path / "out").exists()
     assert f"2 tokens have other ids in {models[1]} than in {models[0]} ('moon', 'star')" in told
-    assert "--tokenizer union" in told and "--tokenizer rows" in told
+    assert "'union' keeps" in told and "On the command line: --tokenizer union|base|MODEL|rows" in told
     planned = verb("plan", *models)
     assert planned.exit_code == 2 and " ".join(planned.stderr.split()) == told
     with pytest.raises(RequestError, match="2 tokens have other ids"):

@@ -223,7 +223,7 @@ def test_ready_batches_are_taken_as_they_are(tmp_path: Path) -> None:
         ("a.csv", "text,label\n", {}, "a header and no row"),
         ("a.jsonl", '{"text": 1}\n', {}, "no text but 1"),
         ("a.jsonl", "{broken\n", {}, "line 1"),
-        ("a.jsonl", '{"body_html": "x"}\n', {}, "Name one with --text"),
+        ("a.jsonl", '{"body_html": "x"}\n', {}, "Name one with the option text"),
         ("a.txt", "   \n", {}, "the file is empty"),
         ("a.conll", "word O\nlonely\n", {}, "without a tag in 'line 2"),
         ("a.xyz", "x", {}, "is not a kind of data"),
@@ -250,7 +250,7 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
     bare = open_checkpoint({"x": torch.zeros(1)})
     with pytest.raises(RequestError, match="no tokenizer beside it"):
         list(open_data(tmp_path / "data.tsv").batches(bare))
-    with pytest.raises(RequestError, match="--limit"):
+    with pytest.raises(RequestError, match="Leave limit out"):
         list(open_data(tmp_path / "data.tsv").batches(model, limit=0))
 
 
@@ -333,5 +333,5 @@ def test_numbers_of_classes_may_be_written_as_fractions(tmp_path: Path) -> None:
 def test_a_part_that_a_file_does_not_have_is_refused(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     assert open_data(tmp_path / name).size == 2
-    with pytest.raises(RequestError, match=f"{name}: there is no part 'validation'.*leave --split out"):
+    with pytest.raises(RequestError, match=f"{name}: there is no part 'validation'.*leave split out"):
         open_data(tmp_path / name, split="val")

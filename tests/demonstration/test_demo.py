@@ -287,7 +287,7 @@ def test_no_pairs_is_a_request_that_cannot_be_met(tmp_path: Path) -> None:
 
 def test_a_folder_of_others_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(isomerge.IsomergeError, match=r"not empty \(thesis.txt\).*--force"):
+    with pytest.raises(isomerge.IsomergeError, match=r"not empty \(thesis.txt\).*set force"):
         isomerge.demo(tmp_path)
     with pytest.raises(isomerge.IsomergeError, match="this is a file"):
         isomerge.demo(tmp_path / "thesis.txt", force=True)

@@ -240,7 +240,7 @@ def test_wrong_requests_are_told(tmp_path: Path) -> None:
         (tmp_path / "digits", {}, "reads texts and the data is images"),
         (tmp_path / "book.txt", {}, "running text without labels"),
         (tmp_path / "plain.tsv", {}, "it has no labels"),
-        (None, {}, "name the data with --data"),
+        (None, {}, "Pass data, for example a path"),
         (data, {"device": "cuda:9"}, "cuda:9"),
         (table(tmp_path / "b.tsv", ["love"] * 12), {}, "no 'love'.*'odd', 'good', 'bad'"),
     ]

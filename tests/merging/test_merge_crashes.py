@@ -163,7 +163,7 @@ def test_another_recipe_or_a_changed_input_does_not_go_on_from_old_tensors(
 ) -> None:
     interrupt(models, tmp_path / "out", monkeypatch)
     other = isomerge.merge_recipe(recipe(models, "ties"))
-    with pytest.raises(RequestError, match="left finished work of another kind.*--force"):
+    with pytest.raises(RequestError, match="left finished work of another kind.*set force"):
         other.save(tmp_path / "out")
     assert list((tmp_path / "out" / STAGING).glob("*.safetensors")), "it waits for its own command"
     assert other.save(tmp_path / "out", force=True).sha256 == other.save(tmp_path / "fresh").sha256
@@ -200,7 +200,7 @@ def test_ctrl_c_ends_with_130_and_words_and_the_rerun_finishes(models: dict[str,
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Interrupted" in told and "goes on" in told
+    assert process.returncode == 130 and "Interrupted" in told and "continues" in told
     assert not (tmp_path / "out" / "config.json").exists()
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

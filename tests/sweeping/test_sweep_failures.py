@@ -181,7 +181,7 @@ def test_data_that_no_point_uses_is_a_mistake(texts: Path) -> None:
 
 
 def test_the_bound_on_memory_is_kept(texts: Path) -> None:
-    with pytest.raises(RequestError, match="--max-memory 1MB"):
+    with pytest.raises(RequestError, match="max_memory 1MB"):
         isomerge.sweep(linear(texts), {"models[0].weight": [1]}, data=texts / "book.txt", max_memory="1MB")
 
 

@@ -135,11 +135,11 @@ def test_many_points_are_shown_as_the_best(run: Any) -> None:
         ),
         (
             "sweep a b --over t=0,1 --data rows.jsonl --text data",
-            "It has 'label', 'text'. Known values: label, text.\n",
+            "It has 'label', 'text'. Known values: label, text. On the command line: --text COL.\n",
         ),
         ("sweep recipe.yml t=0:1:0.5 --data rows.jsonl", "write --over t=0:1:0.5, once for each name"),
         ("sweep a b --over t=0:1:0.5 seed=1,2 --data rows.jsonl", "'seed=1,2' is not a model. To vary it write --over"),
-        ("sweep a b --over t=0..1 --data rows.jsonl", "a range is written with colons. Write --over t=0:1:STEP"),
+        ("sweep a b --over t=0..1 --data rows.jsonl", "a range is written with colons. Write t=0:1:STEP"),
         ("sweep a b --over t=half --data rows.jsonl", "share of the second model, a number. Write t=0:1:0.1 or"),
         (
             "sweep a b --over t=0,1 --data rows.jsonl -o rows.jsonl/x",

@@ -228,7 +228,7 @@ class Alignment:
 
     # --- reporting it -----------------------------------------------------------------------------------------------
     def distances(self) -> dict[str, Distance]:
-        """Per tensor: ‖source − anchor‖², ‖moved − anchor‖², ‖anchor‖², on the files as they stand."""
+        """Per tensor: ‖source − anchor‖², ‖moved − anchor‖², ‖anchor‖², on the stored tensors."""
         if not self._distances and self.anchor is not None:
             moved = self.moved()
             as_stored = moved.gauge is not None

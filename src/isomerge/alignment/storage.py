@@ -46,7 +46,8 @@ def save_transform(alignment: Alignment, path: Path) -> None:
         aside.replace(path)
     except (OSError, SafetensorError) as error:
         raise AlignmentError(
-            f"Writing the transform {path}: {error}. The model itself is written; make room and run again with --force."
+            f"Writing the transform {path}: {error}. The model itself is written; make room and save again with force.",
+            keys=("force",),
         ) from error
     finally:
         aside.unlink(missing_ok=True)
@@ -103,12 +104,15 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             # In memory of their own: BLAS rounds by how a tensor is aligned, and the file aligns to 8 bytes only.
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
-        cause = "there is no such file. Make one with --save-transform."
-        raise RequestError(f"Reading the transform {path}: {cause}") from error
+        cause = "there is no such file. Make one with Alignment.save_transform."
+        raise RequestError(f"Reading the transform {path}: {cause}", keys=("save_transform",)) from error
     except (SafetensorError, OSError) as error:
-        raise AlignmentError(f"Reading the transform {path}: {error}. Make it again with --save-transform.") from error
+        message = f"Reading the transform {path}: {error}. Make it again with Alignment.save_transform."
+        raise AlignmentError(message, keys=("save_transform",)) from error
     if metadata.get("format") != FORMAT:
-        raise RequestError(f"Reading the transform {path}: not a file written by --save-transform.")
+        raise RequestError(
+            f"Reading the transform {path}: not a file written by Alignment.save_transform.", keys=("save_transform",)
+        )
     return metadata, tensors
 
 

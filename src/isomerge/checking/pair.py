@@ -125,7 +125,7 @@ def _reasons(verdict: str, comparison: PairComparison, moves: UnitMoves, low: di
         in_place = "; every sampled unit is already in its best place" if moves.spaces else ""
         reasons = [f"{near}{in_place}"]
     elif moves.spaces:
-        reasons = [f"{near}; {len(moves.wanting)} of {len(moves.spaces)} sampled spaces want to move", *_gain(moves)]
+        reasons = [f"{near}; {len(moves.wanting)} of {len(moves.spaces)} sampled spaces would move", *_gain(moves)]
     else:
         reasons = [near]
     if comparison.identical and verdict == SIBLINGS:
@@ -151,17 +151,17 @@ def _gain(moves: UnitMoves) -> list[str]:
     if not moves.gain:
         return []
     gained = (
-        f"in the sampled layers alignment takes away {100 * moves.gain['full']:.0f} % of the squared distance "
+        f"in the sampled layers alignment removes {100 * moves.gain['full']:.0f} % of the squared distance "
         f"({100 * moves.gain['permutation']:.0f} % by permutations alone)"
     )
     if moves.by_chance is not None:
-        gained += f"; between unrelated weights it takes away {100 * moves.by_chance:.0f} % by chance"
+        gained += f"; between unrelated weights it removes {100 * moves.by_chance:.0f} % by chance"
         if not is_more_than_chance(moves.gain["full"], moves.by_chance):
-            gained += ", so that data should decide and not the weights alone"
+            gained += ", so align on data rather than on weights alone"
     stream = next((s["similarity"] for s in moves.spaces if s.get("similarity") is not None), None)
     if stream is None:
         return [gained]
-    return [gained, f"up to a rotation their tables are alike to {stream:.2f} (1: the same, 0: unrelated)"]
+    return [gained, f"up to a rotation, the similarity of their tables is {stream:.2f} (1: the same, 0: unrelated)"]
 
 
 # --- is the difference of two models a LoRA's? ------------------------------------------------------------------------

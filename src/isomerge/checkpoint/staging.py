@@ -59,8 +59,9 @@ class Staging:
         if not self._force and self._journal_key() not in (None, self._key) and self._journal_notes():
             raise RequestError(
                 f"While preparing to write {self.out}: an interrupted run has left finished work of another kind there "
-                f"({self._folder}). Run that command again to go on with it, name another folder, or pass --force "
-                "(force=True) to throw it away."
+                f"({self._folder}). Run that command again to continue it, name another folder, or set force to "
+                "throw it away.",
+                keys=("force",),
             )
         try:
             self._make_folders()
@@ -173,7 +174,8 @@ def _refuse_occupied(out: Path, force: bool) -> None:
     if any(path.name != STAGING for path in out.iterdir()):
         raise RequestError(
             f"While preparing to write {out}: the folder is not empty, and nothing is overwritten unasked. "
-            "Name a new folder, or pass --force (force=True) to replace the model in it."
+            "Name a new folder, or set force to replace the model in it.",
+            keys=("force",),
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from isomerge.choices import FISHER_KINDS, STATISTICS
-from isomerge.cli.flags import Force, Model, Reading, Running, choice, one_of, option
+from isomerge.cli.flags import Force, Model, Reading, Running, choice, data_source, one_of, option
 from isomerge.cli.output import Record, Voice, below, listing
 from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
@@ -51,23 +51,13 @@ def calibrate(
     _require_writable(out, force=force)
 
     from isomerge.calibration import calibrate as measure
-    from isomerge.data import open_data
     from isomerge.running.passes import BATCH_SIZE
 
     start = time.perf_counter()
     with voice.work("steps") as progress:
-        opened = open_data(
-            data,
-            kind=reading.kind,
-            split=reading.split,
-            text=reading.text,
-            label=reading.label,
-            length=running.length,
-            limit=reading.limit,
-        )
         statistics = measure(
-            model, opened, what=wanted, fisher=fisher, samples=samples, only=only, device=running.device,
-            batch_size=running.batch_size or BATCH_SIZE, seed=running.seed, progress=progress,
+            model, data_source(data, reading, running), what=wanted, fisher=fisher, samples=samples, only=only,
+            device=running.device, batch_size=running.batch_size or BATCH_SIZE, seed=running.seed, progress=progress,
         )  # fmt: skip
         statistics.save(out)
     record = {

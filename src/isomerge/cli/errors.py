@@ -6,6 +6,7 @@ import errno
 import json
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from isomerge.cli.interruption import what_is_left
@@ -34,7 +35,7 @@ def report_error(error: Exception, *, as_json: bool, debug: bool, verb: Any = No
 
 
 def report_interruption(command: str, *, as_json: bool) -> None:
-    """Say that the work was interrupted, what is left of it on disk, and which command goes on."""
+    """Say that the work was interrupted, what is left of it on disk, and which command continues."""
     message = f"Interrupted; the inputs were not changed. {what_is_left(command)}"
     _print(message, "KeyboardInterrupt", INTERRUPTED, as_json)
 
@@ -47,7 +48,7 @@ def _print(message: str, kind: str, code: int, as_json: bool) -> None:
 
 def _describe(error: Exception, verb: Any) -> tuple[str, int]:
     if isinstance(error, IsomergeError):
-        return " ".join(str(error).split()), error.exit_code
+        return " ".join(f"{error}{_as_flags(error.keys, verb)}".split()), error.exit_code
     # New versions of typer carry their own copy of click and old ones import it, so a usage error is recognised by
     # what it can do and not by its class.
     if hasattr(error, "format_message"):
@@ -75,6 +76,14 @@ def _describe(error: Exception, verb: Any) -> tuple[str, int]:
         "run again with --debug and report the traceback.",
         FAILED,
     )
+
+
+def _as_flags(keys: Sequence[str], verb: Any) -> str:
+    """The library names arguments: this says which flags of the verb they are."""
+    options = {one.name: one for one in getattr(verb, "params", ()) if one.opts[0].startswith("-")}
+    named = [options[key] for key in keys if key in options]
+    flags = [one.opts[0] if one.is_flag else f"{one.opts[0]} {one.metavar or one.name.upper()}" for one in named]
+    return f" On the command line: {', '.join(flags)}." if flags else ""
 
 
 # --- command lines that cannot be parsed ------------------------------------------------------------------------------

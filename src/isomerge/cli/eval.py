@@ -47,7 +47,7 @@ def eval_table(record: Record) -> RenderableType:
 
 
 def data_used(record: Record) -> str:
-    """The data, and how much of it was used; running text is cut into examples of its own."""
+    """The data, and how much of it was used; running text is cut into chunks."""
     data = record["data"]
     if data["kind"] == "corpus":
         return f"{data['name']}, {record['examples']} examples cut from {data['size']} lines"

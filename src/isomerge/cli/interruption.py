@@ -66,7 +66,7 @@ def what_is_left(command: str) -> str:
     resumable = [output.path / name for output in left for name in (STAGING, POINTS) if (output.path / name).exists()]
     if resumable:
         places = ", ".join(map(str, resumable))
-        return f"Finished work is in {places}; the same command goes on from there: {command}"
+        return f"Finished work is in {places}; the same command continues from there: {command}"
     if not left:
         return f"Nothing was left behind; the same command starts again: {command}"
     if all(output.is_complete for output in _outputs):
@@ -74,15 +74,15 @@ def what_is_left(command: str) -> str:
     places = ", ".join(str(output.path) for output in left)
     forced = "--force" in shlex.split(command) or not any(output.is_in_the_way for output in left)
     again = "The same command starts again" + ("" if forced else "; add --force if the folder is in its way")
-    return f"What was there or already written stays: {places}. {again}: {command}"
+    return f"Files that were there before, or were already written, remain: {places}. {again}: {command}"
 
 
 def _what_is_missing(out: Path, command: str) -> str:
     """A model is complete before it is verified, reported on and pushed."""
     words = shlex.split(command)
-    again = f"with --force the same command does all of it again: {command}"
+    again = f"with --force the same command starts again: {command}"
     if words[1] not in ("merge", "align") or not (out / "isomerge.json").exists():
-        return f"{out} is complete; what follows the writing was not done: {again}"
+        return f"{out} is complete; the steps after writing were not done: {again}"
     if not (out / "report.html").exists():
         left = f"{out} is complete; only its report is missing: {shlex.join(['isomerge', 'report', str(out)])}"
     else:

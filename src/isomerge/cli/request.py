@@ -47,7 +47,7 @@ class MergeRequest:
 
     @property
     def is_adapted(self) -> bool:
-        """The only model is base+adapter, which is a merge by itself."""
+        """The only model is base+adapter, which is already a merge."""
         from isomerge.merging.recipe import ModelReference
 
         try:

@@ -169,7 +169,7 @@ def _interruptible(out: Path | None) -> Iterator[None]:
         elif out is not None:
             kept = "No point was measured yet."
         else:
-            kept = "The measured points are lost: with -o DIR they are kept, and the same command goes on."
+            kept = "The measured points are lost: with -o DIR they are kept, and the same command continues."
         typer.echo(f"isomerge: {kept}", err=True)
         raise
 

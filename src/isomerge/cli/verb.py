@@ -24,7 +24,7 @@ DECLARED: dict[Command, Declaration] = {}
 
 
 def verb(summary: str, example: str, *, method_options: bool = False) -> Callable[[Command], Command]:
-    """Declare a verb. A parameter whose type is a dataclass stands for all its fields, each of which is a flag.
+    """Declare a verb. A parameter whose type is a dataclass is replaced by its fields, each of which is a flag.
 
     With `method_options` the verb also takes flags that no parameter names: the options of merge methods.
     """

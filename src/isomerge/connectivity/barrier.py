@@ -98,7 +98,7 @@ def barrier(
     start = time.perf_counter()
     require_types(points=(points, int))
     if points < 3:
-        raise RequestError(f"Measuring {points} points between two models: at least 3 are needed. Try --points 11.")
+        raise RequestError(f"Measuring {points} points between two models: at least 3 are needed. Try 11.")
     require_few(points, points)
     if plot is not None:
         require_drawable(plot)
@@ -146,7 +146,8 @@ def require_few(count: int, points: int) -> None:
     if count > MOST_POINTS:
         raise RequestError(
             f"Measuring {count:,} points, each a run over the data: at most {MOST_POINTS:,} are measured. Ask for "
-            f"fewer than --points {points}."
+            f"fewer than points={points}.",
+            keys=("points",),
         )
 
 

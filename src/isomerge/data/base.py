@@ -45,7 +45,8 @@ class Wanted:
         require_types(batch_size=(self.batch_size, int), limit=(self.limit, int, None), seed=(self.seed, int))
         if self.limit is not None and self.limit < 1:
             raise RequestError(
-                f"Drawing {self.limit} examples: at least one is needed. Leave --limit out to use them all."
+                f"Drawing {self.limit} examples: at least one is needed. Leave limit out to use them all.",
+                keys=("limit",),
             )
 
     def order(self, size: int) -> Iterator[np.ndarray]:

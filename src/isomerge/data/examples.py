@@ -100,17 +100,18 @@ def from_records(
         records = [record for record in records if same_split(str(record.get(parts))) == chosen]
     elif split is not None:
         pick_split([], split, prefer, source)  # refuses, as above
-    words = _field("--text", text, plain, source)[:1] if text else [plain[n] for n in WORDS if n in plain][:1]
+    words = _field("text", text, plain, source)[:1] if text else [plain[n] for n in WORDS if n in plain][:1]
     if words and isinstance(records[0].get(words[0]), (list, tuple)):
-        tags = _field("--label", label, plain, source) if label else [plain[n] for n in TAGS if n in plain]
+        tags = _field("label", label, plain, source) if label else [plain[n] for n in TAGS if n in plain]
         return [_tagged(record, words[0], tags[0] if tags else None, call, source) for record in records], notes
-    texts = _field("--text", text, plain, source) if text else _text_fields(plain, label)
+    texts = _field("text", text, plain, source) if text else _text_fields(plain, label)
     if not texts:
         raise RequestError(
             f"While reading {source}: none of its fields {name_some(fields, 20)} is known to hold texts. "
-            "Name one with --text NAME, two with a comma between."
+            "Name one with the option text, two with a comma between.",
+            keys=("text",),
         )
-    labels = _field("--label", label, plain, source) if label else [
+    labels = _field("label", label, plain, source) if label else [
         plain[name] for name in LABELS if name in plain and plain[name] not in texts
     ][:1]  # fmt: skip
     return [_from_record(record, texts, labels, call, source) for record in records], notes
@@ -130,7 +131,8 @@ def _field(option: str, given: str, plain: Mapping[str, str], source: str) -> li
     if wrong:
         raise RequestError(
             f"While reading {source}: {option} '{wrong[0]}' is not a field of it. It has "
-            f"{name_some(list(plain.values()), 20)}. {did_you_mean(wrong[0], plain.values())}"
+            f"{name_some(list(plain.values()), 20)}. {did_you_mean(wrong[0], plain.values())}",
+            keys=(option,),
         )
     return [plain[name.casefold()] for name in names]
 

@@ -68,7 +68,8 @@ def match_labels(classes: Sequence[str], config: Mapping[str, Any], data: str) -
     raise RequestError(
         f"Matching the labels of {data} with the model's: the model has no {name_some(unknown, 8)}. The data has "
         f"{name_some(sorted(classes), 20)}; the model has {name_some(names, 20)}. Use data of this model's task, or "
-        "name another column with --label, or put the labels into id2label and label2id of config.json."
+        "name another column with the option label, or put the labels into id2label and label2id of config.json.",
+        keys=("label",),
     )
 
 

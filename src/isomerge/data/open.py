@@ -60,7 +60,7 @@ def open_data(
 
     `source` is a folder or archive of images, a text file (.txt, .csv, .tsv, .jsonl, CoNLL), a folder of them, a
     `datasets` object or the folder it was saved to, or batches; a mapping holds a `path` and the options below, as in a
-    recipe. `kind` says what it is where that cannot be seen. `text` and `label` name columns or positions from 0, two
+    recipe. `kind` names the format if it is not recognised. `text` and `label` name columns or positions from 0, two
     texts with a comma between. `length` shortens texts, `limit` is the number of examples to use; `tokenizer` is for
     models in memory. `prefer` is the part that is used when there are several and `split` names none.
     """
@@ -93,7 +93,8 @@ def _opened(source: Any, options: DataOptions, tokenizer: Any, prefer: str) -> D
     if options.kind == "images":
         raise RequestError(
             f"While opening data {path}: there are no images in it. Name a folder or archive of images in class "
-            "folders, or leave --kind out."
+            "folders, or leave kind out.",
+            keys=("kind",),
         )
     data = _open_texts(files, path, options, tokenizer, prefer)
     data.notes[:0] = notes
@@ -169,8 +170,9 @@ def _open_texts(files: Sequence[Path], path: Path, options: DataOptions, tokeniz
     if running:
         if options.split is not None:
             raise RequestError(
-                f"While opening data {path}: running text has no part '{split}'. Leave --split out, or name the file "
-                "that holds this part."
+                f"While opening data {path}: running text has no part '{split}'. Leave split out, or name the file "
+                "that holds this part.",
+                keys=("split",),
             )
         corpus = Corpus(running, name, tokenizer=tokenizer, length=options.length)
         if kind not in ("texts", "lines", "documents"):
@@ -204,7 +206,8 @@ def _examples(path: Path, options: DataOptions, prefer: str) -> ExamplesAndNotes
     if suffix in (".csv", ".tsv"):  # one column
         return from_table(cut(lines, "\0"), str(path), options, prefer)
     if options.label or options.text:
-        raise RequestError(f"While reading {path}: it is plain text without columns, so --text and --label do not fit.")
+        message = f"While reading {path}: it is plain text without columns. Leave text and label out."
+        raise RequestError(message, keys=("text", "label"))
     return None
 
 

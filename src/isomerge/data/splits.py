@@ -58,9 +58,9 @@ def pick_split(
             known = (
                 f"It has {', '.join(parts)}. {did_you_mean(wanted, parts)}"
                 if parts
-                else "It has no parts; leave --split out."
+                else "It has no parts; leave split out."
             )
-            raise RequestError(f"While reading {source}: there is no part '{wanted}' (--split). {known}")
+            raise RequestError(f"While reading {source}: there is no part '{wanted}'. {known}", keys=("split",))
         return wanted, []
     if len(parts) < 2:
         return (parts[0] if parts else None), []

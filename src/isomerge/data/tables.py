@@ -147,8 +147,8 @@ def choose_columns(rows: Sequence[Sequence[str]], text: str | None, label: str |
     if not body:
         raise RequestError(f"While reading {source}: there is a header and no row below it.")
     sample = body[:: max(1, len(body) // SAMPLE_ROWS)][:SAMPLE_ROWS]
-    texts = _positions("--text", text, header, len(first), source) if text else None
-    labels = _positions("--label", label, header, len(first), source) if label else None
+    texts = _positions("text", text, header, len(first), source) if text else None
+    labels = _positions("label", label, header, len(first), source) if label else None
     guessed = texts is None or (labels is None and header is None)
     if texts is None:
         texts = _text_columns(header, sample, labels or ())
@@ -156,7 +156,8 @@ def choose_columns(rows: Sequence[Sequence[str]], text: str | None, label: str |
             columns = name_some(list(header), 20) if header else f"{len(first)} columns without names"
             raise RequestError(
                 f"While reading {source}: it is not clear which of {columns} holds the texts. Name it with "
-                "--text NAME or --text 3, two of them with a comma between."
+                "the option text, by name or position; two of them with a comma between.",
+                keys=("text",),
             )
     split = next((i for i, name in enumerate(plain) if header and name in SPLITS), None)
     if labels is None:
@@ -230,7 +231,8 @@ def _positions(option: str, given: str, header: tuple[str, ...] | None, width: i
             )  # fmt: skip
             hint = did_you_mean(part, header or ())
             known += f" {hint}" if hint.startswith("Did you mean") else ""
-            raise RequestError(f"While reading {source}: {option} '{part}' is not a column of it. {known}")
+            message = f"While reading {source}: {option} '{part}' is not a column of it. {known}"
+            raise RequestError(message, keys=(option,))
     return tuple(positions)
 
 

@@ -103,7 +103,8 @@ class _Targets:
         if missing:
             raise RequestError(
                 f"Reading the labels of {data.name}: {len(missing)} of {data.size} examples have none, the first is "
-                f"number {missing[0]}. Complete them, remove those rows, or name another column with --label."
+                f"number {missing[0]}. Complete them, remove those rows, or name another column with the option label.",
+                keys=("label",),
             )
         if task == "regression":
             self._require_numbers()
@@ -118,7 +119,8 @@ class _Targets:
         if wrong:
             raise RequestError(
                 f"Reading the numbers to predict from {self._data.name}: {name_some(wrong)} is not a number. Name "
-                "another column with --label, or another task with --task."
+                "another column with the option label, or another task.",
+                keys=("label", "task"),
             )
 
     def usable(self) -> np.ndarray:

@@ -262,7 +262,7 @@ def require_free(out: Path, *, force: bool = False) -> None:
     """Refuse a folder with anything in it that is not an earlier demo's, and what is no folder."""
     act = f"Running the demo into {out}"
     if out.exists() and not out.is_dir():
-        raise RequestError(f"{act}: this is a file. Name a folder with -o.")
+        raise RequestError(f"{act}: this is a file. Name a folder.", keys=("out",))
     if force or not out.is_dir() or (out / DEMO_MARK).is_file():
         return
     inside = sorted(path.name for path in out.iterdir())
@@ -270,7 +270,8 @@ def require_free(out: Path, *, force: bool = False) -> None:
         more = f" and {len(inside) - 3} more" if len(inside) > 3 else ""
         raise RequestError(
             f"{act}: the folder is not empty ({', '.join(inside[:3])}{more}) and no demo wrote it. "
-            "Name another folder with -o, or add --force to write beside what is there."
+            "Name another folder, or set force to write beside the files in it.",
+            keys=("out", "force"),
         )
 
 

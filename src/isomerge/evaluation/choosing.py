@@ -38,12 +38,14 @@ def task_name(config: Mapping[str, Any], wanted: str | None, model: str) -> str:
     if own is None:
         raise RequestError(
             f"Evaluating {model}: config.json names {named}, which has no head for any of {', '.join(TASKS)}. Use the "
-            "model with its head, or a function of your own: --task module:function."
+            "model with its head, or your own function as the task: module:function.",
+            keys=("task",),
         )
     if wanted is not None and wanted != own:
         raise RequestError(
-            f"Evaluating {model} as '{wanted}': config.json names {named}, which is for '{own}'. Leave --task out, or "
-            f"name a model with a head for '{wanted}'."
+            f"Evaluating {model} as '{wanted}': config.json names {named}, which is for '{own}'. Leave task out, or "
+            f"name a model with a head for '{wanted}'.",
+            keys=("task",),
         )
     return own
 
@@ -82,5 +84,6 @@ def require_fitting(data: Data, task: str, model: str) -> None:
     if task in ("sequence", "regression") and data.kind == "corpus":
         raise RequestError(
             f"Evaluating {model} on {data.name}: the data is running text without labels. Name a table (.csv, .tsv, "
-            ".jsonl) with a column of texts and one of labels, which --text and --label name."
+            ".jsonl) with a column of texts and one of labels; the options text and label name them.",
+            keys=("text", "label"),
         )

@@ -129,7 +129,7 @@ def _require(models: Sequence[Any], data: Any, task: str | None) -> None:
     if isinstance(models, str) or len(models) < 2:
         raise RequestError("Measuring an ensemble: name at least two models; for one there is isomerge eval.")
     if data is None:
-        raise RequestError("Measuring an ensemble needs data: name it with --data PATH.")
+        raise RequestError("Measuring an ensemble needs data. Pass data, for example a path.", keys=("data",))
     if is_external(task):
         raise RequestError(f"Measuring an ensemble: '{task}' measures one model at a time. Use isomerge eval for each.")
 

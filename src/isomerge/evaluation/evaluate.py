@@ -70,7 +70,7 @@ def evaluate(
     require_types(task=(task, str, None))
     external = is_external(task)
     if data is None and not external:
-        raise RequestError("Evaluating without data: name the data with --data PATH.")
+        raise RequestError("Evaluating needs data. Pass data, for example a path.", keys=("data",))
     opened = None if data is None else open_data(data, tokenizer=tokenizer, prefer="test")
     checkpoint = open_checkpoint(model)
     require_model(checkpoint)

@@ -39,17 +39,18 @@ def find_function(task: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(place)
     except Exception as error:  # whatever the user's own module raises while it is imported
-        step = "Correct the module, and see its traceback with --debug."
+        step, keys = "Correct the module; the traceback shows where.", ["debug"]
         if isinstance(error, ModuleNotFoundError) and error.name == place.partition(".")[0]:
-            step = f"Run in the folder that holds {error.name}.py, or name its folder in PYTHONPATH."
-        raise RequestError(f"Importing '{place}' for --task {task}: {type(error).__name__}: {error}. {step}") from error
+            step, keys = f"Run in the folder that holds {error.name}.py, or name its folder in PYTHONPATH.", []
+        message = f"Importing '{place}' for the task {task}: {type(error).__name__}: {error}. {step}"
+        raise RequestError(message, keys=keys) from error
     finally:
         if added:
             sys.path.remove(here)
     function = getattr(module, name, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise RequestError(f"--task {task}: module '{place}' has no function '{name}'. {did_you_mean(name, known)}")
+        raise RequestError(f"Task {task}: module '{place}' has no function '{name}'. {did_you_mean(name, known)}")
     return function  # type: ignore[no-any-return]
 
 
@@ -62,14 +63,15 @@ def call_function(function: Callable[..., Any], name: str, module: Any, batches:
     except Exception as error:  # whatever the user's own function raises
         called = "f(model)" if batches is None else "f(model, batches)"
         raise RequestError(
-            f"--task {name}: the function, called as {called}, failed with {type(error).__name__}: {error}. Correct "
-            "it; --debug shows its traceback."
+            f"Task {name}: the function, called as {called}, failed with {type(error).__name__}: {error}. Correct it; "
+            "the traceback shows where.",
+            keys=("debug",),
         ) from error
     values = dict(answer) if isinstance(answer, Mapping) else {"metric": answer}
     wrong = [key for key in ("loss", "metric") if values.get(key) is not None and not _is_number(values[key])]
     if wrong or not ({"loss", "metric"} & values.keys()):
         raise RequestError(
-            f"--task {name}: the function gave {type(answer).__name__}. It must return a number, or a mapping with "
+            f"Task {name}: the function gave {type(answer).__name__}. It must return a number, or a mapping with "
             "'metric' or 'loss' (numbers), and perhaps 'metric_name' and 'higher_is_better'."
         )
     loss, metric = (None if values.get(key) is None else float(values[key]) for key in ("loss", "metric"))

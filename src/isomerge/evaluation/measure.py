@@ -61,7 +61,8 @@ class DataMeasure:
     ) -> None:
         if (task or "").startswith(HARNESS):
             raise RequestError(
-                "Measuring between models: the tasks of lm-eval take too long for every point. Use --data."
+                "Measuring between models: the tasks of lm-eval take too long for every point. Pass data instead.",
+                keys=("data",),
             )
         custom = is_custom(task)
         self.task = task if custom and task else task_name(checkpoint.config, task, checkpoint.name)
@@ -143,7 +144,8 @@ def score_batches(
 def labels_of(batch: Batch, data: Data) -> Any:
     if batch.get("labels") is None:
         raise RequestError(
-            f"Evaluating on {data.name}: it has no labels. Name their column with --label, or use labelled data."
+            f"Evaluating on {data.name}: it has no labels. Name their column with label, or use labelled data.",
+            keys=("label",),
         )
     return batch["labels"]
 

@@ -60,10 +60,11 @@ def merge(
     `calibrate` says how models are measured. Options that name files of statistics take `Statistics` too.
 
     `tokenizer` matches tokens by their text: "union", "base", a model whose tokenizer the result gets, or a mapping as
-    in recipes. Without it models that give tokens other ids are refused; "rows" merges them row by row all the same.
+    in recipes. Without it, models that give tokens different ids are refused; "rows" merges them row by row.
 
     `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options.
-    `dtype` is what is written (by itself: as the inputs), `seed` names the random numbers of methods that draw some.
+    `dtype` is the dtype of the output (by default that of the inputs), `seed` the seed of methods that draw random
+    numbers.
 
     >>> merged = isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5)
     >>> written = merged.save("merged")
@@ -118,7 +119,7 @@ def merge_recipe(
 ) -> Merged:
     """Merge as a recipe says: a path, YAML text or a dict. `models` replaces references by state_dicts or modules.
 
-    A recipe without `tokenizer` merges vocabulary tables row by row, with a note where models give tokens other ids;
+    A recipe without `tokenizer` merges vocabulary tables row by row, with a note if models give tokens different ids;
     with `same_ids` that is an error.
 
     >>> written = isomerge.merge_recipe("recipe.yml").save("merged-by-recipe")

@@ -202,8 +202,9 @@ def require_labels(use: DataUse, data: DataSet, first: Checkpoint) -> None:
     batch = next(iter(data.data.batches(first, batch_size=1, limit=1, labels=True)))
     if "labels" not in batch:
         raise RequestError(
-            f"Merging with {use.purpose} on {data.data.name}: it has no labels. Name their column with 'label' "
-            "(--label), or use labelled data."
+            f"Merging with {use.purpose} on {data.data.name}: it has no labels. Name their column with 'label', "
+            "or use labelled data.",
+            keys=("label",),
         )
 
 

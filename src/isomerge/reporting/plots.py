@@ -78,7 +78,7 @@ def save_figure(figure: Any, path: str | Path) -> None:
 
     path = Path(path)
     if not path.parent.is_dir():
-        raise RequestError(f"Drawing {path}: there is no folder {path.parent}. Make it first.")
+        raise RequestError(f"Drawing {path}: there is no folder {path.parent}. Create it first.")
     with matplotlib.rc_context({"svg.hashsalt": "isomerge", "svg.fonttype": "none"}):
         kind = path.suffix.lower().removeprefix(".")
         figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None, dpi=150)
@@ -95,12 +95,12 @@ def require_drawable(plot: str | Path) -> None:
     """Refuse, before any work, a picture that could not be written."""
     path = Path(plot)
     if path.suffix.lower() not in FORMATS:
-        raise RequestError(f"--plot {path}: pictures are .svg or .png. Name such a file.")
+        raise RequestError(f"Drawing {path}: pictures are .svg or .png. Name such a file.")
     if not path.parent.is_dir():
-        raise RequestError(f"--plot {path}: there is no folder {path.parent}. Make it first.")
+        raise RequestError(f"Drawing {path}: there is no folder {path.parent}. Create it first.")
     if not os.access(path.parent, os.W_OK):
-        raise RequestError(f"--plot {path}: nothing may be written into {path.parent}. Name another folder.")
+        raise RequestError(f"Drawing {path}: nothing may be written into {path.parent}. Name another folder.")
     if not can_draw():
         raise RequestError(
-            f"--plot {path}: 'matplotlib' is not installed (pip install isomerge[report]).", module="matplotlib"
+            f"Drawing {path}: 'matplotlib' is not installed (pip install isomerge[report]).", module="matplotlib"
         )

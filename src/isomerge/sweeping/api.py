@@ -64,9 +64,9 @@ def sweep(
     so many evaluations look for the best values between bounds ("0:1"). Names are options of the method,
     `models[1].weight`, `model-b.weight`, or keys of the recipe such as `align.level`. By a task over `data` as in
     `isomerge.evaluate` (of data in parts `validation`, else `train`, unless its `split` names another), or by `loss`, a
-    function of the module. `test` is other data, read like `data`, on which the recipe as it is and the best point are
+    function of the module. `test` is other data, read like `data`, on which the unchanged recipe and the best point are
     measured once. `out` keeps every point as soon as it is measured, the record, a picture and best.yml; the same call
-    goes on from there. `same_ids` is that of `isomerge.merge_recipe`.
+    continues from there. `same_ids` is that of `isomerge.merge_recipe`.
 
     >>> sweep = isomerge.sweep("recipe.yml", {"t": "0:1:0.5"}, data="cifar10.tar.xz")
     >>> list(sweep.best.parameters)
@@ -134,7 +134,7 @@ def sweep(
 def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any) -> None:
     if (data is None) == (loss is None):
         raise RequestError(
-            "Sweeping: a sweep measures on data. Name it with --data PATH (in Python, or loss=function)."
+            "Sweeping: a sweep measures on data. Pass data, for example a path, or loss=function.", keys=("data",)
         )
     if by is not None and by not in RANKINGS:
         raise RequestError(f"Sweeping: points are ranked by loss or metric, not '{by}'. {did_you_mean(by, RANKINGS)}")
@@ -142,7 +142,7 @@ def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any
         raise RequestError("Sweeping by the metric: loss=function gives no metric. Leave by out, or use data.")
     require_types(search=(search, int, None))
     if search is not None and search < 3:
-        raise RequestError(f"Searching with {search} evaluations: at least 3 are needed. Try --search 20.")
+        raise RequestError(f"Searching with {search} evaluations: at least 3 are needed. Try 20.", keys=("search",))
     if test is not None and data is None:
         raise RequestError(
             "Sweeping: test is other data of the task, and there is no data. Name it, or leave test out."
@@ -199,7 +199,8 @@ def _open_test(test: DataSource, data: DataSource, opened: Data | None) -> Data:
     if opened is not None and test_data.sha256 == opened.sha256:
         raise RequestError(
             f"Sweeping on {opened.name} and testing on {test_data.name}: they are the same data, so the test would say "
-            "nothing. Name other data, or another part with --split and --test-split."
+            "nothing. Name other data, or another split of it.",
+            keys=("split", "test_split"),
         )
     return test_data
 

@@ -90,7 +90,8 @@ def _require_labels(data: Data, reader: Checkpoint, task: str) -> None:
     batch = next(iter(data.batches(reader, batch_size=1, limit=1, labels=True, task=task)))
     if "labels" not in batch:
         raise RequestError(
-            f"Sweeping on {data.name}: it has no labels. Name their column with --label, or use labelled data."
+            f"Sweeping on {data.name}: it has no labels. Name their column with label, or use labelled data.",
+            keys=("label",),
         )
 
 
@@ -136,7 +137,7 @@ class Bench:
             numbers, seconds = {key: known[key] for key in ("loss", "metric")}, known["seconds"]
             self.facts = {key: known[key] for key in FACTS}
         if self.by is not None and numbers[self.by] is None:
-            raise RequestError(f"Sweeping by the {self.by}: this task gives none. Leave --by out.")
+            raise RequestError(f"Sweeping by the {self.by}: this task gives none. Leave by out.", keys=("by",))
         self._done += 1
         if self.progress:
             self.progress(self._done, self.total, MEASURING)

@@ -64,7 +64,8 @@ def grid(axes: Sequence[Axis], mode: str = "grid", *, force: bool = False) -> li
         product = " × ".join(map(str, lengths))
         raise RequestError(
             f"Sweeping {product} = {count} points: more than {MOST} are not measured unasked. Take larger steps, use "
-            "--search N, or add --force."
+            "a search, or set force.",
+            keys=("search", "force"),
         )
     names = [axis.name for axis in axes]
     rows = itertools.product(*(axis.values for axis in axes)) if mode == "grid" else zip(

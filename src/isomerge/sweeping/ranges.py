@@ -14,7 +14,7 @@ from isomerge.errors import RequestError
 Value = float | int | bool | str | None
 MOST = 1000
 """So many points are measured unasked."""
-HOW = "Write NAME=START:STOP:STEP, NAME=a,b,c, or NAME=LOW:HIGH with --search"
+HOW = "Write NAME=START:STOP:STEP, NAME=a,b,c, or NAME=LOW:HIGH for a search"
 
 DASHED = re.compile(r"\s*(\d*\.?\d+)\s*(?:-|–|\.\.\.?|to)\s*(\d*\.?\d+)\s*")
 """How a range is written elsewhere."""
@@ -43,11 +43,11 @@ def read_axes(over: Mapping[str, Any] | Iterable[str], *, search: bool, force: b
         _read(text, force) for text in over
     ]  # fmt: skip
     if not axes:
-        raise RequestError(f"Sweeping: nothing to vary is named. {HOW}, as in --over t=0:1:0.1.")
+        raise RequestError(f"Sweeping: nothing to vary is named. {HOW}, as in t=0:1:0.1.", keys=("over",))
     names = [axis.name for axis in axes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise RequestError(f"Sweeping: '{twice}' is named twice. Write all its values in one --over.")
+        raise RequestError(f"Sweeping: '{twice}' is named twice. Write all its values together.", keys=("over",))
     for axis in axes:
         _require_kind(axis, search)
     return axes
@@ -56,21 +56,23 @@ def read_axes(over: Mapping[str, Any] | Iterable[str], *, search: bool, force: b
 def _require_kind(axis: Axis, search: bool) -> None:
     if search and axis.bounds is None:
         raise RequestError(
-            f"Searching over '{axis.name}': a search goes between two numbers. Write --over {axis.name}=LOW:HIGH, or "
-            "leave --search out to measure the values that are named."
+            f"Searching over '{axis.name}': a search goes between two numbers. Write {axis.name}=LOW:HIGH, or leave "
+            "search out to measure the values that are named.",
+            keys=("over", "search"),
         )
     if not search and axis.bounds is not None:
         low, high = axis.bounds
         raise RequestError(
-            f"Sweeping over '{axis.name}={low}:{high}': it has no step. Write --over {axis.name}={low}:{high}:STEP, or "
-            "add --search N to look for the best value in between."
+            f"Sweeping over '{axis.name}={low}:{high}': it has no step. Write {axis.name}={low}:{high}:STEP, or search "
+            "for the best value in between.",
+            keys=("over", "search"),
         )
 
 
 def _read(text: str, force: bool) -> Axis:
     name, equals, given = text.partition("=")
     if not equals or not name.strip() or not given.strip():
-        raise RequestError(f"--over cannot be '{text}'. {HOW}.")
+        raise RequestError(f"over cannot be '{text}'. {HOW}.", keys=("over", "search"))
     return _named(name.strip(), given.strip(), force)
 
 
@@ -86,8 +88,9 @@ def _named(name: str, given: Any, force: bool) -> Axis:
         if dashed := DASHED.fullmatch(given):
             low, high = dashed.groups()
             raise RequestError(
-                f"Sweeping over '{name}={given}': a range is written with colons. Write --over {name}={low}:{high}:STEP"
-                f" ({name}=0:1:0.1, say); or {name}={low}:{high} with --search N."
+                f"Sweeping over '{name}={given}': a range is written with colons. Write {name}={low}:{high}:STEP"
+                f" ({name}=0:1:0.1, say), or {name}={low}:{high} for a search.",
+                keys=("over", "search"),
             )
         words = [part.strip() for part in given.split(",")]
         if "" in words:
@@ -115,7 +118,8 @@ def _steps(name: str, given: str, numbers: list[Decimal], force: bool) -> tuple[
     count = int(steps) + 1
     if count > MOST and not force:
         raise RequestError(
-            f"Sweeping over '{name}={given}': these are {count} values. Choose a larger step, or add --force."
+            f"Sweeping over '{name}={given}': these are {count} values. Choose a larger step, or set force.",
+            keys=("force",),
         )
     whole = all(number == number.to_integral_value() and "." not in str(number) for number in numbers)
     return tuple(int(start + n * step) if whole else float(start + n * step) for n in range(count))

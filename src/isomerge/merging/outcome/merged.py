@@ -157,8 +157,8 @@ class Merged:
         """Write the merged model with the donor's config and side files.
 
         `lock` hashes every input and output tensor into isomerge.lock.json; `report` writes the model card, and what
-        `isomerge report` needs into isomerge.json. A run that was killed or interrupted goes on from its finished
-        tensors when the same call is made again.
+        `isomerge report` needs into isomerge.json. A run that was killed or interrupted continues from its
+        finished tensors when the same call is made again.
         """
         paths = [data.settings.path for data in self.data if not data.in_memory]
         refuse_overwrite(out, [*self.inputs.values(), self.donor, *paths])
@@ -193,7 +193,7 @@ class Merged:
         return written
 
     def verify(self, written: Written) -> bool:
-        """Look at what was written: whole, of the structure of its class, tokens in place; raise if it is not."""
+        """Check that the output is complete, has the structure of its class and rows for all tokens; raise if not."""
         record = verify_folder(written.out, deep=False, same_structure_as=self.donor, threads=self.threads)
         self.checks = record["checks"]
         if record["problems"]:

@@ -49,8 +49,9 @@ def fitting_threads(jobs: Sequence[Job], threads: int | None, max_memory: int | 
     most = max((job_memory(job) for job in jobs), default=0)
     if used + most > limit:
         raise RequestError(
-            f"Merging within --max-memory {max_memory}: the largest tensor needs {most / 1e6:,.0f} MB and the program "
-            f"itself {used / 1e6:,.0f} MB. Allow at least {math.ceil((used + most) / 1e6):,} MB."
+            f"Merging within max_memory {max_memory}: the largest tensor needs {most / 1e6:,.0f} MB and the program "
+            f"itself {used / 1e6:,.0f} MB. Allow at least {math.ceil((used + most) / 1e6):,} MB.",
+            keys=("max_memory",),
         )
     return max(1, min(count, (limit - used) // max(most, 1)))
 

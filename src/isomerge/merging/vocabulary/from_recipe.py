@@ -31,15 +31,19 @@ def require_same_ids(document: Recipe, models: Sequence[Checkpoint]) -> None:
     if not moved:
         return
     if document.merge_method in DATA_METHODS or document.repair is not None or measures_of(document):
-        what = "This merge runs all models on the same tokens, so merge models of one tokenizer"
+        what, keys = "This merge runs all models on the same tokens, so merge models of one tokenizer", []
     else:
-        what = (
-            "Name the tokenizer of the result, and tokens are matched by their text: --tokenizer union has those of "
-            "all models, base or a model's name that one's (in Python tokenizer='union')"
+        what, keys = (
+            (
+                "Name the tokenizer of the result, and tokens are matched by their text: 'union' keeps those of all "
+                "models, 'base' or a model's name those of that model"
+            ),
+            ["tokenizer"],
         )
     raise RequestError(
-        f"Merging: {'; '.join(moved)}, so their rows would be merged with those of other tokens. {what}; or merge "
-        f"row by row all the same with --tokenizer {ROWS}."
+        f"Merging: {'; '.join(moved)}, so their rows would be merged with those of other tokens. {what}; "
+        f"or merge row by row with tokenizer '{ROWS}'.",
+        keys=keys,
     )
 
 
