@@ -84,7 +84,7 @@ def points_of(recipe: Recipe, combinations: Sequence[Values]) -> list[Point]:
     for values in combinations:
         with _collected(problems, missing, values):
             written.append(changed(data, values))
-    raise_all(problems, missing)
+    raise_all(problems, missing, complete=True)
     points: list[Point] = []
     for values, one in zip(combinations, only_used(written), strict=True):
         with _collected(problems, missing, values):
@@ -133,8 +133,7 @@ def _collected(problems: dict[str, str], missing: set[str], values: Values) -> I
         yield
     except RequestError as error:
         missing |= error.missing
-        text = str(error).removeprefix("While reading the recipe")
-        problems.setdefault(text.lstrip(",: "), describe_values(values))
+        problems.setdefault(error.cause or str(error), describe_values(values))
 
 
 def require_different(points: Sequence[Point]) -> None:
@@ -150,13 +149,14 @@ def require_different(points: Sequence[Point]) -> None:
             )
 
 
-def raise_all(problems: Mapping[str, str], missing: Iterable[str] = ()) -> None:
-    """One error for all, if there are any: sentences, each with the point where it was found."""
+def raise_all(problems: Mapping[str, str], missing: Iterable[str] = (), *, complete: bool = False) -> None:
+    """One error for all, if there are any: sentences, each with the point where it was found. `complete`: the
+    sentences themselves say what was being done."""
     if not problems:
         return
     if len(problems) == 1:
         ((text, where),) = problems.items()
-        error = RequestError(text if text.startswith("Sweeping") else f"Sweeping to {where}: {text}")
+        error = RequestError(text if complete else f"Sweeping to {where}: {text}")
     else:
         listed = [f"({n}) {where}: {text}" for n, (text, where) in enumerate(problems.items(), start=1)]
         more = f" … and {len(listed) - SHOWN} more." if len(listed) > SHOWN else ""
