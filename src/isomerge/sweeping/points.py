@@ -18,9 +18,9 @@ from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.recipe import Recipe, load_recipe
 from isomerge.merging.recipe.data_rules import unused_keys
+from isomerge.merging.recipe.document import as_data
 from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe.problems import Path as RecipePath
-from isomerge.merging.recipe.write import as_data
 from isomerge.sweeping.address import RecipeData, changed
 from isomerge.sweeping.ranges import MOST, Axis, Value
 
