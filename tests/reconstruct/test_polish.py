@@ -8,8 +8,9 @@ import transformers
 
 import models as tiny
 from isomerge.merging.layerwise import gradient_steps
-from isomerge.merging.layerwise.blocks import BlockCache, BlockStacks
-from isomerge.merging.layerwise.running import CalibrationData, ModelRunner
+from isomerge.merging.layerwise.running import ModelRunner
+from isomerge.running.blocks import BlockCache, BlockStacks
+from isomerge.running.passes import DataPass
 from models import mostly_slow
 from reconstruct.calibration import again, data, load, reconstruct
 
@@ -76,7 +77,7 @@ def runner(model, who: int) -> ModelRunner:
 def polished(folders, batches, steps: int = 6):
     models = [load(folder) for folder in folders]
     merged = load(folders[0])
-    examples = CalibrationData(again(batches), "cpu", 0)
+    examples = DataPass(again(batches))
     list(examples)
     told = gradient_steps.polish(
         runner(merged, 0), [runner(m, 1 + k) for k, m in enumerate(models)], [0.5, 0.5], examples, steps, lambda n: None

@@ -118,7 +118,7 @@ def test_data_that_changes_between_passes_is_refused(monkeypatch: pytest.MonkeyP
         passes.append(None)
         return iter(data(folders[0], 4 - len(passes), size=2))
 
-    with pytest.raises(RequestError, match="the same ones in the same order"):
+    with pytest.raises(RequestError, match="the same batches in the same order"):
         reconstruct(folders, fewer_each_time, align=False, cache="0")
 
 

@@ -100,7 +100,7 @@ def test_units_across_heads_are_one_assignment_over_all_of_them() -> None:
 def test_the_policy_of_the_stream_weighs_the_plans_of_its_writers() -> None:
     from isomerge.merging.transport.evidence import UnitDistances
     from isomerge.merging.transport.solver import TransportSolver
-    from isomerge.merging.transport.stream_plan import stream_plan
+    from isomerge.merging.transport.unit_plans import stream_plan
 
     orders = [[0, 1, 2], [1, 0, 2]]
     sizes = [3.0, 1.0]

@@ -200,9 +200,7 @@ class GramCollector:
         self._watch.listen(linear.module, linear.weight, look, lambda rows: self._add(linear.weight, rows))
 
     def _add(self, name: str, rows: Tensor) -> None:
-        if name not in self.sums:
-            self.sums[name] = GramSums.empty(rows.shape[1], self._watch.stock.device)
-        self.sums[name].add(rows)
+        self.sums.setdefault(name, GramSums()).add(rows)
 
     def record(self, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
         tensors |= {f"gram:{name}": sums.product for name, sums in self.sums.items()}
@@ -226,7 +224,7 @@ class MomentCollector:
     def __init__(self, watch: ActivationWatch) -> None:
         self.sums: dict[str, GramSums] = {}
         for name, site in sites_of(describe(watch.stock.checkpoint), watch.stock).items():
-            sums = self.sums[name] = GramSums.empty(site.width, watch.stock.device)
+            sums = self.sums[name] = GramSums()
             watch.listen(site.module, name, site.values, sums.add)
 
     def record(self, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
@@ -243,7 +241,7 @@ class UnitCollector:
         self.sums: dict[str, UnitSums] = {}
         for linear in watch.stock.maps:
             if weights is None or linear.weight in weights:
-                sums = self.sums[linear.weight] = UnitSums(watch.stock.device)
+                sums = self.sums[linear.weight] = UnitSums()
                 watch.listen(
                     linear.module, linear.weight, lambda module, given, made: outputs_as_rows(module, made), sums.add
                 )

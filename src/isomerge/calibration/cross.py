@@ -24,7 +24,6 @@ from isomerge.calibration.sites import ROLES, Site, sites_of
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Progress, name_some
 from isomerge.errors import IsomergeError, RequestError
-from isomerge.running.gram import zeros
 from isomerge.running.passes import DataPass, as_batches
 from isomerge.running.stock import StockModel
 from isomerge.running.watch import ActivationWatch
@@ -45,7 +44,7 @@ class CrossMoments:
     @classmethod
     def empty(cls, width_b: int, width_a: int, device: str) -> CrossMoments:
         shapes = ((width_b,), (width_a,), (width_b,), (width_a,), (width_b, width_a))
-        return cls(0, *(zeros(*shape, device=device) for shape in shapes))
+        return cls(0, *(torch.zeros(*shape, dtype=torch.float64, device=device) for shape in shapes))
 
     def add(self, b: Tensor, a: Tensor) -> None:
         """Rows of both models for the same samples."""

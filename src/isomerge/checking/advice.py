@@ -16,7 +16,6 @@ from isomerge.kinship import IDENTICAL, SIBLINGS, STRANGERS
 from isomerge.merging.plan.tensors import plan_tensors
 from isomerge.merging.recipe import ModelReference, Recipe, recipe_of
 from isomerge.merging.recipe.problems import RecipeError
-from isomerge.merging.recipe.write import to_yaml
 
 SAME = 0.9  # of the squared distance that alignment takes away: these were one model, or siblings
 EXAMPLES = 2000
@@ -119,7 +118,7 @@ def make_recipe(
     except IsomergeError as error:
         return None, [f"in the way of a merge: {error}"]
     head = "".join(f"# {text}\n" for text in (advice.why, advice.more) if text)
-    return head + to_yaml(recipe), []
+    return head + recipe.to_yaml(), []
 
 
 def _besides(models: Sequence[str], base: str | None) -> list[str]:

@@ -18,9 +18,9 @@ from isomerge.merging.data_methods import DATA_METHODS
 from isomerge.merging.methods import METHODS
 from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.recipe import ModelReference, Recipe
+from isomerge.merging.recipe.document import as_data
 from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe.settings import DataSettings
-from isomerge.merging.recipe.write import as_data
 
 BASE_IMPORTANCE = "base_importance"
 MEASURING = {"fisher": "each model once, with gradients", "gram": "each model once"}

@@ -29,6 +29,7 @@ from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.recipe_data import DataSet, with_progress
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import InMemory
+from isomerge.running.gram import UnitSums
 from isomerge.running.linear_maps import LinearMap
 from isomerge.running.passes import DataPass, as_batches
 from isomerge.running.stock import StockModel
@@ -158,19 +159,12 @@ def _in_running_order(stock: StockModel, chosen: list[LinearMap], batches: Batch
 
 def _now(stock: StockModel, linear: LinearMap, batches: Batches, limit: int | None) -> tuple[Tensor, Tensor]:
     """Mean and spread of a layer's units in the model as it is."""
-    watch, count = ActivationWatch(stock), 0
-    total = squares = torch.zeros((), dtype=torch.float64, device=stock.device)
-
-    def add(rows: Tensor) -> None:
-        nonlocal count, total, squares
-        rows = rows.double()
-        count, total, squares = count + len(rows), total + rows.sum(0), squares + rows.square().sum(0)
-
-    watch.listen(linear.module, linear.weight, lambda module, given, made: made, add)
+    watch, sums = ActivationWatch(stock), UnitSums()
+    watch.listen(linear.module, linear.weight, lambda module, given, made: made, sums.add)
     for batch in DataPass(batches, device=stock.device, dtype=stock.dtype, limit=limit):
         watch.run(batch)
-    mean = total / count
-    return mean, (squares / count - mean.square()).clamp(min=0).sqrt()
+    mean = sums.total / sums.count
+    return mean, (sums.squares / sums.count - mean.square()).clamp(min=0).sqrt()
 
 
 def _renormalise(

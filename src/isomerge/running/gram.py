@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 
-def zeros(*shape: int, device: str) -> Tensor:
-    return torch.zeros(*shape, dtype=torch.float64, device=device)
-
-
-@dataclass
 class GramSums:
-    """Number of rows, Σ x and Σ x xᵀ."""
+    """Number of rows, Σ x (`total`) and Σ x xᵀ (`product`)."""
 
-    count: int
-    total: Tensor
-    """Σ x"""
-    product: Tensor
-    """Σ x xᵀ"""
-
-    @classmethod
-    def empty(cls, width: int, device: str) -> GramSums:
-        return cls(0, zeros(width, device=device), zeros(width, width, device=device))
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = self.product = torch.zeros((), dtype=torch.float64)
 
     def add(self, rows: Tensor) -> None:
+        """Rows (n, width) of float64, or of what is made so here."""
         rows = rows.double()
+        if self.count == 0:
+            width = rows.shape[1]
+            self.total, self.product = rows.new_zeros(width), rows.new_zeros(width, width)
         self.count += len(rows)
         self.total += rows.sum(0)
         self.product.addmm_(rows.T, rows)
 
 
 class UnitSums:
-    """Number of rows, Σ y and Σ y² of every unit."""
+    """Number of rows, Σ y (`total`) and Σ y² (`squares`) of every unit."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self.total = self.squares = zeros(0, device=device)
+        self.total = self.squares = torch.zeros((), dtype=torch.float64)
 
     def add(self, rows: Tensor) -> None:
         rows = rows.double()
         if self.count == 0:
-            self.total, self.squares = (torch.zeros_like(rows[0]) for _ in range(2))
+            self.total, self.squares = rows.new_zeros(rows.shape[1:]), rows.new_zeros(rows.shape[1:])
         self.count += len(rows)
         self.total += rows.sum(0)
         self.squares += rows.square().sum(0)

@@ -25,6 +25,7 @@ class PaddingMask:
         self.decoder = _mask(batch, "decoder_attention_mask", "decoder_input_ids")
         if self.decoder is None and self.two_sided and "labels" in batch:
             self.decoder = batch["labels"] != -100
+        self._given = [batch.get("attention_mask"), batch.get("decoder_attention_mask")]
         self.encoded: Tensor | None = None
         """The encoder's output of this forward pass."""
 
@@ -43,9 +44,10 @@ class PaddingMask:
         return flat if lead == (self.size,) else None
 
     def of_side(self, rows: int, *, encoder: bool) -> Tensor | None:
-        """For so many rows on one side of the model, one per position: which are data. None: all of them."""
-        mask = self.decoder if self.two_sided and not encoder else self.mask
-        return None if mask is None or mask.numel() != rows else mask.reshape(-1)
+        """For so many rows on one side of the model, one per position: which are data. None: all of them, as far as
+        the batch has no mask that says otherwise (one of four dimensions is about pairs of positions)."""
+        mask = self._given[self.two_sided and not encoder]
+        return None if mask is None or mask.dim() > 3 or mask.numel() != rows else mask.reshape(-1).bool()
 
     def of_length(self, rows: int) -> Tensor | None:
         """The same for rows whose side is not known: the mask of that length. None: all of them."""

@@ -15,8 +15,8 @@ from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.plan.models import open_model
 from isomerge.merging.plan.tensors import plan_tensors
 from isomerge.merging.recipe import ModelReference, Recipe
+from isomerge.merging.recipe.document import as_data
 from isomerge.merging.recipe.entries import parameter_blocks
-from isomerge.merging.recipe.write import as_data
 from isomerge.merging.recipe_data import data_uses, measures_of
 from isomerge.merging.steps import PreparedModels, RunSettings, merge_document, prepare
 from isomerge.merging.vocabulary.from_recipe import require_same_ids

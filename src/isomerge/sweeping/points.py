@@ -18,9 +18,9 @@ from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.recipe import Recipe, load_recipe
 from isomerge.merging.recipe.data_rules import unused_keys
+from isomerge.merging.recipe.document import as_data
 from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe.problems import Path as RecipePath
-from isomerge.merging.recipe.write import as_data
 from isomerge.sweeping.address import RecipeData, changed
 from isomerge.sweeping.ranges import MOST, Axis, Value
 
@@ -85,7 +85,7 @@ def points_of(recipe: Recipe, combinations: Sequence[Values]) -> list[Point]:
     for values in combinations:
         with _collected(problems, missing, values):
             written.append(changed(data, values))
-    raise_all(problems, missing)
+    raise_all(problems, missing, complete=True)
     points: list[Point] = []
     for values, one in zip(combinations, only_used(written), strict=True):
         with _collected(problems, missing, values):
@@ -134,8 +134,7 @@ def _collected(problems: dict[str, str], missing: set[str], values: Values) -> I
         yield
     except RequestError as error:
         missing |= error.missing
-        text = str(error).removeprefix("While reading the recipe")
-        problems.setdefault(text.lstrip(",: "), describe_values(values))
+        problems.setdefault(error.cause or str(error), describe_values(values))
 
 
 def require_different(points: Sequence[Point]) -> None:
@@ -151,13 +150,14 @@ def require_different(points: Sequence[Point]) -> None:
             )
 
 
-def raise_all(problems: Mapping[str, str], missing: Iterable[str] = ()) -> None:
-    """One error for all, if there are any: sentences, each with the point where it was found."""
+def raise_all(problems: Mapping[str, str], missing: Iterable[str] = (), *, complete: bool = False) -> None:
+    """One error for all, if there are any: sentences, each with the point where it was found. `complete`: the
+    sentences themselves say what was being done."""
     if not problems:
         return
     if len(problems) == 1:
         ((text, where),) = problems.items()
-        error = RequestError(text if text.startswith("Sweeping") else f"Sweeping to {where}: {text}")
+        error = RequestError(text if complete else f"Sweeping to {where}: {text}")
     else:
         listed = [f"({n}) {where}: {text}" for n, (text, where) in enumerate(problems.items(), start=1)]
         more = f" … and {len(listed) - SHOWN} more." if len(listed) > SHOWN else ""

@@ -16,18 +16,13 @@ from torch import Tensor, nn
 from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.layerwise.ridge import RegressionResult, solve_positive
 from isomerge.merging.layerwise.run import LayerwiseRun
-from isomerge.merging.layerwise.running import (
-    CalibrationData,
-    ExpertRouting,
-    ModelRunner,
-    require_finite_rows,
-    rows_of,
-    valid_rows,
-)
+from isomerge.merging.layerwise.running import ExpertRouting, ModelRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.solver import FEWEST_FOR_AN_EXPERT, LayerReport, LinearWeight, change_by
 from isomerge.merging.layerwise.stages import Stage
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.methods.method import PerModel, Share, each
+from isomerge.running.padding import PaddingMask
+from isomerge.running.passes import DataPass
 
 Slot = tuple[str, int | None]  # a weight, and which expert of it
 
@@ -64,6 +59,8 @@ def regmean_plus(
 
 
 class InputGram:
+    """Σ x xᵀ. Each product is rounded before it is added; `GramSums` adds within the product, and rounds otherwise."""
+
     def __init__(self) -> None:
         self.rows, self.sum = 0, torch.zeros(())
 
@@ -86,7 +83,7 @@ class RegMeanSolver:
     alpha: float
     report: LayerReport
 
-    def solve(self, stage: Stage, examples: Sequence[CalibrationData]) -> None:
+    def solve(self, stage: Stage, examples: Sequence[DataPass]) -> None:
         """`examples`: the data of each model."""
         if stage.kind == "norm":
             return
@@ -96,9 +93,10 @@ class RegMeanSolver:
         for own in examples:
             own_grams: dict[Slot, InputGram] = {}
             for batch in own:
+                padding = PaddingMask(batch, self.merged.model)
                 routing = ExpertRouting(batch) if stage.kind == "experts" else None
                 for call in self.merged.run([stage], batch, offset, routing)[stage]:
-                    valid = routing.valid(call) if routing else valid_rows(call, batch, self.merged.two_sided)
+                    valid = routing.valid(call) if routing else padding.of_side(call.rows, encoder=call.encoded)
                     inputs = rows_of(call.input, valid)
                     require_finite_rows(inputs, self.report.roles.label(call.weight), "the merged model so far")
                     own_grams.setdefault((call.weight, call.expert), InputGram()).add(inputs)

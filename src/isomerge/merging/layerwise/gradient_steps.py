@@ -18,12 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly, sum_of
-from isomerge.merging.layerwise.blocks import BlockIndex, copied, tensors_in
-from isomerge.merging.layerwise.recorder import ForwardDone
 from isomerge.merging.layerwise.roles import ParameterRoles
-from isomerge.merging.layerwise.running import Batch, CalibrationData, ModelRunner, rows_of
+from isomerge.merging.layerwise.running import ModelRunner, rows_of
 from isomerge.merging.layerwise.stages import StagePlan
+from isomerge.running.blocks import BlockIndex, copied, tensors_in
+from isomerge.running.padding import PaddingMask
+from isomerge.running.passes import DataPass
+from isomerge.running.recorder import ForwardDone
 
 # First steps, relative to the size of a parameter.
 REFINE_RATE = 0.02
@@ -57,7 +60,7 @@ class BlockRefinement:
     steps: int
     budget: int
 
-    def refine(self, place: BlockIndex, examples: CalibrationData) -> dict[str, Any] | None:
+    def refine(self, place: BlockIndex, examples: DataPass) -> dict[str, Any] | None:
         """Lower the error of the block at `place`; None where there is no such block."""
         name = self._block(place)
         # The last map that writes to the stream says how the parents' streams come together.
@@ -92,7 +95,7 @@ class BlockRefinement:
         names = self.plan.stacks.names
         return names[stack][number] if stack < len(names) and number < len(names[stack]) else None
 
-    def _collect(self, place: BlockIndex, name: str, writer: str, examples: CalibrationData) -> list[BlockCall]:
+    def _collect(self, place: BlockIndex, name: str, writer: str, examples: DataPass) -> list[BlockCall]:
         """As many batches as the budget holds, at least one, evenly over the data."""
         calls: list[BlockCall] = []
         total = examples.count or 1
@@ -104,9 +107,8 @@ class BlockRefinement:
             outputs = [_block_call(parent, name, place, batch, number)[2] for parent in self.parents]
             rows = [output.reshape(-1, output.shape[-1]) for output in outputs]
             target = self.assembly.combine(writer, rows, follows=True).reshape(outputs[0].shape)
-            one = BlockCall(
-                arguments, keywords, target, _valid_rows(batch, target, self.merged.two_sided and place[0] > 0)
-            )
+            padding = PaddingMask(batch, self.merged.model)
+            one = BlockCall(arguments, keywords, target, padding.of_side(rows[0].shape[0], encoder=place[0] == 0))
             if not calls:
                 every = math.ceil(total / max(1, min(total, self.budget // max(1, one.nbytes))))
             calls.append(one)
@@ -157,7 +159,7 @@ def polish(
     merged: ModelRunner,
     parents: Sequence[ModelRunner],
     weights: Sequence[float],
-    examples: CalibrationData,
+    examples: DataPass,
     steps: int,
     report: Callable[[int], None],
 ) -> dict[str, Any]:
@@ -168,9 +170,9 @@ def polish(
     def loss(batch: Batch) -> Tensor:
         with torch.no_grad():
             given = [_scores(parent.model, batch) for parent in parents]
-        parts = []
+        parts, padding = [], PaddingMask(batch, merged.model)
         for field, own in _scores(merged.model, batch).items():
-            valid = _valid_rows(batch, own, merged.two_sided)
+            valid = padding.of_side(own[..., 0].numel(), encoder=False)
             theirs = [rows_of(scores[field], valid) for scores in given]
             parts.append(_distance(rows_of(own, valid), theirs, weights, _kind(merged.model, field, own)))
         return sum_of(parts)
@@ -213,12 +215,6 @@ def _distance(own: Tensor, given: Sequence[Tensor], weights: Sequence[float], ki
     if kind == "many":
         return F.binary_cross_entropy_with_logits(own, mean([g.sigmoid() for g in given]))
     return F.mse_loss(own, mean(given))
-
-
-def _valid_rows(batch: Batch, values: Tensor, in_decoder: bool) -> Tensor | None:
-    """Which rows are not padding; None: all of them."""
-    mask = batch.get("decoder_attention_mask" if in_decoder else "attention_mask")
-    return mask.reshape(-1).bool() if mask is not None and mask.numel() == values[..., 0].numel() else None
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from isomerge.merging.layerwise.assembly import ChosenUnits, FeatureAssembly, JointStream, positions
 from isomerge.merging.layerwise.choosing import choose, place
-from isomerge.merging.layerwise.recorder import WeightCall
 from isomerge.merging.layerwise.ridge import solve_positive
-from isomerge.merging.layerwise.running import CalibrationData, ModelRunner, require_finite_rows, rows_of, valid_rows
+from isomerge.merging.layerwise.running import ModelRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.solver import bias_name
 from isomerge.merging.layerwise.stages import Stage
+from isomerge.running.padding import PaddingMask
+from isomerge.running.passes import DataPass
+from isomerge.running.recorder import WeightCall
 from isomerge.symmetry.architecture import RESIDUAL, layer_of, part_of
 from isomerge.symmetry.binding import BoundModel
 
@@ -74,7 +76,7 @@ def all_joint(bound: BoundModel) -> bool:
 def find_assembly(
     fresh: Callable[[], Sequence[ModelRunner]],
     stages: Sequence[Stage],
-    examples: CalibrationData,
+    examples: DataPass,
     assembly: FeatureAssembly,
     report: Report,
 ) -> FeatureAssembly:
@@ -104,7 +106,7 @@ def find_assembly(
 def find_stream(
     parents: Sequence[ModelRunner],
     sums: Sequence[Stage],
-    examples: CalibrationData,
+    examples: DataPass,
     weights: Sequence[float],
     bound: BoundModel,
     report: Callable[[int], None],
@@ -149,7 +151,7 @@ def _choose(
     stage: Stage,
     name: str,
     space: str,
-    examples: CalibrationData,
+    examples: DataPass,
     assembly: FeatureAssembly,
     stream: JointStream | None,
 ) -> ChosenUnits:
@@ -188,7 +190,11 @@ def _choose(
 
 
 class InputMoments:
-    """XᵀX of rows, about their mean if `centred`. Sums in float64: memory does not grow with the data."""
+    """XᵀX of rows, about their mean if `centred`. Sums in float64: memory does not grow with the data.
+
+    Not `GramSums`: these are sums of differences from the first rows' mean, which keep the digits that taking the mean
+    away from plain sums would lose.
+    """
 
     def __init__(self, *, centred: bool) -> None:
         self._centred = centred
@@ -212,11 +218,12 @@ class InputMoments:
 
 
 def _uses(
-    parents: Sequence[ModelRunner], stage: Stage, examples: CalibrationData, name: str | None = None
+    parents: Sequence[ModelRunner], stage: Stage, examples: DataPass, name: str | None = None
 ) -> Iterator[tuple[list[WeightCall], Tensor | None]]:
     """What every parent does at a stage, batch by batch, and which rows count."""
     for number, batch in enumerate(examples):
         runs = [parent.run([stage], batch, number)[stage] for parent in parents]
+        padding = PaddingMask(batch, parents[0].model)
         for calls in zip(*runs, strict=True):
             if calls[0].weight == (name or stage.names[0]):
-                yield list(calls), valid_rows(calls[0], batch, parents[0].two_sided)
+                yield list(calls), padding.of_side(calls[0].rows, encoder=calls[0].encoded)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from isomerge.running.gram import GramSums
+
 
 @dataclass(frozen=True)
 class RegressionResult:
@@ -25,20 +27,27 @@ class RidgeRegression:
     """
 
     def __init__(self) -> None:
-        self.rows = 0
-        self.gram = self.cross = torch.zeros(())
+        self.inputs = GramSums()
+        self.cross = torch.zeros(())
         self.residual = self.target = 0.0  # ‖R‖² and ‖T‖²
 
     def add(self, inputs: Tensor, residual: Tensor, target: Tensor) -> None:
         """Rows of X (n, in), R and T (n, out)."""
         x, r = inputs.double(), residual.double()
-        self.rows += x.shape[0]
-        if self.gram.dim() == 0:
-            self.gram, self.cross = x.new_zeros(x.shape[1], x.shape[1]), x.new_zeros(x.shape[1], r.shape[1])
-        self.gram.addmm_(x.T, x)
+        if self.inputs.count == 0:
+            self.cross = x.new_zeros(x.shape[1], r.shape[1])
+        self.inputs.add(x)
         self.cross.addmm_(x.T, r)
         self.residual += square_norm(residual)
         self.target += square_norm(target)
+
+    @property
+    def rows(self) -> int:
+        return self.inputs.count
+
+    @property
+    def gram(self) -> Tensor:
+        return self.inputs.product
 
     def solve(self, ridge: float, floor: float) -> RegressionResult:
         diagonal = self.gram.diagonal()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint, parse_size
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.memory import saved_state
+from isomerge.data.base import Batches
 from isomerge.errors import RequestError
 from isomerge.merging.layerwise.assembly import FeatureAssembly
-from isomerge.merging.layerwise.blocks import BlockCache, find_stacks
 from isomerge.merging.layerwise.joint import all_joint, turns
 from isomerge.merging.layerwise.parents import (
     ParentModels,
@@ -23,10 +23,12 @@ from isomerge.merging.layerwise.parents import (
     with_norms_folded,
 )
 from isomerge.merging.layerwise.roles import ParameterRoles, file_names, find_roles
-from isomerge.merging.layerwise.running import Batch, CalibrationData, ModelRunner
+from isomerge.merging.layerwise.running import ModelRunner
 from isomerge.merging.layerwise.solver import LayerReport, bias_name
 from isomerge.merging.layerwise.stages import StagePlan, find_stages
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
+from isomerge.running.blocks import BlockCache, find_stacks
+from isomerge.running.passes import DataPass
 from isomerge.running.stock import load_stock
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.canonical import Canonical
@@ -39,7 +41,7 @@ class LayerwiseRun:
         self,
         inputs: MergeInputs,
         weights: Sequence[float],
-        sources: Sequence[Callable[[], Iterator[Batch]]],
+        sources: Sequence[Batches],
         cache: str,
         *,
         joint: bool = False,
@@ -56,7 +58,9 @@ class LayerwiseRun:
         budget = 0 if cache == "0" else parse_size(cache)
         self.budget = budget // 2 if refine else budget  # the other half holds what the blocks are refined on
         share = self.budget // (4 * len(sources))
-        self.examples = [CalibrationData(source, inputs.device, share) for source in sources]
+        self.examples = [
+            DataPass(source, device=inputs.device, labels=False, budget=share, hashed=False) for source in sources
+        ]
         self.roles = find_roles(self.merged, self.parents.bound)
         self.plan = _plan(self.merged, self.roles, self.examples[0])
         self.report = LayerReport(self.roles)
@@ -79,7 +83,7 @@ class LayerwiseRun:
         """The merged model as it is now; `record` is what the method reports beside its layers."""
         first, parents = self.inputs.models[0], self.parents
         about = {
-            "examples": sum(data.size or 0 for data in self.examples), "layers": self.report.layers,
+            "examples": sum(data.examples for data in self.examples), "layers": self.report.layers,
             "weights": list(self.shares), **record,
         }  # fmt: skip
         changes = {k: v for k, v in parents.config.items() if first.config.get(k) != v or k not in first.config}
@@ -150,9 +154,9 @@ def _is_tied(model: Any) -> bool:
     return output is not None and output.weight is model.get_input_embeddings().weight
 
 
-def _plan(model: Any, roles: ParameterRoles, examples: CalibrationData) -> StagePlan:
+def _plan(model: Any, roles: ParameterRoles, examples: DataPass) -> StagePlan:
     """What to solve in which order, from a forward pass on a few examples."""
-    few = examples.few()
+    few = examples.first()
 
     def run() -> None:
         with torch.no_grad():

@@ -3,66 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isomerge.errors import IsomergeError, RequestError
-from isomerge.merging.layerwise.blocks import BlockCache, BlockIndex
-from isomerge.merging.layerwise.recorder import CallRecorder, ForwardDone, RecordedWeights, WeightCall
+from isomerge.data.base import Batch
+from isomerge.errors import IsomergeError
 from isomerge.merging.layerwise.stages import Stage
-
-Batch = Mapping[str, Tensor]
-Batches = Callable[[], Iterator[Batch]]
-
-
-class CalibrationData:
-    """The calibration data, given again for every pass; kept in memory as far as `budget` bytes go."""
-
-    def __init__(self, batches: Batches, device: str, budget: int) -> None:
-        self._batches, self._device = batches, device
-        self._kept: list[dict[str, Tensor]] | None = None
-        self._budget = budget
-        self.size: int | None = None
-        """CalibrationData, once they were passed over."""
-        self.count: int | None = None
-        """Batches, likewise."""
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        if self._kept is not None:
-            yield from self._kept
-            return
-        kept: list[dict[str, Tensor]] | None = []
-        seen = held = count = 0
-        for batch in self._fresh():
-            count += 1
-            seen += _length(batch)
-            held += sum(t.nbytes for t in batch.values())
-            if kept is not None and held <= self._budget:
-                kept.append(batch)
-            else:
-                kept = None
-            yield batch
-        if not seen:
-            raise RequestError("Merging on data: there is no batch. Give at least a few examples.")
-        if self.size is not None and seen != self.size:
-            raise RequestError(
-                f"Merging on data: there were {self.size} examples in the first pass and {seen} now. "
-                "A function that gives batches must give the same ones in the same order every time."
-            )
-        self.size, self.count, self._kept = seen, count, kept
-
-    def _fresh(self) -> Iterator[dict[str, Tensor]]:
-        for batch in self._batches():
-            yield {name: tensor.to(self._device) for name, tensor in batch.items() if name != "labels"}
-
-    def few(self, count: int = 2) -> dict[str, Tensor]:
-        """A little of the first batch, to see how the models run."""
-        for batch in self:
-            return {name: tensor[:count] for name, tensor in batch.items()}
-        raise RequestError("Merging on data: there is no batch. Give at least a few examples.")
+from isomerge.running.blocks import BlockCache, BlockIndex
+from isomerge.running.recorder import CallRecorder, ForwardDone, RecordedWeights, WeightCall
 
 
 class ModelRunner:
@@ -71,11 +22,6 @@ class ModelRunner:
     def __init__(self, model: Any, name: str, who: int, cache: BlockCache) -> None:
         self.model, self.name, self._who = model, name, who
         self._cache = cache
-
-    @property
-    def two_sided(self) -> bool:
-        """Encoder and decoder, each with positions of its own."""
-        return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     def going_on(self, number: int, place: BlockIndex) -> contextlib.AbstractContextManager[None]:
         """Run the model on batch `number` without the blocks before `place` whose outcome is known."""
@@ -98,7 +44,6 @@ class ModelRunner:
         recorder = CallRecorder(RecordedWeights.of(self.model, maps, norms), is_over, follow=followed)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(_telling_the_encoder(self.model, recorder))
             if routing is not None:
                 stack.enter_context(routing.imposed(self.model, stages[0].names[0]))
             stack.enter_context(self.going_on(number, stages[0].place))
@@ -147,41 +92,6 @@ class ExpertRouting:
                 hook.remove()
 
 
-@contextlib.contextmanager
-def _telling_the_encoder(model: Any, recorder: CallRecorder) -> Iterator[None]:
-    """In a model with encoder and decoder, say which positions a call has: each side has its own padding."""
-    if not getattr(model.config, "is_encoder_decoder", False):
-        yield
-        return
-
-    def enter(*_: Any) -> None:
-        recorder.encoding = True
-
-    def leave(module: nn.Module, arguments: Any, output: Any) -> None:
-        recorder.encoding = False
-        recorder.encoder_output = output[0]
-
-    encoder = model.get_encoder()
-    hooks = [encoder.register_forward_pre_hook(enter), encoder.register_forward_hook(leave)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def valid_rows(call: WeightCall, batch: Batch, two_sided: bool) -> Tensor | None:
-    """Which rows of a call are not padding; None: all of them."""
-    rows = call.input[..., 0].numel()
-    if two_sided and not call.encoded:
-        mask = batch.get("decoder_attention_mask")
-    else:
-        mask = batch.get("attention_mask")
-    if mask is None or mask.dim() > 3 or mask.numel() != rows:
-        return None
-    return mask.reshape(-1).bool()
-
-
 def rows_of(tensor: Tensor, valid: Tensor | None) -> Tensor:
     flat = tensor.reshape(-1, tensor.shape[-1])
     return flat if valid is None else flat[valid]
@@ -197,7 +107,3 @@ def require_finite_rows(rows: Tensor, what: str, who: str) -> None:
             "(NaN or infinite) or too large to be squared. Check that this model runs on the data by itself, "
             "and that the data is finite."
         )
-
-
-def _length(batch: Batch) -> int:
-    return next(iter(batch.values())).shape[0] if batch else 0

@@ -9,20 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly
-from isomerge.merging.layerwise.recorder import WeightCall
 from isomerge.merging.layerwise.ridge import GainRegression, RegressionResult, RidgeRegression
 from isomerge.merging.layerwise.roles import ParameterRoles
-from isomerge.merging.layerwise.running import (
-    Batch,
-    CalibrationData,
-    ExpertRouting,
-    ModelRunner,
-    require_finite_rows,
-    rows_of,
-    valid_rows,
-)
+from isomerge.merging.layerwise.running import ExpertRouting, ModelRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.stages import Stage
+from isomerge.running.padding import PaddingMask
+from isomerge.running.passes import DataPass
+from isomerge.running.recorder import WeightCall
 
 FEW = 4  # rows per input below which a regression is warned about
 FEWEST_FOR_AN_EXPERT = 10  # … below which an expert keeps the average
@@ -114,11 +109,12 @@ class LayerTargets:
 
     def _run(self, stages: Sequence[Stage], batch: Batch, number: int) -> dict[Stage, list[Tensor]]:
         runs = [parent.run(stages, batch, number) for parent in self.parents]
+        padding = PaddingMask(batch, self.parents[0].model)
         by_stage: dict[Stage, list[Tensor]] = {}
         for stage in stages:
             targets = []
             for calls in zip(*(run[stage] for run in runs), strict=True):
-                valid = valid_rows(calls[0], batch, self.parents[0].two_sided)
+                valid = padding.of_side(calls[0].rows, encoder=calls[0].encoded)
                 rows = [rows_of(stage.outcome(call), valid) for call in calls]
                 targets.append(self.combine(calls[0].weight, rows, follows=stage.follows))
             by_stage[stage] = targets
@@ -139,7 +135,7 @@ class LayerSolver:
     floor: float
     report: LayerReport
 
-    def solve(self, stage: Stage, examples: CalibrationData) -> None:
+    def solve(self, stage: Stage, examples: DataPass) -> None:
         if stage.kind == "norm":
             self._norm(stage, examples)
         elif stage.kind == "experts":
@@ -148,7 +144,7 @@ class LayerSolver:
             self._maps(stage, examples)
 
     # --- maps of one input, or of one sum ---------------------------------------------------------------------------
-    def _maps(self, stage: Stage, examples: CalibrationData) -> None:
+    def _maps(self, stage: Stage, examples: DataPass) -> None:
         regression = RidgeRegression()
         joint = stage.kind == "sum"
         maps = [LinearWeight.of(self.merged.model, name) for name in stage.names]
@@ -179,7 +175,7 @@ class LayerSolver:
         self.report.solved(stage, regression.rows, solved, ridge=self.ridge)
 
     # --- norms on the stream or on a branch -------------------------------------------------------------------------
-    def _norm(self, stage: Stage, examples: CalibrationData) -> None:
+    def _norm(self, stage: Stage, examples: DataPass) -> None:
         fit = GainRegression()
         module: Any = self.merged.model.get_submodule(stage.names[0])
         for batch in self._rows(stage, examples):
@@ -193,7 +189,7 @@ class LayerSolver:
         self.report.solved(stage, fit.rows, solved, ridge=self.ridge)
 
     # --- experts ----------------------------------------------------------------------------------------------------
-    def _experts(self, stage: Stage, examples: CalibrationData) -> None:
+    def _experts(self, stage: Stage, examples: DataPass) -> None:
         """Each expert towards the mean of the parents' same expert, on the tokens the merged model sends to it."""
         regressions: dict[int, RidgeRegression] = {}
         label = self.report.roles.label(stage.names[0])
@@ -220,13 +216,14 @@ class LayerSolver:
         self.report.kept(stage, weight.shape[2], kept)
 
     # --- what all stages share --------------------------------------------------------------------------------------
-    def _rows(self, stage: Stage, examples: CalibrationData) -> Iterator[StageRows]:
+    def _rows(self, stage: Stage, examples: DataPass) -> Iterator[StageRows]:
         for number, batch in enumerate(examples):
             own = self.merged.run([stage], batch, number)[stage]
             targets = self.targets.of(stage, batch, number)
+            padding = PaddingMask(batch, self.merged.model)
             for places in calls_by_number(stage, own):
                 calls = [own[place] for place in places]
-                valid = valid_rows(calls[0], batch, self.merged.two_sided)
+                valid = padding.of_side(calls[0].rows, encoder=calls[0].encoded)
                 inputs = [rows_of(call.input, valid) for call in calls]
                 for call, rows in zip(calls, inputs, strict=True):
                     require_finite_rows(rows, self.report.roles.label(call.weight), "the merged model so far")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from isomerge.merging.layerwise.blocks import BlockIndex, BlockStacks
-from isomerge.merging.layerwise.recorder import CallRecorder, RecordedWeights, WeightCall
+from isomerge.running.blocks import BlockIndex, BlockStacks
+from isomerge.running.recorder import CallRecorder, RecordedWeights, WeightCall
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from isomerge.checkpoint.hashing import hash_tensors
 from isomerge.checkpoint.lock import Lock, LockedInput, current_versions, locked_input, locked_tensors
 from isomerge.checkpoint.writer import CheckpointWriter, side_copies
 from isomerge.merging.data_methods import ALL_METHODS
-from isomerge.merging.recipe.write import public_yaml
+from isomerge.merging.recipe.document import public_yaml
 from isomerge.merging.run.rows import BLOCK_ELEMENTS
 from isomerge.merging.vocabulary import is_tokenizer_file, write_chat_template
 from isomerge.reporting.card import card_data, card_page

@@ -12,7 +12,6 @@ from isomerge.errors import RequestError, near_miss
 from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.methods import Method
 from isomerge.merging.methods.method import REQUIRED
-from isomerge.merging.plan.config_depth import Origin, depth_changes
 from isomerge.merging.plan.model_parts import (
     TABLE,
     ModelPart,
@@ -24,7 +23,7 @@ from isomerge.merging.plan.model_parts import (
     tie_flag,
 )
 from isomerge.merging.plan.option_values import UNSET, OptionResolver, is_filters, rejections
-from isomerge.merging.plan.slices import LayerRange, LayerSlice, slices_of
+from isomerge.merging.plan.slices import LayerRange, LayerSlice, Origin, depth_changes, slices_of
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
 from isomerge.merging.recipe.definitions import Recipe
 from isomerge.merging.recipe.entries import parameter_blocks

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from isomerge.merging.recipe.document import as_data, dump
 from isomerge.merging.recipe.entries import walk
 from isomerge.merging.recipe.fields import (
     OPTIONS,
@@ -235,9 +236,7 @@ class Recipe(Definition):
 
     def to_yaml(self) -> str:
         """The recipe as YAML, with every abbreviation written out. Reading it gives an equal recipe."""
-        from isomerge.merging.recipe.write import to_yaml
-
-        return to_yaml(self)
+        return dump(as_data(self))
 
     def mergekit_yaml(self) -> str | None:
         """The recipe as mergekit understands it, or None if it uses what mergekit has not."""

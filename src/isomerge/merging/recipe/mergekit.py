@@ -8,8 +8,8 @@ from typing import Any
 from isomerge.merging.data_methods import ALL_METHODS, DataMethod
 from isomerge.merging.methods import Method
 from isomerge.merging.recipe.definitions import Recipe
+from isomerge.merging.recipe.document import as_data, dump
 from isomerge.merging.recipe.entries import parameter_blocks, walk
-from isomerge.merging.recipe.write import as_data, dump
 
 _TASK_VECTORS = ("weight", "density", "normalize", "rescale", "lambda", "int8_mask")
 MERGEKIT: dict[str, tuple[str, ...]] = {

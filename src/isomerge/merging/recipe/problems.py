@@ -50,8 +50,8 @@ def spelled(path: Path) -> str:
 class RecipeError(RequestError):
     """A recipe that cannot be run. `problems` has each of them, as (line or None, sentence)."""
 
-    def __init__(self, message: str, problems: list[tuple[int | None, str]]) -> None:
-        super().__init__(message, problems)  # both, so that it can be sent from one process to another
+    def __init__(self, message: str, problems: list[tuple[int | None, str]], *, cause: str | None = None) -> None:
+        super().__init__(message, problems, cause=cause)  # both, so that it can be sent from one process to another
         self.problems = problems
 
     def __str__(self) -> str:
@@ -86,10 +86,11 @@ class Problems:
         ordered = sorted(self.found, key=lambda problem: problem[0] or 0)
         texts = [text.rstrip(".") for _, text in ordered]
         if len(texts) == 1:
-            message = f"While {self.act}: {texts[0]}."
+            cause, between = f"{texts[0]}.", ": "
         else:
             numbered = "; ".join(f"({i}) {text}" for i, text in enumerate(texts, start=1))
-            message = f"While {self.act}, {len(texts)} problems: {numbered}."
-        error = RecipeError(message.replace("?.", "?"), ordered)
+            cause, between = f"{len(texts)} problems: {numbered}.", ", "
+        cause = cause.replace("?.", "?")
+        error = RecipeError(f"While {self.act}{between}{cause}", ordered, cause=cause)
         error.missing = frozenset(self.missing)
         raise error

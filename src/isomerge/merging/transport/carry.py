@@ -12,7 +12,7 @@ from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint, TensorInfo, is_buffer
 from isomerge.kinship import counted, relative_distance
 from isomerge.merging.transport.pair_plans import SolvedPlans, TransportRequest, solve_plans
-from isomerge.merging.transport.stream_plan import softness
+from isomerge.merging.transport.plans import softness
 from isomerge.symmetry.binding import BoundModel
 
 State = dict[str, Tensor]

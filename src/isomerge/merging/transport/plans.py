@@ -118,6 +118,12 @@ def writing(plan: Tensor) -> Tensor:
     return torch.where(total > 0, plan / total, 0)
 
 
+def softness(plan: Tensor) -> float:
+    """How many units of the source an anchor's unit is made of, on average, less one: 0 for a permutation."""
+    rows = writing(plan)
+    return float((1 / rows.square().sum(1).clamp(min=1e-300)).mean()) - 1
+
+
 def handing_on(plan: Tensor) -> Tensor:
     """Columns that sum to 1: each unit of the source is divided among the anchor's."""
     total = plan.sum(0, keepdim=True)

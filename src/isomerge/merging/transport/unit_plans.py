@@ -1,4 +1,5 @@
-"""The plans of one unit of a model: a space that stands by itself (heads, hidden units) and those inside it.
+"""The plans of one unit of a model: a space that stands by itself (heads, hidden units) and those inside it; or the
+residual stream.
 
 Heads and what is inside them are one problem: a pair of heads costs what is left after its inner units were carried to
 each other in the best way, and heads are then carried at that cost.
@@ -150,3 +151,31 @@ def _flat(evidence: Sequence[UnitDistances], solver: TransportSolver) -> Tensor:
     energies = [[e.flatten() for e in side] for side in _energies(evidence)]
     sums = [sum(parts[1:], parts[0]) for parts in (costs, *energies)]
     return solver.plan(sums[0], sums[1], sums[2])
+
+
+# --- the residual stream ----------------------------------------------------------------------------------------------
+POLICIES = ("joint", "averaging", "weighted", "weighted_units", "first", "identity")
+
+
+def stream_plan(policy: str, evidence: Sequence[UnitDistances], solver: TransportSolver) -> Tensor:
+    """The stream has many writers, and each finds its own plan; the policy says how they become one.
+
+    | policy | the plan of the stream |
+    |---|---|
+    | joint | one solve on the evidence of all writers, each counting the same; with a hard solver a permutation |
+    | averaging | the mean of the writers' plans |
+    | weighted | their mean, each weighted by the size of what it writes |
+    | weighted_units | the same, unit by unit of the anchor |
+    | first | that of the embeddings, where the stream starts: the first piece of evidence |
+    | identity | the stream keeps its units, and nothing is solved |
+    """
+    seen = [e.normalised() for e in evidence]
+    if policy in ("joint", "first"):
+        return _flat(seen if policy == "joint" else seen[:1], solver)
+    plans = torch.stack([solver.plan(e.cost, e.energy_a, e.energy_b) for e in seen])
+    shares = torch.ones(len(plans), plans.shape[1], dtype=torch.float64)
+    if policy == "weighted":
+        shares *= torch.tensor([e.size for e in evidence], dtype=torch.float64)[:, None]
+    elif policy == "weighted_units":
+        shares = torch.stack([e.energy_a for e in evidence]).double().clamp(min=0).sqrt() + 1e-12
+    return (plans * (shares / shares.sum(0))[..., None]).sum(0)

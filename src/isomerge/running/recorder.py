@@ -15,6 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from isomerge.running.padding import encoder_of
+from isomerge.running.watch import first_tensor
+
 # Where a weight stands among the arguments; its input stands before it.
 WEIGHT_AT = {"linear": 1, "matmul": 1, "__matmul__": 1, "addmm": 2}
 SUMS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
@@ -43,6 +46,11 @@ class WeightCall:
     added: bool = False
     closed: bool = False
 
+    @property
+    def rows(self) -> int:
+        """One per position."""
+        return self.input[..., 0].numel()
+
     def carries(self, value: Any) -> bool:
         return (
             isinstance(value, Tensor)
@@ -59,12 +67,14 @@ class RecordedWeights:
     weights: Mapping[int, tuple[str, nn.Parameter]]
     """By the address of its storage."""
     norms: Mapping[str, nn.Module] = field(default_factory=dict)
+    encoder: nn.Module | None = None
+    """Of a model that also has a decoder: each side has positions of its own."""
 
     @classmethod
     def of(cls, model: nn.Module, weights: Iterable[str], norms: Iterable[str] = ()) -> RecordedWeights:
         parameters = dict(model.named_parameters())
         by_address = {parameters[name].untyped_storage().data_ptr(): (name, parameters[name]) for name in weights}
-        return cls(by_address, {name: model.get_submodule(name) for name in norms})
+        return cls(by_address, {name: model.get_submodule(name) for name in norms}, encoder_of(model))
 
 
 class CallRecorder(TorchFunctionMode):
@@ -80,8 +90,8 @@ class CallRecorder(TorchFunctionMode):
         super().__init__()
         self.calls: list[WeightCall] = []
         self.place: Any = None  # whoever runs the model may say where it is
-        self.encoding = False
-        self.encoder_output: Tensor | None = None
+        self._encoding = False
+        self._encoder_output: Tensor | None = None
         self._recorded, self._done, self._follow = recorded, done, follow
         self._open: list[WeightCall] = []
         self._hooks: list[Any] = []
@@ -89,6 +99,9 @@ class CallRecorder(TorchFunctionMode):
     def __enter__(self) -> CallRecorder:
         for name, module in self._recorded.norms.items():
             self._hooks.append(module.register_forward_hook(self._norm_hook(name)))
+        if self._recorded.encoder is not None:
+            self._hooks.append(self._recorded.encoder.register_forward_pre_hook(self._enter_encoder))
+            self._hooks.append(self._recorded.encoder.register_forward_hook(self._leave_encoder))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -103,6 +116,12 @@ class CallRecorder(TorchFunctionMode):
             self._record(name, arguments[0], output)
 
         return hook
+
+    def _enter_encoder(self, *_: Any) -> None:
+        self._encoding = True
+
+    def _leave_encoder(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        self._encoding, self._encoder_output = False, first_tensor(output)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -131,8 +150,8 @@ class CallRecorder(TorchFunctionMode):
     def _record(
         self, weight: str, value: Tensor, output: Tensor, *, expert: int | None = None, transposed: bool = False
     ) -> None:
-        encoder = self.encoder_output
-        encoded = self.encoding or (encoder is not None and value.data_ptr() == encoder.data_ptr())
+        encoder = self._encoder_output
+        encoded = self._encoding or (encoder is not None and value.data_ptr() == encoder.data_ptr())
         call = WeightCall(weight, value, output, output, expert, self.place, encoded, transposed)
         self.calls.append(call)
         if weight in self._follow:
