@@ -224,7 +224,7 @@ class MomentCollector:
     def __init__(self, watch: ActivationWatch) -> None:
         self.sums: dict[str, GramSums] = {}
         for name, site in sites_of(describe(watch.stock.checkpoint), watch.stock).items():
-            sums = self.sums[name] = GramSums()
+            sums = self.sums[name] = GramSums(site.width)
             watch.listen(site.module, name, site.values, sums.add)
 
     def record(self, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:

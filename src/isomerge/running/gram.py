@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 class GramSums:
-    """Number of rows, Σ x (`total`) and Σ x xᵀ (`product`)."""
+    """Number of rows, Σ x (`total`) and Σ x xᵀ (`product`). `width` is only needed where no row may come."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 0) -> None:
         self.count = 0
-        self.total = self.product = torch.zeros((), dtype=torch.float64)
+        self.total, self.product = (torch.zeros(*shape, dtype=torch.float64) for shape in ((width,), (width, width)))
 
     def add(self, rows: Tensor) -> None:
         """Rows (n, width) of float64, or of what is made so here."""
