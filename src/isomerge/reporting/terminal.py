@@ -59,9 +59,7 @@ def merge_table(record: Record) -> RenderableType:
 
 def adapter_table(record: Record) -> RenderableType:
     """The layers an adapter fits worst, what it misses in all, and what was written."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("layer", "rank", "relative error"):
-        table.add_column(column)
+    table = Table("layer", "rank", "relative error", box=None, pad_edge=False)
     worst = sorted(record["targets"], key=lambda row: -row["error"])
     for row in worst[:LISTED]:
         table.add_row(Text(row["name"]), str(row["rank"]), number(row["error"]))
@@ -103,9 +101,7 @@ def explain_table(record: Record) -> RenderableType:
         facts["base"] = f"{record['base']['model']}: {record['base']['tensor']}"
     for place, given in enumerate(record["inputs"], start=1):
         facts[f"model {place}"] = f"{given['model']}: {given['tensor']}"
-    table = Table(box=None, pad_edge=False)
-    for column in ("option", "value", "from"):
-        table.add_column(column)
+    table = Table("option", "value", "from", box=None, pad_edge=False)
     for name, option in record["options"].items():
         origin = option["origin"]
         if isinstance(origin, Mapping):

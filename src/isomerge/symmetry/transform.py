@@ -63,12 +63,9 @@ class Transform:
     def _element(self, atom: Atom, skip: frozenset[str]) -> Tensor | None:
         return None if atom.free or atom.space in skip else self.elements.get(atom.space)
 
-    def batch(self, space: str) -> tuple[int, ...]:
-        return batch_sizes(self.spaces, space)
-
     def element(self, space: str) -> Tensor:
         element = self.elements.get(space)
-        return self.spaces[space].identity(self.batch(space)) if element is None else element
+        return self.spaces[space].identity(batch_sizes(self.spaces, space)) if element is None else element
 
     def then(self, second: Transform) -> Transform:
         """The transform that does this one first and `second` after it."""
