@@ -29,6 +29,7 @@ from isomerge.checkpoint.memory import saved_state
 from isomerge.choices import FISHER_KINDS
 from isomerge.data.base import Batch, Batches
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
+from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass, examples_in
 from isomerge.running.stock import StockModel
 
@@ -135,11 +136,9 @@ def predictions(stock: StockModel, batch: Batch) -> Predictions:
 
 def _positions(model: Any, batch: Batch, logits: Tensor) -> Tensor:
     """Which positions are data: (examples, positions)."""
-    decoder = bool(getattr(model.config, "is_encoder_decoder", False))
-    mask = batch.get("decoder_attention_mask" if decoder else "attention_mask")
-    if mask is not None and tuple(mask.shape) == tuple(logits.shape[:2]):
-        return mask.bool()
-    return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
+    shape = logits.shape[:2]
+    mask = PaddingMask(batch, model).of_side(shape.numel(), encoder=False)
+    return torch.ones(shape, dtype=torch.bool, device=logits.device) if mask is None else mask.reshape(shape)
 
 
 def _chosen(scores: Tensor, labels: Tensor | None) -> Tensor:

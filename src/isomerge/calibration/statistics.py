@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,18 @@ class Gram:
     @property
     def mean(self) -> Tensor:
         return self.total / max(self.count, 1)
+
+    def shifted(self, by: Tensor) -> Gram:
+        """Of x + c."""
+        by = by.to(self.total)
+        cross = self.total[:, None] * by
+        product = self.product + cross + cross.T + self.count * by[:, None] * by
+        return replace(self, total=self.total + self.count * by, product=product)
+
+    def scaled(self, by: Tensor) -> Gram:
+        """Of c · x, entry by entry."""
+        by = by.to(self.total)
+        return replace(self, total=self.total * by, product=self.product * by * by[:, None])
 
 
 @dataclass(frozen=True)

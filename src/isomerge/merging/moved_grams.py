@@ -13,7 +13,7 @@ weights that a rotation mixes. It has to be measured on the moved model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,27 +29,6 @@ from isomerge.merging.run.sources import Stored
 from isomerge.symmetry.canonical import SMALL_GAIN, Canonical, Fold
 from isomerge.symmetry.moved import MovedModel
 from isomerge.symmetry.patterns import Layout, Segment
-
-
-@dataclass(frozen=True)
-class InputSums:
-    """Count, Σ x and Σ x xᵀ while they are being moved."""
-
-    count: int
-    total: Tensor
-    product: Tensor
-
-    def shifted(self, by: Tensor) -> InputSums:
-        """Of x + c."""
-        by = by.to(self.total)
-        cross = self.total[:, None] * by
-        product = self.product + cross + cross.T + self.count * by[:, None] * by
-        return InputSums(self.count, self.total + self.count * by, product)
-
-    def scaled(self, by: Tensor) -> InputSums:
-        """Of c · x, entry by entry."""
-        by = by.to(self.total)
-        return InputSums(self.count, self.total * by, self.product * by * by[:, None])
 
 
 def gram_sources(
@@ -94,33 +73,32 @@ def _gram_source(
     name, place = _place(aligned, weight) if aligned is not None else (None, 0)
     if aligned is None or name is None:
         files: tuple[str, ...] = (weight,)
-        samples = partial(_stored_samples, statistics, weight)
+        gram = partial(statistics.gram, weight)
     else:
         move = aligned.moves[model]
         files = move.model.files.get(name, (name,))
-        samples = partial(_moved_sample, move, statistics, name, place)
+        gram = partial(_moved_gram, move, statistics, name, place)
     if not all(statistics.has_gram(file) for file in files):
         return None
     entry = statistics.info["maps"][files[0]]
-    count = entry["count"] if len(files) == 1 else samples().count
+    count = entry["count"] if len(files) == 1 else gram().count
     label = f"the Gram matrix of '{files[place]}' in {statistics.name}"
-    return GramSource(count, entry["transposed"], label, partial(_product, samples, label), partial(_total, samples))
+    return GramSource(count, entry["transposed"], label, partial(_finite_product, gram, label), partial(_total, gram))
 
 
-def _stored_samples(statistics: Statistics, weight: str) -> InputSums:
-    return _samples(statistics.gram(weight))
+def _moved_gram(move: MovedModel, statistics: Statistics, name: str, place: int) -> Gram:
+    return grams_of(move, statistics, name)[place]
 
 
-def _moved_sample(move: MovedModel, statistics: Statistics, name: str, place: int) -> InputSums:
-    return moved_samples(move, statistics, name)[place]
+def _finite_product(gram: Callable[[], Gram], label: str) -> Tensor:
+    product = gram().product
+    if not bool(product.isfinite().all()):
+        raise RequestError(f"Merging: {label} is not finite. Measure it again.")
+    return product
 
 
-def _product(samples: Callable[[], InputSums], label: str) -> Tensor:
-    return _finite(samples().product, label)
-
-
-def _total(samples: Callable[[], InputSums]) -> Tensor:
-    return samples().total
+def _total(gram: Callable[[], Gram]) -> Tensor:
+    return gram().total
 
 
 def _place(aligned: AlignedModels, weight: str) -> tuple[str | None, int]:
@@ -133,16 +111,6 @@ def _place(aligned: AlignedModels, weight: str) -> tuple[str | None, int]:
     return None, 0
 
 
-def _samples(gram: Gram) -> InputSums:
-    return InputSums(gram.count, gram.total, gram.product)
-
-
-def _finite(product: Tensor, label: str) -> Tensor:
-    if not bool(product.isfinite().all()):
-        raise RequestError(f"Merging: {label} is not finite. Measure it again.")
-    return product
-
-
 def moved_grams(move: MovedModel, statistics: Statistics) -> Statistics:
     """All Gram matrices of a file for the moved model, under the moved model's names."""
     tensors: dict[str, Tensor] = {}
@@ -151,51 +119,48 @@ def moved_grams(move: MovedModel, statistics: Statistics) -> Statistics:
         files = move.model.files.get(name, (name,))
         if not all(statistics.has_gram(file) for file in files):
             continue
-        for file, samples in zip(files, moved_samples(move, statistics, name), strict=True):
-            tensors |= {f"gram:{file}": samples.product, f"sum:{file}": samples.total}
+        for file, gram in zip(files, grams_of(move, statistics, name), strict=True):
+            tensors |= {f"gram:{file}": gram.product, f"sum:{file}": gram.total}
             entry = statistics.info["maps"][file]
-            maps[file] = {key: value for key, value in entry.items() if key != "same"} | {"count": samples.count}
+            maps[file] = {key: value for key, value in entry.items() if key != "same"} | {"count": gram.count}
     return Statistics.of(tensors, {**statistics.info, "what": ["gram"], "maps": maps, "aligned": True})
 
 
-def moved_samples(move: MovedModel, statistics: Statistics, name: str) -> list[InputSums]:
+def grams_of(move: MovedModel, statistics: Statistics, name: str) -> list[Gram]:
     """For each file of a weight of the specification (several for stacked experts), what the moved model reads."""
-    model = move.model
-    grams = [statistics.gram(file) for file in model.files.get(name, (name,))]
-    samples = [_in_canonical_form(move.canonical, name, gram) for gram in grams]
-    samples = _transformed(move, name, samples, grams[0].transposed)
-    return [_in_gauge(move.gauge, name, s) for s in samples] if move.gauge is not None else samples
+    grams = [statistics.gram(file) for file in move.model.files.get(name, (name,))]
+    grams = _transformed(move, name, [_in_canonical_form(move.canonical, name, gram) for gram in grams])
+    return [_in_gauge(move.gauge, name, gram) for gram in grams] if move.gauge is not None else grams
 
 
-def _in_canonical_form(canonical: Canonical, name: str, gram: Gram) -> InputSums:
+def _in_canonical_form(canonical: Canonical, name: str, gram: Gram) -> Gram:
     """What the map reads once the norm in front of it is folded and the value bias taken out."""
-    samples = _samples(gram)
     fold = canonical.reader_fold.get(name)
     if fold is not None:
         gain = canonical.gain(fold.norm)
         _require_gains(gain, fold, canonical, name)
         shift = canonical.shift(fold.norm.name) if fold.bias_too else None
-        samples = samples if shift is None else samples.shifted(-shift)
-        samples = samples.scaled(1 / gain)
+        gram = gram if shift is None else gram.shifted(-shift)
+        gram = gram.scaled(1 / gain)
     bias = _passing_through(canonical, name)
     if bias is not None:
-        samples = samples.shifted(-bias)
+        gram = gram.shifted(-bias)
     model = canonical.model
     if name not in model.files and name in model.architecture.tied:
         factor = model.architecture.tied[name][1]  # the model that is untied multiplies the table and not its input
-        samples = samples.scaled(torch.full_like(samples.total, 1 / factor))
-    return samples
+        gram = gram.scaled(torch.full_like(gram.total, 1 / factor))
+    return gram
 
 
-def _in_gauge(gauge: Canonical, name: str, samples: InputSums) -> InputSums:
+def _in_gauge(gauge: Canonical, name: str, gram: Gram) -> Gram:
     """… and what it reads behind the anchor's norm, with the anchor's value bias."""
     fold = gauge.reader_fold.get(name)
     if fold is not None:
-        samples = samples.scaled(gauge.gain(fold.norm))
+        gram = gram.scaled(gauge.gain(fold.norm))
         shift = gauge.shift(fold.norm.name) if fold.bias_too else None
-        samples = samples if shift is None else samples.shifted(shift)
+        gram = gram if shift is None else gram.shifted(shift)
     bias = _passing_through(gauge, name)
-    return samples if bias is None else samples.shifted(bias)
+    return gram if bias is None else gram.shifted(bias)
 
 
 def _require_gains(gain: Tensor, fold: Fold, canonical: Canonical, name: str) -> None:
@@ -226,25 +191,25 @@ def _passing_through(canonical: Canonical, name: str) -> Tensor | None:
     return result
 
 
-def _transformed(move: MovedModel, name: str, samples: list[InputSums], transposed: bool) -> list[InputSums]:
+def _transformed(move: MovedModel, name: str, grams: list[Gram]) -> list[Gram]:
     """Moved by the element on the input axis; stacked experts change places too."""
     layout = move.model.layouts[name]
-    read = [0] if transposed else list(range(1, len(layout.axes)))
+    read = [0] if grams[0].transposed else list(range(1, len(layout.axes)))
     axes, shape = tuple(_inputs(layout.axes[k]) for k in read), tuple(layout.shape[k] for k in read)
     stack = move.model.stacks.get(name)
     if stack is not None and read == [stack]:
-        return _transformed_stack(move, axes[0][0], samples)
+        return _transformed_stack(move, axes[0][0], grams)
     if stack is not None:
-        samples = [samples[k] for k in _order(move, layout.axes[stack][0], len(samples))]
+        grams = [grams[k] for k in _order(move, layout.axes[stack][0], len(grams))]
     vector, matrix = Layout("", shape, axes), Layout("", shape * 2, axes * 2)
     act = move.transform.act
     return [
-        InputSums(
-            s.count,
-            act(s.total.reshape(shape), vector).reshape(-1),
-            act(s.product.reshape(shape * 2), matrix).reshape(s.product.shape),
+        replace(
+            gram,
+            total=act(gram.total.reshape(shape), vector).reshape(-1),
+            product=act(gram.product.reshape(shape * 2), matrix).reshape(gram.product.shape),
         )
-        for s in samples
+        for gram in grams
     ]
 
 
@@ -262,7 +227,7 @@ def _order(move: MovedModel, segment: Segment, count: int) -> list[int]:
     return [int(k) for k in order]
 
 
-def _transformed_stack(move: MovedModel, segment: Segment, samples: list[InputSums]) -> list[InputSums]:
+def _transformed_stack(move: MovedModel, segment: Segment, grams: list[Gram]) -> list[Gram]:
     """Each expert has its own inputs: the stack's units move together, once, and each expert's own on both sides."""
     outer = frozenset({segment.atoms[0].space})
 
@@ -270,8 +235,8 @@ def _transformed_stack(move: MovedModel, segment: Segment, samples: list[InputSu
         moved = move.transform.act_on_segment(values.reshape(*segment.sizes, -1), segment, skip=skip)
         return moved.reshape(values.shape)
 
-    totals = act(torch.stack([s.total for s in samples]).unsqueeze(-1)).squeeze(-1)
-    products = act(torch.stack([s.product for s in samples]))
+    totals = act(torch.stack([gram.total for gram in grams]).unsqueeze(-1)).squeeze(-1)
+    products = act(torch.stack([gram.product for gram in grams]))
     products = act(products.transpose(1, 2).contiguous(), outer)
-    counts = [samples[k].count for k in _order(move, segment, len(samples))]
-    return [InputSums(n, t, p) for n, t, p in zip(counts, totals, products, strict=True)]
+    moved = [grams[k] for k in _order(move, segment, len(grams))]
+    return [replace(g, total=t, product=p) for g, t, p in zip(moved, totals, products, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,15 +11,13 @@ from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.data import Data, open_data
-from isomerge.data.base import Batch, Batches
+from isomerge.data.base import Batches
 from isomerge.errors import RequestError
 from isomerge.evaluation.choosing import require_fitting, task_name
 from isomerge.merging.data_methods import DATA_METHODS
 from isomerge.merging.methods import METHODS
-from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.recipe import ModelReference, Recipe
-from isomerge.merging.recipe.document import as_data
-from isomerge.merging.recipe.entries import parameter_blocks
+from isomerge.merging.recipe.data_rules import names_files
 from isomerge.merging.recipe.settings import DataSettings
 
 BASE_IMPORTANCE = "base_importance"
@@ -129,21 +127,6 @@ def _are_batches(data: Sequence[Any]) -> bool:
     )
 
 
-def with_progress(batches: Batches, total: int, progress: Callable[[int, int, str], None] | None, what: str) -> Batches:
-    """The same batches, each pass shown as a stage of its own."""
-    if progress is None:
-        return batches
-
-    def one_pass() -> Iterator[Batch]:
-        done = 0
-        for batch in batches():
-            yield batch
-            done += len(next(iter(batch.values())))
-            progress(done, max(done, total), what)
-
-    return one_pass
-
-
 # --- who uses which data ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class DataUse:
@@ -214,7 +197,7 @@ def measures_of(recipe: Recipe) -> str | None:
     method = METHODS.get(recipe.merge_method)
     wanted = method.measures if method is not None else None
     has_data = recipe.data is not None or any(entry.data is not None for entry in recipe.entries())
-    return wanted if has_data and not _names_files(recipe) else None
+    return wanted if has_data and not names_files(recipe) else None
 
 
 def measuring_data(recipe: Recipe, model: ModelReference) -> DataSettings | None:
@@ -230,8 +213,3 @@ def measured_models(recipe: Recipe) -> list[ModelReference]:
     base_counts = method.base == "required" and any(option.name == BASE_IMPORTANCE for option in method.options)
     without = method.base != "ignored" and not base_counts
     return [model for model in recipe.referenced_models() if not (without and model == recipe.base_model)]
-
-
-def _names_files(recipe: Recipe) -> bool:
-    blocks = [block for _, block, _ in parameter_blocks(as_data(recipe))]
-    return any(block.get(option) is not None for block in blocks for option in MEASURED)

@@ -26,7 +26,7 @@ from isomerge.checkpoint.memory import MemoryCheckpoint, saved_state
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe import ModelReference, Recipe
-from isomerge.merging.recipe_data import DataSet, with_progress
+from isomerge.merging.recipe_data import DataSet
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import InMemory
 from isomerge.running.gram import UnitSums
@@ -57,8 +57,10 @@ def repaired(
     written; `first` is the model whose tokenizer or image settings make the batches."""
     state = {job.name: job.tensor() for job in jobs}
     merged = MemoryCheckpoint("the merged model", state, dict(config))
-    batches = with_progress(data.passes(first), data.examples, progress, "repairing")
-    state |= repair(merged, parents, batches, weight=weights, only=only, device=device)
+    reading = DataPass(
+        data.passes(first), hashed=False, progress=progress, total=data.examples, what="repairing"
+    )  # every pass is shown as a stage of its own
+    state |= repair(merged, parents, lambda: iter(reading), weight=weights, only=only, device=device)
     return [finished_job(job.name, job.info, state[job.name]) for job in jobs]
 
 

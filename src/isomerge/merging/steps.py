@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isomerge.calibration import Statistics
-from isomerge.checkpoint import Checkpoint, TensorInfo, parse_dtype, require_floating
+from isomerge.checkpoint import Checkpoint, TensorInfo, require_floating
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
 from isomerge.merging.aligned import AlignedModels, align_models
@@ -144,25 +144,16 @@ def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSett
     return PreparedModels(aligned, measured, notes=[*(aligned.notes if aligned else ()), *settings.data.notes])
 
 
-def _align_options(recipe: Recipe, anchor: Checkpoint, settings: RunSettings) -> dict[str, Any] | None:
-    """The arguments of `isomerge.align` beside the models; None where nothing is to be aligned."""
-    if recipe.align is None:
-        return None
-    data = aligning_data(recipe)
-    return {
-        **recipe.align.options(),
-        "data": settings.data.open(data).passes(anchor) if data is not None else None,
-        "threads": settings.threads,
-        "max_memory": settings.max_memory,
-    }
-
-
 def _aligned(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSettings) -> AlignedModels | None:
     if recipe.align is None:
         return None
     anchor = models[recipe.align.anchor] if recipe.align.anchor else donor
-    options = _align_options(recipe, anchor, settings) or {}
-    return align_models(list(models.values()), anchor, **options, device=settings.device, progress=settings.progress)
+    data = aligning_data(recipe)
+    return align_models(
+        list(models.values()), anchor, **recipe.align.options(),
+        data=settings.data.open(data).passes(anchor) if data is not None else None, threads=settings.threads,
+        max_memory=settings.max_memory, device=settings.device, progress=settings.progress,
+    )  # fmt: skip
 
 
 # --- one job for every tensor -----------------------------------------------------------------------------------------
@@ -189,8 +180,8 @@ def merge_document(
         notes += vocabulary.report.get("notes", [])
     if recipe.chat_template is not None:
         template = chat_template(recipe.chat_template, {str(r): c for r, c in models.items()})
-    dtype = recipe.out_dtype or recipe.dtype
-    changes |= dtype_entry(donor.config, parse_dtype(dtype)) if dtype else {}
+    dtype = recipe.asked_dtype
+    changes |= dtype_entry(donor.config, dtype) if dtype else {}
     files = TensorFiles(settings.statistics)
     if prepared.solved is not None:
         jobs = _solved_jobs(recipe, prepared.solved)
@@ -235,8 +226,7 @@ def _jobs(
     settings: RunSettings,
 ) -> list[Job]:
     """The jobs, in the order of the plan. A whole-model method is not run here and counts as the mean of the models."""
-    asked = recipe.out_dtype or recipe.dtype
-    dtype = parse_dtype(asked) if asked else None
+    dtype = recipe.asked_dtype
     aligned, measured = prepared.aligned, prepared.measured
     jobs = []
     for tensor in _with_untied(plan, aligned).values():
@@ -315,16 +305,11 @@ def _with_untied(plan: RecipePlan, aligned: AlignedModels | None) -> dict[str, T
 # --- tensors that are already there -----------------------------------------------------------------------------------
 def _solved_jobs(recipe: Recipe, solved: MergedWeights) -> list[Job]:
     """The tensors of a whole-model method: nothing is left but to round and write them."""
-    asked = recipe.out_dtype or recipe.dtype
-    dtype = parse_dtype(asked) if asked else None
-    return [
-        finished_job(
-            name,
-            TensorInfo(info.shape, dtype if dtype and info.dtype.is_floating_point else info.dtype),
-            solved.tensors[name],
-        )
-        for name, info in solved.plan.items()
-    ]
+    dtype, jobs = recipe.asked_dtype, []
+    for name, info in solved.plan.items():
+        written = dtype if dtype and info.dtype.is_floating_point else info.dtype
+        jobs.append(finished_job(name, TensorInfo(info.shape, written), solved.tensors[name]))
+    return jobs
 
 
 def _repaired_jobs(

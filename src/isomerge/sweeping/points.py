@@ -15,11 +15,9 @@ from isomerge.arguments import require_types
 from isomerge.choices import SWEEP_MODES
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_methods import ALL_METHODS
-from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.recipe import Recipe, load_recipe
 from isomerge.merging.recipe.data_rules import unused_keys
 from isomerge.merging.recipe.document import as_data
-from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe.problems import Path as RecipePath
 from isomerge.sweeping.address import RecipeData, changed
 from isomerge.sweeping.ranges import MOST, Axis, Value
@@ -111,10 +109,7 @@ def only_used(points: Sequence[RecipeData]) -> list[RecipeData]:
 
 def _unused(data: Mapping[str, Any]) -> set[RecipePath]:
     method = ALL_METHODS.get(str(data.get("merge_method")))
-    if method is None:
-        return set()
-    files = any(block.get(option) is not None for _, block, _ in parameter_blocks(data) for option in MEASURED)
-    return set(unused_keys(method, data, files))
+    return set() if method is None else set(unused_keys(method, data))
 
 
 def _without(data: RecipeData, paths: set[RecipePath]) -> RecipeData:

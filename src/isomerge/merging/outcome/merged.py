@@ -265,7 +265,7 @@ class MergedCheckpoint(Checkpoint):
         job = self.jobs[name]
         tensor = job.tensor()
         # An intermediate dtype that the recipe asks for is obeyed; without one nothing is rounded.
-        asked = self._merged.recipe.out_dtype or self._merged.recipe.dtype
+        asked = self._merged.recipe.asked_dtype
         return tensor.to(job.info.dtype) if asked and tensor.is_floating_point() else tensor
 
     def read_rows(self, name: str, start: int, stop: int) -> Tensor:

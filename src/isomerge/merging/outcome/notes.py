@@ -62,7 +62,7 @@ def _meeting(plan: TensorPlan, models: Mapping[ModelReference, Checkpoint]) -> l
 
 def name_narrowed(merged: Merged) -> list[str]:
     """The models that lose by the dtype of another, as a note or none."""
-    if merged.recipe.out_dtype or merged.recipe.dtype:
+    if merged.recipe.asked_dtype:
         return []
     written = _precision(job.info for job in merged.jobs)
     # Of the last recipe, what it merges: a base may give its config alone, and another document has a dtype of its own.

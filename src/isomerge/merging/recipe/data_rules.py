@@ -11,7 +11,8 @@ from typing import Any
 
 from isomerge.merging.data_methods import DataMethod
 from isomerge.merging.methods import METHODS, Method
-from isomerge.merging.recipe.entries import walk
+from isomerge.merging.methods.method import MEASURED
+from isomerge.merging.recipe.entries import parameter_blocks, walk
 from isomerge.merging.recipe.problems import Path, Places, Problems
 from isomerge.merging.recipe.reference import ModelReference
 
@@ -22,11 +23,14 @@ UNMEASURED = {
 ONE_TABLE = "the models have to read the same tokens there: leave 'tokenizer' out"
 
 
-def check_data(
-    method: Method | DataMethod, data: Mapping[str, Any], files: bool, places: Places, problems: Problems
-) -> None:
-    """Enter what does not fit; `files` says whether the method's statistics come from files that options name."""
-    rules = _Rules(method, data, files, places, problems)
+def names_files(recipe: Any) -> bool:
+    """Whether the method's statistics come from files that options name."""
+    return any(block.get(option) is not None for _, block, _ in parameter_blocks(recipe) for option in MEASURED)
+
+
+def check_data(method: Method | DataMethod, data: Mapping[str, Any], places: Places, problems: Problems) -> None:
+    """Enter what does not fit."""
+    rules = _Rules(method, data, names_files(data), places, problems)
     if isinstance(method, DataMethod):
         rules.whole_models(method)
     rules.needed()
@@ -37,9 +41,9 @@ def check_data(
         rules.add(path, text)
 
 
-def unused_keys(method: Method | DataMethod, data: Mapping[str, Any], files: bool) -> list[Path]:
+def unused_keys(method: Method | DataMethod, data: Mapping[str, Any]) -> list[Path]:
     """What is about data and without effect: a sweep leaves it out at the points that do not use it."""
-    return [path for path, _ in _Rules(method, data, files, Places(), Problems("")).unused()]
+    return [path for path, _ in _Rules(method, data, names_files(data), Places(), Problems("")).unused()]
 
 
 @dataclass
@@ -85,7 +89,8 @@ class _Rules:
             self.add(("tokenizer", "source"), f"{name} runs the models on data, and {ONE_TABLE}")
         align = self.data.get("align")
         anchor = align.get("anchor") if isinstance(align, dict) else None
-        if anchor is not None and self.entries and not _same(anchor, self.entries[0][1].get("model")):
+        first = self.entries[0][1].get("model") if self.entries else anchor
+        if anchor is not None and (ModelReference.read(anchor) or anchor) != (ModelReference.read(first) or first):
             self.add(("align", "anchor"), f"{name} aligns the models to the first: put {anchor} first in 'models'")
 
     def needed(self) -> None:
@@ -184,13 +189,3 @@ class _Rules:
             method = f"{self.method.name} {'has its files' if self.files else 'takes none here'}"
             steps = "neither an 'align' that looks at activations nor 'repair'"
             yield ("data",), f"nothing uses it: {method}, and there is {steps}; leave 'data' out"
-
-
-def _same(one: Any, other: Any) -> bool:
-    def read(value: Any) -> Any:
-        try:
-            return ModelReference.parse(value.strip()) if isinstance(value, str) else value
-        except ValueError:
-            return value
-
-    return bool(read(one) == read(other))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import (
     BeforeValidator,
     Discriminator,
@@ -18,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from isomerge.checkpoint.dtypes import parse_dtype
 from isomerge.merging.recipe.document import as_data, dump
 from isomerge.merging.recipe.entries import walk
 from isomerge.merging.recipe.fields import (
@@ -233,6 +235,12 @@ class Recipe(Definition):
     def data_of(self, model: ModelReference) -> DataSettings | None:
         """The data that a model is measured on: its own, or the recipe's."""
         return next((e.data for e in self.entries() if e.model == model and e.data is not None), self.data)
+
+    @property
+    def asked_dtype(self) -> torch.dtype | None:
+        """What the result is written in; None: what its models are stored in."""
+        asked = self.out_dtype or self.dtype
+        return parse_dtype(asked) if asked else None
 
     def to_yaml(self) -> str:
         """The recipe as YAML, with every abbreviation written out. Reading it gives an equal recipe."""

@@ -12,7 +12,7 @@ from typing import Any
 from isomerge.errors import did_you_mean, near_miss
 from isomerge.merging.data_methods import ALL_METHODS, DataMethod
 from isomerge.merging.methods import Method, Option
-from isomerge.merging.methods.method import MEASURED, REQUIRED
+from isomerge.merging.methods.method import REQUIRED
 from isomerge.merging.recipe.data_rules import check_data
 from isomerge.merging.recipe.definitions import not_exactly_one
 from isomerge.merging.recipe.entries import parameter_blocks, walk
@@ -35,8 +35,7 @@ def check_method(data: dict[str, Any], places: Places, problems: Problems) -> No
     method = ALL_METHODS[name]
     _check_options(method, data, places, problems)
     _check_models(method, data, places, problems)
-    files = any(block.get(option) is not None for _, block, _ in parameter_blocks(data) for option in MEASURED)
-    check_data(method, data, files, places, problems)
+    check_data(method, data, places, problems)
 
 
 def _one_kind_of_input(data: Mapping[str, Any], places: Places, problems: Problems) -> None:
@@ -132,7 +131,7 @@ def read_value(option: Option, raw: Any) -> Any:
 
 # --- models -----------------------------------------------------------------------------------------------------------
 def _check_models(method: AnyMethod, data: dict[str, Any], places: Places, problems: Problems) -> None:
-    base = _reference(data.get("base_model"))
+    base = ModelReference.read(data.get("base_model"))
     slice_bases = [entry.get("base_model") for entry in walk(data) if entry.kind == "slice"]
     own = bool(slice_bases) and None not in slice_bases
     if method.base == "required" and data.get("base_model") is None and not own:
@@ -160,7 +159,7 @@ def _groups(
         key = {"recipe": "models", "module": "models", "slice": "sources"}.get(entry.kind)
         models = _models(entry.get(key)) if key else None
         if models is not None and entry.kind == "slice":
-            yield (*entry.path, "sources"), models, _reference(entry.get("base_model")) or base, False
+            yield (*entry.path, "sources"), models, ModelReference.read(entry.get("base_model")) or base, False
         elif models is not None:
             yield (*entry.path, "models"), models, base, True
 
@@ -169,19 +168,10 @@ def _models(entries: Any) -> dict[int, ModelReference] | None:
     """By position; None when the form is wrong, which is said elsewhere."""
     if not isinstance(entries, list) or not entries:
         return None
-    models = {i: _reference(entry.get("model")) for i, entry in enumerate(entries) if isinstance(entry, dict)}
+    models = {i: ModelReference.read(entry.get("model")) for i, entry in enumerate(entries) if isinstance(entry, dict)}
     if len(models) != len(entries):
         return None
     return {i: model for i, model in models.items() if model is not None} if all(models.values()) else None
-
-
-def _reference(value: Any) -> ModelReference | None:
-    if isinstance(value, ModelReference):
-        return value
-    try:
-        return ModelReference.parse(value.strip()) if isinstance(value, str) and value.strip() else None
-    except ValueError:
-        return None
 
 
 def _check_twice(models: Mapping[int, ModelReference], path: Path, places: Places, problems: Problems) -> None:

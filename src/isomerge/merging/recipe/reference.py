@@ -41,6 +41,16 @@ class ModelReference:
             return cls(path, revision)
         return cls(path, revision, *_at_sign(adapter))
 
+    @classmethod
+    def read(cls, value: object) -> ModelReference | None:
+        """What a recipe says, as it was written or as it was read; None where it names no model."""
+        if isinstance(value, ModelReference):
+            return value
+        try:
+            return cls.parse(value.strip()) if isinstance(value, str) and value.strip() else None
+        except ValueError:
+            return None
+
     def __str__(self) -> str:
         text = f"{self.path}@{self.revision}" if self.revision else self.path
         if self.adapter:
