@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
+    "AlignedFamily": "isomerge.alignment.family",
     "Alignment": "isomerge.alignment.result",
     "Merged": "isomerge.merging.outcome.merged",
     "IsomergeError": "isomerge.errors",

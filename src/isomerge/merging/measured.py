@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
-from isomerge.kinship import sampled_rows
+from isomerge.kinship import in_few_layers, sampled_rows
 from isomerge.merging.aligned import AlignedModels
 from isomerge.merging.methods import METHODS
 from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.moved_grams import gram_sources
-from isomerge.merging.outcome.notes import in_few_layers
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorPlan
 from isomerge.merging.recipe import CalibrateSettings, ModelReference, Recipe
 from isomerge.merging.recipe_data import BASE_IMPORTANCE, DataSets, measured_models, measures_of, measuring_data
