@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from align.tiny import model, noisy
 
 import isomerge
 from isomerge import errors
@@ -19,6 +18,7 @@ from isomerge.checking.pair import PairCheck
 from isomerge.demonstration.run import DemoResult
 from isomerge.listing import CatalogueEntry, MethodEntry
 from isomerge.reporting.page import ReportResult
+from models import model, noisy
 
 CHECK_KEYS = {
     "summary", "verdict", "reasons", "suggestion", "why", "recipe", "weights", "distance", "sign_conflict",

@@ -10,8 +10,8 @@ import models as tiny
 from isomerge.merging.layerwise import gradient_steps
 from isomerge.merging.layerwise.blocks import BlockCache, BlockStacks
 from isomerge.merging.layerwise.running import CalibrationData, ModelRunner
+from merging.layerwise.reconstructions import again, data, load, reconstruct
 from models import mostly_slow
-from reconstruct.calibration import again, data, load, reconstruct
 
 TEXT = {**tiny.TEXT, "hidden_size": 12}
 TASKS = {
