@@ -46,7 +46,7 @@ def require_types(**arguments: tuple[Any, ...]) -> None:
     for name, (value, *types) in arguments.items():
         if not any(_is(value, kind) for kind in types):
             wanted = " or ".join(NAMES.get(kind, getattr(kind, "__name__", "None")) for kind in types)
-            raise RequestError(f"{name} must be {wanted}, not {value!r:.60}.")
+            raise RequestError(f"{name} must be {wanted}, not {value!r:.60}.", keys=(name,))
 
 
 def require_shared_types(**arguments: Any) -> None:
