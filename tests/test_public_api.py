@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
+import json
 import pickle
+import pkgutil
 import pydoc
+import re
 import subprocess
 import sys
 import typing
@@ -17,7 +21,8 @@ import pytest
 import torch
 
 import isomerge
-from models import image_pair, noisy
+from isomerge.results import Result
+from models import image_pair, model, noisy
 from samples import digits
 
 NAMES = [name for name in isomerge.__all__ if name != "__version__"]
@@ -25,11 +30,18 @@ FUNCTIONS = [name for name in NAMES if inspect.isfunction(getattr(isomerge, name
 CLASSES = [name for name in NAMES if inspect.isclass(getattr(isomerge, name))]
 
 
+RUNS = {"isomerge.__main__"}
+"""Modules that do something when they are imported."""
+
+
 def public_methods(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    for name, member in vars(kind).items():
-        function = inspect.unwrap(getattr(member, "__func__", member)) if callable(member) else member
-        if not name.startswith("_") and inspect.isfunction(function):
-            yield name, function
+    """Methods and properties, also those of base classes in isomerge."""
+    for owner in kind.__mro__:
+        for name, member in vars(owner).items() if owner.__module__.startswith("isomerge.") else ():
+            member = getattr(member, "fget", None) or getattr(member, "func", None) or member
+            function = inspect.unwrap(getattr(member, "__func__", member)) if callable(member) else member
+            if not name.startswith("_") and inspect.isfunction(function):
+                yield name, function
 
 
 CALLABLES = {name: getattr(isomerge, name) for name in FUNCTIONS} | {
@@ -38,8 +50,8 @@ CALLABLES = {name: getattr(isomerge, name) for name in FUNCTIONS} | {
 
 
 def test_what_users_meet_is_exported() -> None:
-    wanted = {"AlignedFamily", "Checkpoint", "RequestError", "Sweep", "align", "calibrate", "check", "demo", "evaluate"}
-    assert wanted | {"merge", "report", "reproduce", "sweep"} <= set(NAMES)
+    wanted = {"AlignedFamily", "Checkpoint", "RequestError", "Sweep", "align", "align_family", "calibrate", "check"}
+    assert wanted | {"demo", "evaluate", "extract", "merge", "plan", "report", "reproduce", "sweep"} <= set(NAMES)
     assert set(NAMES) == set(FUNCTIONS) | set(CLASSES), "every name is a plain function or a class"
     assert set(NAMES) <= set(dir(isomerge))
 
@@ -49,11 +61,25 @@ def test_type_checkers_see_the_names_that_are_loaded_lazily() -> None:
     assert not [name for name in NAMES if f" import {name} as {name}\n" not in source]
 
 
+def test_no_module_hides_behind_a_name() -> None:
+    """A package's attribute with the name of one of its modules is that module, whatever was imported first."""
+    modules = [each.name for each in pkgutil.walk_packages(isomerge.__path__, "isomerge.") if each.name not in RUNS]
+    for name in modules:
+        package, _, module = name.rpartition(".")
+        assert getattr(importlib.import_module(package), module, None) in (None, importlib.import_module(name)), name
+    assert not {f"isomerge.{name}" for name in NAMES} & set(modules)
+
+
+VARIADIC = {"check": {"models"}, "merge": {"options"}, "merge_state_dicts": {"options"}}
+"""Any number of models; the options of a method."""
+
+
 @pytest.mark.parametrize("name", CALLABLES)
 def test_a_signature_is_true_and_typed(name: str) -> None:
     signature = inspect.signature(CALLABLES[name])
     parameters = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
-    assert {each.kind for each in parameters} != {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    variadic = {each.name for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    assert variadic == VARIADIC.get(name, set())
     assert not [each.name for each in parameters if each.annotation is each.empty]
     assert signature.return_annotation is not signature.empty
 
@@ -63,6 +89,13 @@ def test_type_hints_resolve(name: str) -> None:
     hints = typing.get_type_hints(CALLABLES[name])
     assert hints.keys() >= set(inspect.signature(CALLABLES[name]).parameters) - {"self", "cls"}
     assert "return" in hints
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_returns_a_type_with_names_and_not_a_bare_dict(name: str) -> None:
+    returned = typing.get_type_hints(getattr(isomerge, name))["return"]
+    if name != "merge_state_dicts":  # state_dicts in, a state_dict out
+        assert typing.get_origin(returned) is not dict and "dict[str, typing.Any]" not in str(returned)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,7 +108,27 @@ def test_help_is_about_the_name_itself(name: str) -> None:
     assert value.__doc__ != sys.modules[value.__module__].__doc__
 
 
+def fine_tuned_pair() -> tuple[str, str]:
+    base = model("llama", 0, torch.float32)
+    return str(base), str(noisy(base, 0.05))
+
+
+def linear_recipe(a: str, b: str) -> dict[str, Any]:
+    return {"merge_method": "linear", "models": [{"model": a, "parameters": {"weight": 1}}, {"model": b}]}
+
+
 RESULTS: dict[str, Callable[[str, str, Path], Any]] = {
+    "align": lambda a, b, out: isomerge.align(b, a),
+    "align_family": lambda a, b, out: isomerge.align_family([a, b]),
+    "universe": lambda a, b, out: isomerge.align_family([a, b], many="universe"),
+    "save an alignment": lambda a, b, out: isomerge.align(b, a).save(out / "aligned"),
+    "merge": lambda a, b, out: isomerge.merge([a, b]),
+    "merge aligned": lambda a, b, out: isomerge.merge([a, b], align=True),
+    "merge_recipe": lambda a, b, out: isomerge.merge_recipe(linear_recipe(a, b)),
+    "plan": lambda a, b, out: isomerge.plan(linear_recipe(a, b)),
+    "extract": lambda a, b, out: isomerge.extract(*fine_tuned_pair(), out / "adapter", rank=2),
+    "open_checkpoint": lambda a, b, out: isomerge.open_checkpoint(a),
+    "open_data": lambda a, b, out: isomerge.open_data(digits(), limit=9),
     "check": lambda a, b, out: isomerge.check(a, b),
     "selftest": lambda a, b, out: isomerge.selftest(a),
     "evaluate": lambda a, b, out: isomerge.evaluate(a, digits(), limit=9),
@@ -90,9 +143,9 @@ RESULTS: dict[str, Callable[[str, str, Path], Any]] = {
     "verify": lambda a, b, out: isomerge.verify(isomerge.merge([a, b]).save(out / "merged").out),
     "report": lambda a, b, out: isomerge.report(isomerge.merge([a, b]).save(out / "merged").out),
     "sweep": lambda a, b, out: isomerge.sweep(
-        {"merge_method": "linear", "models": [{"model": a, "parameters": {"weight": 1}}, {"model": b}]},
-        {"models[0].weight": [1, 2]}, data=digits(), limit=9,
+        linear_recipe(a, b), {"models[0].weight": [1, 2]}, data=digits(), limit=9
     ),
+    "demo": lambda a, b, out: isomerge.demo(out / "demo"),
 }  # fmt: skip
 """A way to make each kind of result, from two models and a folder to write in."""
 
@@ -111,13 +164,105 @@ def seen(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else repr(value)
 
 
-@pytest.mark.parametrize("name", RESULTS)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) if name == "demo" else name for name in RESULTS]
+
+
+def test_every_function_has_a_row() -> None:
+    assert set(FUNCTIONS) <= set(RESULTS)
+
+
+@pytest.mark.parametrize("name", SLOW)
 def test_a_result_can_be_pickled_and_copied(name: str, tmp_path: Path) -> None:
     result = RESULTS[name](*image_pair(), tmp_path)
     expected = seen(result)
+    if isinstance(result, Result):
+        assert json.loads(json.dumps(result.to_dict())) == result.to_dict()
     for again in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
         assert type(again) is type(result)
         assert seen(again) == expected
+
+
+WORKING: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {
+    "align": lambda a, b, out: {"source": b, "anchor": a},
+    "align_family": lambda a, b, out: {"models": [a, b]},
+    "barrier": lambda a, b, out: {"model_a": a, "model_b": b, "data": digits()},
+    "calibrate": lambda a, b, out: {"model": a, "data": digits()},
+    "catalogue": lambda a, b, out: {"kind": "methods"},
+    "check": lambda a, b, out: {"models": (a, b)},
+    "demo": lambda a, b, out: {"out": out},
+    "ensemble": lambda a, b, out: {"models": [a, b], "data": digits()},
+    "evaluate": lambda a, b, out: {"model": a, "data": digits()},
+    "extract": lambda a, b, out: {"base": a, "finetuned": b, "out": out},
+    "merge": lambda a, b, out: {"models": [a, b]},
+    "merge_recipe": lambda a, b, out: {"recipe": linear_recipe(a, b)},
+    "merge_state_dicts": lambda a, b, out: {"models": [{}, {}]},
+    "open_checkpoint": lambda a, b, out: {"source": a},
+    "open_data": lambda a, b, out: {"source": digits()},
+    "plan": lambda a, b, out: {"recipe": linear_recipe(a, b)},
+    "plane": lambda a, b, out: {"model_a": a, "model_b": b, "model_c": a, "data": digits()},
+    "report": lambda a, b, out: {"folder": a},
+    "reproduce": lambda a, b, out: {"folder": a},
+    "selftest": lambda a, b, out: {"model": a},
+    "sweep": lambda a, b, out: {"recipe": linear_recipe(a, b), "over": {"models[0].weight": [1, 2]}, "data": digits()},
+    "verify": lambda a, b, out: {"folder": a},
+}
+"""Arguments that a function takes, before one of them is replaced."""
+MANY_TYPES = {"Any", "CheckpointSource", "DataSource"}
+"""Annotations of models and data, for which there are so many types that the error names them instead."""
+
+
+class OfNoType:
+    """Not text, no number, no list, no function."""
+
+
+def arguments() -> Iterator[tuple[str, str, Any]]:
+    """Every argument of every function, with values of a wrong type."""
+    for name in FUNCTIONS:
+        for parameter in inspect.signature(getattr(isomerge, name)).parameters.values():
+            if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                yield name, parameter.name, OfNoType()
+                words = set(re.findall(r"\w+", parameter.annotation))
+                if words & {"int", "bool"} and "str" not in words:
+                    yield name, parameter.name, "2"
+                if "str" in words and not words & {"int", "Sequence", "Iterable"}:
+                    yield name, parameter.name, [0]
+
+
+@pytest.mark.parametrize(("name", "argument", "wrong"), [*arguments()])
+def test_a_wrong_type_is_refused_by_the_name_of_its_argument(
+    name: str, argument: str, wrong: object, tmp_path: Path
+) -> None:
+    function = getattr(isomerge, name)
+    given = {**WORKING[name](*image_pair(), tmp_path / "out"), argument: wrong}
+    with pytest.raises(isomerge.RequestError) as refused:
+        function(*given.pop("models"), **given) if name == "check" else function(**given)
+    many = inspect.signature(function).parameters[argument].annotation in MANY_TYPES and argument != "tokenizer"
+    assert (type(wrong).__name__ if many else argument) in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda a, b: isomerge.align(b, a, layers=[0]), "layers"),  # type: ignore[arg-type]
+        (lambda a, b: isomerge.merge([a, b], weights="ab"), "weights"),  # type: ignore[arg-type]
+        (lambda a, b: isomerge.merge([a, b], weights=["a", "b"]), "weights"),  # type: ignore[list-item]
+        (lambda a, b: isomerge.merge(a), "models"),
+        (lambda a, b: isomerge.merge_state_dicts([1, 2]), "models"),  # type: ignore[list-item]
+        (lambda a, b: isomerge.plan([3]), "recipe"),  # type: ignore[list-item]
+        (lambda a, b: isomerge.sweep([3], {"t": "0:1:0.5"}, data=digits()), "recipe"),  # type: ignore[list-item]
+        (lambda a, b: isomerge.sweep(linear_recipe(a, b), [3], data=digits()), "over"),  # type: ignore[list-item]
+        (lambda a, b: isomerge.report(a, barrier="curve.json"), "barrier"),
+        (lambda a, b: isomerge.report(a, barrier=[3]), "barrier"),  # type: ignore[list-item]
+        (lambda a, b: isomerge.calibrate(a, digits(), what="grams"), "what"),
+        (lambda a, b: isomerge.evaluate(a, {"path": digits(), "limit": "x"}), "limit"),
+    ],
+)
+def test_wrong_contents_are_refused_by_the_name_of_their_argument(
+    call: Callable[[str, str], object], argument: str
+) -> None:
+    with pytest.raises(isomerge.RequestError, match=argument):
+        call(*image_pair())
 
 
 def test_an_error_can_be_pickled_and_copied() -> None:

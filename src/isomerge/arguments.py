@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
 from isomerge.errors import RequestError, did_you_mean
 
-NAMES = {str: "text", bool: "True or False", int: "a whole number", float: "a number", Mapping: "a mapping"}
+NAMES: dict[Any, str] = {
+    str: "text",
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    os.PathLike: "a path",
+    Mapping: "a mapping",
+    Callable: "a function",
+}
+
+SHARED: dict[str, tuple[Any, ...]] = {
+    "batch_size": (int, None),
+    "device": (str,),
+    "force": (bool,),
+    "limit": (int, None),
+    "max_memory": (int, str, None),
+    "out": (str, os.PathLike, None),
+    "plot": (str, os.PathLike, None),
+    "progress": (Callable, None),
+    "seed": (int,),
+    "task": (str, None),
+    "threads": (int, None),
+}
+"""What arguments that many functions have may be."""
 
 
 def require_types(**arguments: tuple[Any, ...]) -> None:
@@ -23,6 +47,16 @@ def require_types(**arguments: tuple[Any, ...]) -> None:
         if not any(_is(value, kind) for kind in types):
             wanted = " or ".join(NAMES.get(kind, getattr(kind, "__name__", "None")) for kind in types)
             raise RequestError(f"{name} must be {wanted}, not {value!r:.60}.", keys=(name,))
+
+
+def require_shared_types(**arguments: Any) -> None:
+    """
+    >>> require_shared_types(seed=0, threads="2")
+    Traceback (most recent call last):
+        ...
+    isomerge.errors.RequestError: threads must be a whole number or None, not '2'.
+    """
+    require_types(**{name: (value, *SHARED[name]) for name, value in arguments.items()})
 
 
 def _is(value: Any, kind: type | None) -> bool:

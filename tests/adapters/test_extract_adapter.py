@@ -12,7 +12,8 @@ from peft import LoraConfig
 from torch import Tensor
 
 from adapters.peft_adapters import load_adapted, load_base, logits, merged_by_peft, save_adapter
-from isomerge.adapters import apply_adapter, extract, is_adapter
+from isomerge.adapters import apply_adapter, is_adapter
+from isomerge.adapters.extract import extract
 from isomerge.adapters.lowrank import decompose
 from isomerge.checkpoint import open_checkpoint, write_checkpoint
 from isomerge.errors import RequestError

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
-from isomerge.connectivity import barrier, plane
-from isomerge.connectivity.barrier import height
+from isomerge.connectivity.barrier import barrier, height
+from isomerge.connectivity.plane import plane
 from isomerge.errors import RequestError
 from models import bert, llama, vit
 from samples import DIGITS, SENTENCES, write_digits

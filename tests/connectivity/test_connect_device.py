@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isomerge.connectivity import barrier
+from isomerge.connectivity.barrier import barrier
 from isomerge.evaluation.evaluate import evaluate
 from models import llama, vit
 from samples import DIGITS, SENTENCES, write_digits

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from isomerge import align, merge
 from isomerge.calibration import calibrate, cross_statistics
-from isomerge.connectivity import barrier
+from isomerge.connectivity.barrier import barrier
 from isomerge.data import open_data
 from isomerge.errors import IsomergeError, RequestError
 from isomerge.evaluation.evaluate import evaluate

@@ -23,7 +23,6 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
     if ">>> " in path.read_text(encoding="utf-8")
 }
-PUBLIC = [getattr(isomerge, name) for name in isomerge.__all__]  # bound first: a module may have the name of one
 for each in MODULES:  # before any example runs, so that every table is known
     importlib.import_module(each)
 RECIPE = """\
@@ -61,12 +60,12 @@ def test_examples_of_a_module_run(name: str, tmp_path: Path, monkeypatch: pytest
     module = importlib.import_module(name)
     source = MODULES[name].read_text(encoding="utf-8")
     given = surroundings(tmp_path, source) if re.search(r">>> .*(isomerge\.|batches)", source) else {}
-    told: list[str] = []
+    output: list[str] = []
     runner = doctest.DocTestRunner()
     for test in doctest.DocTestFinder().find(module, name, extraglobs=given):
-        runner.run(test, out=told.append)
+        runner.run(test, out=output.append)
     assert runner.tries, "the module has no example that is found"
-    assert not runner.failures, "".join(told)
+    assert not runner.failures, "".join(output)
 
 
 def test_no_example_is_skipped() -> None:

@@ -25,6 +25,7 @@ def run(cells: list[str]) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With fewer epochs than it has; alignment must still open the line between the models."""
     monkeypatch.chdir(tmp_path)

@@ -59,6 +59,7 @@ def test_mixing_layers_is_matching_only_those(models: Path, data: Path, tmp_path
 
 # --- the scripts ------------------------------------------------------------------------------------------------------
 @pytest.mark.filterwarnings("ignore::isomerge.merging.regression.StatisticsWarning")
+@pytest.mark.slow
 def test_table1_from_end_to_end_and_again_from_its_cells(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

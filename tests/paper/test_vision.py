@@ -84,6 +84,7 @@ def test_table2_has_every_row_and_its_plain_average_is_the_plain_average(work: P
     assert values(record, 0, "without matching")[0] == [pytest.approx(accuracy)]
 
 
+@pytest.mark.slow
 def test_the_chosen_layer_is_the_best_on_validation_not_on_test(work: Path) -> None:
     record = start("table2", work)
     chosen = record["cells"][f"Simple, {table2.SELECTED} 0-1"]["values"]

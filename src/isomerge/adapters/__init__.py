@@ -2,6 +2,5 @@
 
 from isomerge.adapters.adapter import Adapter, Target, is_adapter, open_adapter
 from isomerge.adapters.applied import apply_adapter
-from isomerge.adapters.extract import extract
 
-__all__ = ["Adapter", "Target", "apply_adapter", "extract", "is_adapter", "open_adapter"]
+__all__ = ["Adapter", "Target", "apply_adapter", "is_adapter", "open_adapter"]

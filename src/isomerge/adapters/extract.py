@@ -17,7 +17,7 @@ from isomerge.adapters.adapter import BIAS, holds_adapter, into_its_base, requir
 from isomerge.adapters.layout import TRANSPOSED, ModuleLayout
 from isomerge.adapters.lowrank import choose_rank, decompose, halves, squared_error
 from isomerge.adapters.write import lora_config, write_adapter
-from isomerge.arguments import require_types
+from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import (
     Checkpoint,
     CheckpointSource,
@@ -180,13 +180,14 @@ def extract(
     takes; without either, the rank is 16. `targets` is a regular expression for the ends of layers' names:
     "q_proj|v_proj". Layers without a matrix (norms) are stored whole; what PEFT cannot hold is listed in the result.
 
-    >>> isomerge.extract("base", "finetuned", "adapter", rank=16).relative_error                        # doctest: +SKIP
+    >>> isomerge.extract("base", "finetuned", "adapter-of-rank-16", rank=16).relative_error < 1
+    True
     """
     start = time.perf_counter()
     require_types(
         out=(out, str, os.PathLike), rank=(rank, int, None), energy=(energy, float, None), targets=(targets, str, None),
-        force=(force, bool),
     )  # fmt: skip
+    require_shared_types(force=force, progress=progress)
     base, finetuned = open_checkpoint(base), open_checkpoint(finetuned)
     rank = DEFAULT_RANK if rank is None and energy is None else rank
     pattern = _check_request(rank, energy, targets)

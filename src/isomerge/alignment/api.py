@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from isomerge.alignment.solve_pair import solve_to_anchor
 from isomerge.alignment.solve_universe import nearest_to_mean, solve_universe
 from isomerge.alignment.storage import load_transform
 from isomerge.alignment.sweep import Tick
-from isomerge.arguments import require_choice, require_types
+from isomerge.arguments import require_choice, require_shared_types, require_types
 from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require_floating
 from isomerge.checkpoint.base import Progress
 from isomerge.choices import MANY
@@ -70,7 +71,8 @@ def align(
     >>> written = alignment.save("model-b-next-to-a")
     """
     if transform is not None:
-        require_types(transform=(transform, str, Path))
+        require_types(transform=(transform, str, os.PathLike))
+        require_shared_types(threads=threads, progress=progress)
         if data is not None:
             raise RequestError("Applying a stored transform: nothing is solved, so data has no use. Leave it out.")
         if (level, scale, layers, only) != ("full", None, None, None):
@@ -114,15 +116,15 @@ def align_family(
     `many="universe"` moves all of them to a common mean, which does not depend on their order. All other arguments are
     those of `align`.
 
-    >>> family = isomerge.align_family(["model-b", "model-c"], anchor="model-a")     # doctest: +SKIP
-    >>> family.save("aligned")                                                       # doctest: +SKIP
+    >>> family = isomerge.align_family(["model-b", "model-c"], anchor="model-a")
+    >>> written = family.save("aligned")
     """
     start = time.perf_counter()
     require_types(
         level=(level, str), scale=(scale, bool, None), layers=(layers, str, None), only=(only, str, None),
         sweeps=(sweeps, int), evidence=(evidence, str, Mapping, None), measure=(measure, str), site=(site, str),
-        limit=(limit, int, None), threads=(threads, int, None), device=(device, str),
     )  # fmt: skip
+    require_shared_types(limit=limit, threads=threads, device=device, progress=progress)
     require_choice("many", many, MANY)
     scope = Scope(level, scale, layers, only)
     if sweeps < 1:

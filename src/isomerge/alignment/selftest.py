@@ -15,6 +15,7 @@ from isomerge.alignment.api import align
 from isomerge.alignment.levels import Scope
 from isomerge.alignment.record import UNCHANGED
 from isomerge.architectures import describe
+from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import open_checkpoint, require_floating, write_checkpoint
 from isomerge.checkpoint.dtypes import dtype_entry
 from isomerge.evaluation.probe import largest_difference
@@ -43,6 +44,8 @@ class SelftestReport(Result):
 def selftest(model: Any, *, seed: int = 0, level: str = "full", threads: int | None = None) -> SelftestReport:
     """Scramble `model` by random symmetries, compare outputs in the stock class, and recover it by alignment."""
     start = time.perf_counter()
+    require_types(level=(level, str))
+    require_shared_types(seed=seed, threads=threads)
     checkpoint = open_checkpoint(model)
     require_model(checkpoint)
     require_floating(checkpoint)

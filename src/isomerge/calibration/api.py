@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from isomerge.architectures import describe
-from isomerge.arguments import require_types
+from isomerge.arguments import require_shared_types, require_types
 from isomerge.calibration.experts import listen_to_experts
 from isomerge.calibration.fisher import diagonal_fisher
 from isomerge.calibration.sites import sites_of
@@ -53,6 +53,10 @@ def calibrate(
     >>> statistics = calibrate("model-a", batches, what={"gram"})
     >>> written = statistics.save("statistics.safetensors")
     """
+    require_types(
+        fisher=(fisher, str), samples=(samples, int), only=(only, str, None), batch_size=(batch_size, int)
+    )  # fmt: skip
+    require_shared_types(limit=limit, seed=seed, device=device, progress=progress)
     wanted = _wanted(what)
     given = data if callable(data) else open_data(data)
     opened = given if isinstance(given, Data) else None
@@ -93,7 +97,7 @@ def _wanted(what: Iterable[str]) -> set[str]:
     require_types(what=(what, Iterable))
     wanted = {what} if isinstance(what, str) else set(what)
     for unknown in sorted(wanted - set(STATISTICS)):
-        raise RequestError(f"Measuring a model: '{unknown}' cannot be measured. {did_you_mean(unknown, STATISTICS)}")
+        raise RequestError(f"what cannot be '{unknown}'. {did_you_mean(unknown, STATISTICS)}")
     if not wanted:
         raise RequestError(f"Measuring a model: nothing is asked for. Known values: {', '.join(STATISTICS)}.")
     return wanted

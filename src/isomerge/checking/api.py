@@ -71,7 +71,8 @@ def check(*models: Any, base: Any = None, data: str | os.PathLike[str] | None = 
     Models are folders, files, hub ids, state_dicts or modules. `base` is their common ancestor, if known; `data` goes
     into the recipe where it needs some. Reads headers and a sample of the weights: seconds, whatever their size.
 
-    >>> isomerge.check("model-a", "model-b").summary                     # doctest: +SKIP
+    >>> isomerge.check("model-a", "model-b").verdict
+    'strangers'
     """
     if len(models) < 2:
         raise RequestError("Checking: name at least two models to compare, as in check(a, b).")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from isomerge.arguments import require_types
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.hub import looks_like_hub_id, open_hub
 from isomerge.checkpoint.local import broken_link, open_file, open_folder, unreadable
@@ -41,6 +42,7 @@ def open_checkpoint(
     >>> open_checkpoint({"weight": torch.zeros(2, 3)}).tensors["weight"].shape
     (2, 3)
     """
+    require_types(revision=(revision, str, None), config=(config, Mapping, None), name=(name, str, None))
     checkpoint = _open(source, revision)
     if config is None and name is None:
         return checkpoint

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from isomerge.arguments import require_types
+from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import Progress
 from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture, shared_positions
@@ -96,7 +96,10 @@ def barrier(
     True
     """
     start = time.perf_counter()
-    require_types(points=(points, int))
+    require_types(points=(points, int), align=(align, bool), level=(level, str))
+    require_shared_types(
+        task=task, batch_size=batch_size, limit=limit, seed=seed, device=device, plot=plot, progress=progress
+    )
     if points < 3:
         raise RequestError(f"Measuring {points} points between two models: at least 3 are needed. Try 11.")
     require_few(points, points)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isomerge.arguments import require_types
+from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint.base import Progress
 from isomerge.connectivity.barrier import choose_measure, require_few, require_one_measure
 from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture
@@ -73,7 +73,10 @@ def plane(
     the space of weights: x goes from A towards B, y is at right angles to it towards C.
     """
     start = time.perf_counter()
-    require_types(points=(points, int))
+    require_types(points=(points, int), align=(align, bool), level=(level, str))
+    require_shared_types(
+        task=task, batch_size=batch_size, limit=limit, seed=seed, device=device, plot=plot, progress=progress
+    )
     if points < 2:
         raise RequestError(f"Measuring a plane of {points} × {points} points: at least 2 are needed each way.")
     require_few(points * points, points)

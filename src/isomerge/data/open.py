@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from isomerge.arguments import require_types
 from isomerge.checkpoint.side_files import is_weight
 from isomerge.data.archives import ARCHIVE_SUFFIXES
 from isomerge.data.base import Data, DataSource
@@ -64,6 +65,7 @@ def open_data(
     texts with a comma between. `length` shortens texts, `limit` is the number of examples to use; `tokenizer` is for
     models in memory. `prefer` is the part that is used when there are several and `split` names none.
     """
+    require_types(prefer=(prefer, str), tokenizer=(tokenizer, str, os.PathLike, Callable, None))
     if isinstance(source, Data):
         return source
     options = DataOptions(split, text, label, kind, length, limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_le
 
 def tokenizer_for(checkpoint: Checkpoint, given: Any = None, *, words: bool = False) -> Any:
     """The tokenizer beside the weights, or the one given (itself, or its folder). `words`: texts come cut in words."""
-    if given is not None and not isinstance(given, (str, Path)):
+    if given is not None and not isinstance(given, (str, os.PathLike)):
         return given
     folder = given or checkpoint.folder or _loaded_from(checkpoint)
     if folder is None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from isomerge.connectivity import plane
+from isomerge.connectivity.plane import plane
 
 TRAIN = 1297  # of 1797 images; the other 500 are the test set
 EPOCHS = 40

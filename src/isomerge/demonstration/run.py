@@ -15,7 +15,7 @@ from typing import Any
 from isomerge.alignment.api import align
 from isomerge.alignment.record import align_record
 from isomerge.alignment.result import Alignment
-from isomerge.arguments import require_types
+from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.choices import DEMO_MARK, LEVELS
@@ -71,6 +71,7 @@ def demo(
     `progress` is called with how much of a stage is done, its total, and "stage: what is being done".
     """
     require_types(out=(out, str, os.PathLike), seeds=(seeds, int))
+    require_shared_types(force=force, progress=progress)
     if seeds < 1:
         raise RequestError(f"Running the demo: seeds is {seeds}, and at least one pair has to be trained.")
     start = time.perf_counter()

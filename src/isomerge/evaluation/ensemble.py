@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from isomerge.adapters.adapter import require_model
-from isomerge.arguments import require_types
+from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import Progress
 from isomerge.data.base import Batch, Data, DataSource
@@ -70,6 +70,8 @@ def ensemble(
     True
     """
     start = time.perf_counter()
+    require_types(device=(device, str, None))
+    require_shared_types(task=task, batch_size=batch_size, limit=limit, seed=seed, progress=progress)
     _require(models, data, task)
     opened = open_data(data, tokenizer=tokenizer, prefer="test")
     checkpoints = [open_checkpoint(model) for model in models]

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from isomerge.adapters.adapter import require_model
-from isomerge.arguments import require_types
+from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Progress, name_some
 from isomerge.data.base import Data, DataSource
@@ -63,11 +63,13 @@ def evaluate(
     the task, unless `task` is `module.path:function`, called as f(model, batches), or `lm-eval:NAME`, which brings its
     own data. `limit` is the number of examples to use, `tokenizer` is for models in memory.
 
-    >>> isomerge.evaluate("model-a", {"path": "cifar10.tar.xz", "split": "test"}).metric       # doctest: +SKIP
-    0.91
+    >>> result = isomerge.evaluate("model-a", {"path": "cifar10.tar.xz", "split": "test"})
+    >>> result.metric_name, 0 <= result.metric <= 1
+    ('accuracy', True)
     """
     start = time.perf_counter()
-    require_types(task=(task, str, None))
+    require_types(device=(device, str, None))
+    require_shared_types(task=task, batch_size=batch_size, limit=limit, seed=seed, progress=progress)
     external = is_external(task)
     if data is None and not external:
         raise RequestError("Evaluating needs data. Pass data, for example a path.", keys=("data",))

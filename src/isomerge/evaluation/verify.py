@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from isomerge.adapters.adapter import CONFIG, has_adapter_beside, holds_adapter, into_its_base
-from isomerge.arguments import require_types
+from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Checkpoint, Progress, name_some
 from isomerge.checkpoint.checks import FLOATING
@@ -69,7 +69,10 @@ def verify(
     what was already wrong with the tokens of that model is reported, but not counted as a failure.
     """
     start = time.perf_counter()
-    require_types(folder=(folder, str, os.PathLike))
+    require_types(
+        folder=(folder, str, os.PathLike), deep=(deep, bool), same_structure_as=(same_structure_as, Checkpoint, None)
+    )
+    require_shared_types(threads=threads, progress=progress)
     folder = Path(folder).expanduser()
     if folder.is_file():
         open_checkpoint(folder)  # raises with the words of all verbs where it is no weight file that can be read

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from isomerge.adapters import apply_adapter, open_adapter
-from isomerge.arguments import require_types
+from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint.base import Checkpoint, Progress, name_some
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 from isomerge.checkpoint.lock import Lock, LockedInput, config_sha256, locked_tensors, read_lock
@@ -60,6 +60,7 @@ def reproduce(
     """
     start = time.perf_counter()
     require_types(folder=(folder, str, os.PathLike))
+    require_shared_types(out=out, threads=threads, force=force, progress=progress)
     folder = Path(folder).expanduser()
     lock = read_lock(folder)
     workers = threads or os.cpu_count() or 1

@@ -29,7 +29,8 @@ def merge_state_dicts(
     >>> merge_state_dicts([{"w": torch.zeros(2)}, {"w": torch.ones(2)}], weight=[1, 3])
     {'w': tensor([0.7500, 0.7500])}
     """
-    if isinstance(models, (str, Mapping)) or not isinstance(models, Iterable):
+    single = isinstance(models, (str, Mapping)) or not isinstance(models, Iterable)
+    if single or not all(isinstance(model, Mapping) for model in models):
         raise RequestError("Merging: models must be a list of state_dicts, as in merge_state_dicts([a, b]).")
     require_types(method=(method, str), base=(base, Mapping, None), seed=(seed, int))
     if method not in METHODS:

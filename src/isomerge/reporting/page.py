@@ -55,9 +55,11 @@ def report(
     `barrier` names files that `isomerge barrier … --json` has printed, or holds such records. They join the curves that
     the page has, or the one beside the weights where `out` is new, unless `keep_curves` is False.
 
-    >>> isomerge.report("merged").page                                   # doctest: +SKIP
+    >>> written = isomerge.merge(["model-a", "model-b"]).save("merged")
+    >>> print(isomerge.report("merged").page)
+    merged/report.html
     """
-    require_types(folder=(folder, str, os.PathLike), out=(out, str, os.PathLike, None))
+    require_types(folder=(folder, str, os.PathLike), out=(out, str, os.PathLike, None), keep_curves=(keep_curves, bool))
     if isinstance(barrier, (str, os.PathLike, Mapping)) or not isinstance(barrier, Iterable):
         raise RequestError(
             "barrier must be a list of files or records, as in barrier=['curve.json'].", keys=("barrier",)

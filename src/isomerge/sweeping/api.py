@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isomerge.arguments import require_types
+from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint.base import Progress
 from isomerge.choices import RANKINGS
 from isomerge.data.base import Data, DataSource
@@ -73,6 +73,11 @@ def sweep(
     ['t']
     """
     began = time.perf_counter()
+    require_types(mode=(mode, str), by=(by, str, None), same_ids=(same_ids, bool))
+    require_shared_types(
+        task=task, batch_size=batch_size, limit=limit, seed=seed, device=device, threads=threads,
+        max_memory=max_memory, out=out, plot=plot, force=force, progress=progress,
+    )  # fmt: skip
     written = one_recipe(recipe)
     axes = read_axes(over, search=search is not None, force=force)
     _require(data, loss, by, search, test)

@@ -46,6 +46,7 @@ def one_recipe(recipe: str | Path | Mapping[str, Any] | Recipe | Sequence[Recipe
             f"Sweeping a recipe of {len(documents)} documents: only one can be swept. Merge the earlier ones first "
             "(isomerge merge), and name what they give in a recipe of its own."
         )
+    require_types(recipe=(documents[0], Recipe))
     return documents[0]
 
 

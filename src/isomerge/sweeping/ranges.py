@@ -70,6 +70,7 @@ def _require_kind(axis: Axis, search: bool) -> None:
 
 
 def _read(text: str, force: bool) -> Axis:
+    require_types(over=(text, str))
     name, equals, given = text.partition("=")
     if not equals or not name.strip() or not given.strip():
         raise RequestError(f"over cannot be '{text}'. {HOW}.", keys=("over", "search"))

@@ -69,7 +69,7 @@ TRIED: dict[str, list[dict[str, Any]]] = {
 SAME_FORMULA = {"paint": "wise_ft", "tail_average": "sma", "sma": "tail", "della_linear": "dare_linear"}
 ELSEWHERE = {
     *("rewarded_soup", "ewc", "elastic_weight_removal", "paint", "tail_average"),
-    *("fisher", "regmean"),  # tests/statistics
+    *("fisher", "regmean"),  # tests/merging/data_methods
 }
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,17 @@ from isomerge.evaluation.verify import verify as verify_folder
 from isomerge.merging.outcome.files import card_files, lock_text, record_files, resume_key, side_files
 from isomerge.merging.outcome.notes import name_narrowed
 from isomerge.merging.outcome.relations import InputRelations
+from isomerge.merging.plan.tensor_plan import RecipePlan
+from isomerge.merging.recipe import Recipe
+from isomerge.merging.recipe_data import DataSet
 from isomerge.merging.regression import one_shortage_warning
 from isomerge.merging.run.jobs import Job, run
 from isomerge.merging.run.memory import fitting_threads, peak_memory
 from isomerge.merging.run.sources import InputHashes
+from isomerge.merging.vocabulary import Vocabulary
 from isomerge.reporting.page import finish_report
 from isomerge.results import Result, plain
 from isomerge.threads import ahead, thread_count
-
-if TYPE_CHECKING:
-    from isomerge.merging.plan.tensor_plan import RecipePlan
-    from isomerge.merging.recipe import Recipe
-    from isomerge.merging.recipe_data import DataSet
-    from isomerge.merging.vocabulary import Vocabulary
 
 
 @dataclass

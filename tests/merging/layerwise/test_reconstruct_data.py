@@ -9,8 +9,8 @@ import torch
 
 import models as tiny
 from isomerge.errors import IsomergeError, RequestError
+from merging.layerwise.reconstructions import again, data, load, reconstruct
 from models import mostly_slow
-from reconstruct.calibration import again, data, load, reconstruct
 
 
 def pair(name: str):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from commands import said
 from isomerge.demonstration.digits import Digits, accuracy, load_digits, new_model, train
+from merging.layerwise.reconstructions import distance, reconstruct
 from models import image_pair as pair
-from reconstruct.calibration import distance, reconstruct
 from samples import digits as folder_of_digits
 
 
@@ -74,7 +74,7 @@ def _keys(tree: object) -> set[str]:
 
 def test_the_stages_of_the_work_are_told() -> None:
     import models as tiny
-    from reconstruct.calibration import again, data
+    from merging.layerwise.reconstructions import again, data
 
     folders = [tiny.model("vit", seed) for seed in range(2)]
     told: list[tuple[int, int, str]] = []

@@ -8,10 +8,10 @@ import torch
 
 import models as tiny
 from isomerge.merging.layerwise import gradient_steps
+from merging.layerwise.reconstructions import again, data, load, reconstruct
+from merging.layerwise.test_reconstruct_data import padded
+from merging.layerwise.test_reconstruct_truth import seen
 from models import mostly_slow
-from reconstruct.calibration import again, data, load, reconstruct
-from reconstruct.test_reconstruct_data import padded
-from reconstruct.test_reconstruct_truth import seen
 
 
 def pair(name: str, **changes):

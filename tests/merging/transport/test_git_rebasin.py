@@ -15,7 +15,7 @@ from scipy.optimize import linear_sum_assignment
 
 import isomerge
 import models as tiny
-from transport.pairs import batches, carried, largest_difference, model, permuted, seen
+from merging.transport.model_pairs import batches, carried, largest_difference, model, permuted, seen
 
 Arrays = dict[str, np.ndarray]
 AT = "vit.encoder.layer.{}."

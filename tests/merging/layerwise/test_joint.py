@@ -8,11 +8,11 @@ import torch
 
 import models as tiny
 from isomerge.errors import RequestError
+from merging.layerwise.reconstructions import again, data, distance, features, load, moved, reconstruct
+from merging.layerwise.test_reconstruct_data import padded
+from merging.layerwise.test_reconstruct_truth import seen
 from models import mostly_slow
 from precision import float64_throughout
-from reconstruct.calibration import again, data, distance, features, load, moved, reconstruct
-from reconstruct.test_reconstruct_data import padded
-from reconstruct.test_reconstruct_truth import seen
 
 HEADS, GROUPS = {"head", "ffn"}, {"kv", "ffn"}
 # family -> the stream, and which units are chosen. Heads are not where a table of position biases goes through all

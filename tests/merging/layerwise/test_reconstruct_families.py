@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import models as tiny
+from merging.layerwise.reconstructions import again, data, distance, features, load, reconstruct
 from models import mostly_slow
-from reconstruct.calibration import again, data, distance, features, load, reconstruct
 
 
 @pytest.mark.parametrize("name", mostly_slow(tiny.MODELS, "vit", "llama"))

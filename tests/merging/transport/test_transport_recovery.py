@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import models as tiny
-from transport.pairs import FAMILIES, batches, carried, fuse, largest_difference, model, permuted
+from merging.transport.model_pairs import FAMILIES, batches, carried, fuse, largest_difference, model, permuted
 
 POLICIES = ("joint", "averaging", "weighted", "weighted_units", "first")
 MORE = ["t5", "mixtral", "deberta", "neox", "qwen3", "olmo2", "gemma2", "opt", "distilbert"]

@@ -9,7 +9,7 @@ import ot
 import pytest
 
 import models as tiny
-from transport.pairs import batches, carried, model, seen, squared_distances
+from merging.transport.model_pairs import batches, carried, model, seen, squared_distances
 
 SOLVE: dict[str, Any] = {
     "emd": lambda a, b, cost: ot.emd(a, b, cost),

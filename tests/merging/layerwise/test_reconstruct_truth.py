@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import models as tiny
-from reconstruct.calibration import again, data, features, load, reconstruct
+from merging.layerwise.reconstructions import again, data, features, load, reconstruct
 
 RIDGE, FLOOR = 1e-2, 1e-6
 

@@ -12,7 +12,7 @@ import transformers
 
 import isomerge
 import models as tiny
-from transport.pairs import FAMILIES, batches, carried, fuse, largest_difference, model
+from merging.transport.model_pairs import FAMILIES, batches, carried, fuse, largest_difference, model
 
 
 @pytest.mark.parametrize("cost", ["weights", "activations"])

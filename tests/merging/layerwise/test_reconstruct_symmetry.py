@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import models as tiny
+from merging.layerwise.reconstructions import again, data, distance, features, load, moved, reconstruct
 from models import mostly_slow
-from reconstruct.calibration import again, data, distance, features, load, moved, reconstruct
 
 
 def merged_features(folders, batches, unseen, **options):

@@ -8,8 +8,8 @@ import torch
 
 import models as tiny
 from isomerge.errors import RequestError
-from reconstruct.calibration import again, data, load, reconstruct
-from reconstruct.test_reconstruct_truth import seen
+from merging.layerwise.reconstructions import again, data, load, reconstruct
+from merging.layerwise.test_reconstruct_truth import seen
 
 
 def test_every_weight_is_the_gram_weighted_mean_on_the_merged_models_inputs() -> None:

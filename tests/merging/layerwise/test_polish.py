@@ -11,8 +11,8 @@ from isomerge.merging.layerwise import gradient_steps
 from isomerge.merging.layerwise.running import ModelRunner
 from isomerge.running.blocks import BlockCache, BlockStacks
 from isomerge.running.passes import DataPass
+from merging.layerwise.reconstructions import again, data, load, reconstruct
 from models import mostly_slow
-from reconstruct.calibration import again, data, load, reconstruct
 
 TEXT = {**tiny.TEXT, "hidden_size": 12}
 TASKS = {

@@ -8,7 +8,7 @@ import pytest
 
 import models as tiny
 from isomerge.errors import RequestError
-from transport.pairs import batches, carried, fuse, model
+from merging.transport.model_pairs import batches, carried, fuse, model
 
 
 @pytest.mark.parametrize(("options", "words"), [
