@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from isomerge.alignment.solvers.table import SOLVERS
+from isomerge.alignment.solvers.by_group import SOLVERS
 from isomerge.architectures import FAMILIES
 from isomerge.arguments import require_types
 from isomerge.errors import RequestError, did_you_mean

@@ -13,7 +13,7 @@ import torch
 import isomerge
 from alignment.canonical import canonical
 from alignment.layers import read_llama, torch_state, write_llama  # fmt: skip
-from isomerge.alignment import sweep
+from isomerge.alignment import rounds
 from isomerge.alignment.units import Unit
 from isomerge.symmetry.groups import Permutation, SignedScale
 from isomerge.symmetry.transform import Transform
@@ -117,13 +117,13 @@ def test_a_stream_that_is_only_held_while_untied_is_solved_tied() -> None:
 def test_feed_forwards_of_siblings_need_no_cost_matrix(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gated ones, whose units may change their signs, as well as plain ones and those of ReLU."""
     solved: list[str] = []
-    blocks = sweep.unit_blocks
+    blocks = rounds.unit_blocks
 
     def looked(pair: Any, unit: frozenset[str], *given: Any, **options: Any) -> Any:
         solved.extend(sorted(unit))
         return blocks(pair, unit, *given, **options)
 
-    monkeypatch.setattr(sweep, "unit_blocks", looked)
+    monkeypatch.setattr(rounds, "unit_blocks", looked)
     anchor = model(family, 0, **WIDE[family])
     assert_left_alone(noisy(anchor), anchor)
     assert solved and not any(space.startswith("ffn") for space in solved), solved
@@ -133,7 +133,7 @@ def test_units_with_two_signs_of_their_own_are_always_solved() -> None:
     """The proof turns all rows of a unit at once, and two spaces may turn one without the other."""
     spaces = {"f": Permutation(4), **{name: SignedScale(1, per=("f",)) for name in ("a", "b")}}
     unit = Unit("f", spaces)
-    assert not sweep.Sweeper._keeps_its_order(SimpleNamespace(activations=None), unit, Transform(spaces))  # type: ignore[arg-type]
+    assert not rounds.Sweeper._keeps_its_order(SimpleNamespace(activations=None), unit, Transform(spaces))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("unit", [0, 5])

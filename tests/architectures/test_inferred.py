@@ -9,7 +9,7 @@ import transformers
 from architectures.row_models import difference
 from isomerge.architectures import FAMILIES, describe, inferred
 from isomerge.checkpoint import open_checkpoint
-from isomerge.evaluation import proof
+from isomerge.evaluation import symmetry_proof
 from isomerge.symmetry.groups import Invertible, Permutation, Rotary, Scale, SignedScale, Trivial
 from isomerge.symmetry.transform import random_transform
 from precision import float64_throughout
@@ -130,7 +130,7 @@ def test_a_class_transformers_does_not_have_is_never_fetched(build, fresh):
 
 
 def test_a_model_too_large_to_run_stays_as_it_is(build, fresh):
-    fresh.setattr(proof, "LARGEST", {torch.float64: 10})
+    fresh.setattr(symmetry_proof, "LARGEST", {torch.float64: 10})
     nothing_moves(describe(open_checkpoint(build("electra"))), "too large")
 
 

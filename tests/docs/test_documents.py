@@ -23,7 +23,7 @@ import yaml
 import isomerge
 from docs import scratch_folder, shell
 from docs.blocks import Block, blocks_of, documents, name_of, prose_of, spans_of
-from isomerge.alignment.solvers.table import SOLVERS
+from isomerge.alignment.solvers.by_group import SOLVERS
 from isomerge.architectures import FAMILIES
 from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.methods import METHODS

@@ -8,7 +8,7 @@ import pytest
 
 from isomerge.errors import RequestError
 from isomerge.merging.recipe import load_recipe
-from isomerge.sweeping.address import changed
+from isomerge.sweeping.parameter_names import changed
 from isomerge.sweeping.points import one_recipe, points_of
 
 TIES: dict[str, Any] = {

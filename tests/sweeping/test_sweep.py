@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageClassification, 
 import isomerge
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.running import mixing
-from isomerge.sweeping.bench import Bench
+from isomerge.sweeping.measuring import Bench
 from models import bert, llama, vit
 from samples import DIGITS, SENTENCES, write_digits
 

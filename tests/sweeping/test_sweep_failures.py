@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import isomerge
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.sweeping.bench import Bench
+from isomerge.sweeping.measuring import Bench
 from models import llama
 from samples import SENTENCES
 

@@ -160,7 +160,7 @@ def test_mistakes_are_told_in_a_paragraph(run: Any, line: str, words: str) -> No
 
 
 def test_an_interruption_says_what_is_kept(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from isomerge.sweeping.bench import Bench
+    from isomerge.sweeping.measuring import Bench
 
     original, calls = Bench._put, []
 

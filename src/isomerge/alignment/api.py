@@ -16,10 +16,10 @@ from isomerge.alignment.activations import ActivationRequest
 from isomerge.alignment.family import AlignedFamily
 from isomerge.alignment.levels import Scope
 from isomerge.alignment.result import Alignment
+from isomerge.alignment.rounds import Tick
 from isomerge.alignment.solve_pair import solve_to_anchor
 from isomerge.alignment.solve_universe import nearest_to_mean, solve_universe
 from isomerge.alignment.storage import load_transform
-from isomerge.alignment.sweep import Tick
 from isomerge.arguments import require_choice, require_shared_types, require_types
 from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require_floating
 from isomerge.checkpoint.base import Progress

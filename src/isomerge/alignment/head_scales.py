@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from isomerge.alignment.evidence import Pair
-from isomerge.alignment.solvers.table import SOLVERS
+from isomerge.alignment.solvers.by_group import SOLVERS
 from isomerge.symmetry.groups import Group, Rotary
 from isomerge.symmetry.transform import Transform
 from isomerge.threads import Run

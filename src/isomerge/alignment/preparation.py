@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from isomerge.alignment.solvers.table import SOLVERS
+from isomerge.alignment.solvers.by_group import SOLVERS
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.groups import Group

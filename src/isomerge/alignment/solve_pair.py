@@ -15,7 +15,7 @@ from isomerge.alignment.head_scales import rescaled_all
 from isomerge.alignment.levels import Scope
 from isomerge.alignment.preparation import PreparedModel
 from isomerge.alignment.result import Alignment
-from isomerge.alignment.sweep import Sweeper, Tick, no_tick
+from isomerge.alignment.rounds import Sweeper, Tick, no_tick
 from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.symmetry.architecture import RESIDUAL

@@ -12,8 +12,8 @@ from isomerge.alignment.head_scales import rescaled_all
 from isomerge.alignment.levels import Scope
 from isomerge.alignment.preparation import PreparedModel
 from isomerge.alignment.result import Alignment
+from isomerge.alignment.rounds import Sweeper, Tick, no_tick
 from isomerge.alignment.solve_pair import describe_all, prepare_all, rotates_the_stream, solve_to_anchor
-from isomerge.alignment.sweep import Sweeper, Tick, no_tick
 from isomerge.checkpoint import Checkpoint
 from isomerge.symmetry.patterns import Layout
 from isomerge.symmetry.transform import Transform

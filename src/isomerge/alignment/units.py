@@ -22,7 +22,7 @@ from torch import Tensor
 
 from isomerge.alignment.evidence import Block, is_shared
 from isomerge.alignment.solvers.assignment import assign_batch
-from isomerge.alignment.solvers.table import score, solve
+from isomerge.alignment.solvers.by_group import score, solve
 from isomerge.symmetry.groups import Group
 
 FEW_ORDERS = 24

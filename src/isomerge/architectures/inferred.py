@@ -1,7 +1,7 @@
 """Architectures without a file: what can be inferred safely is used, the rest stays as it is, and the notes say why.
 
 Names and shapes propose spaces: hidden units of a feed-forward, heads, their inner spaces. Each is used only if it is
-proven on the stock class (`evaluate/proof.py`), so a wrong guess costs time and never exactness.
+proven on the stock class (`evaluation/symmetry_proof.py`), so a wrong guess costs time and never exactness.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.errors import SpecificationError
-from isomerge.evaluation.proof import Part, Prover, Unprovable
+from isomerge.evaluation.symmetry_proof import Part, Prover, Unprovable
 from isomerge.symmetry.architecture import Architecture
 from isomerge.symmetry.binding import BoundModel, bind_model
 from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotary, Scale, SignedScale

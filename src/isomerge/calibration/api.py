@@ -20,13 +20,13 @@ from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 from isomerge.choices import STATISTICS
 from isomerge.data import open_data
 from isomerge.data.base import Batches, Data, DataSource
-from isomerge.data.heads import task_of
+from isomerge.data.task_heads import task_of
 from isomerge.errors import RequestError, did_you_mean
+from isomerge.running.activation_watch import ActivationWatch, SameInput
 from isomerge.running.gram import GramSums, UnitSums
 from isomerge.running.linear_maps import LinearMap, outputs_as_rows
 from isomerge.running.passes import BATCH_SIZE, DataPass, as_batches
 from isomerge.running.stock import StockModel
-from isomerge.running.watch import ActivationWatch, SameInput
 
 
 def calibrate(

@@ -24,9 +24,9 @@ from isomerge.calibration.sites import ROLES, Site, sites_of
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Progress, name_some
 from isomerge.errors import IsomergeError, RequestError
+from isomerge.running.activation_watch import ActivationWatch
 from isomerge.running.passes import DataPass, as_batches
 from isomerge.running.stock import StockModel
-from isomerge.running.watch import ActivationWatch
 
 
 @dataclass

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from isomerge.running.activation_watch import ActivationWatch
 from isomerge.running.linear_maps import LinearMap
 from isomerge.running.stock import StockModel
-from isomerge.running.watch import ActivationWatch
 
 WantedSlices = dict[tuple[int, int], list[str]]
 """From the storage of a stacked parameter and the number of an expert to the tensors on disk."""

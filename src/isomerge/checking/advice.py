@@ -15,7 +15,7 @@ from isomerge.errors import IsomergeError
 from isomerge.kinship import IDENTICAL, SIBLINGS, STRANGERS
 from isomerge.merging.plan.tensors import plan_tensors
 from isomerge.merging.recipe import ModelReference, Recipe, recipe_of
-from isomerge.merging.recipe.problems import RecipeError
+from isomerge.merging.recipe.problem_list import RecipeError
 
 SAME = 0.9  # of the squared distance that alignment takes away: these were one model, or siblings
 EXAMPLES = 2000

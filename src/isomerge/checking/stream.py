@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isomerge.alignment.evidence import common_part, cross
 from isomerge.alignment.report import share_moved
-from isomerge.alignment.solvers.table import solve
+from isomerge.alignment.solvers.by_group import solve
 from isomerge.kinship import inner, relative_distance, squared
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel

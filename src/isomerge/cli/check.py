@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isomerge.cli.flags import option, switch
-from isomerge.cli.heap import keep_freed_memory
+from isomerge.cli.freed_memory import keep_freed_memory
 from isomerge.cli.output import Record, Voice, as_record, listing
 from isomerge.cli.verb import verb
 from isomerge.errors import RequestError

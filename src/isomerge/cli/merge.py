@@ -22,7 +22,7 @@ from isomerge.cli.flags import (
     option,
     switch,
 )
-from isomerge.cli.heap import keep_freed_memory
+from isomerge.cli.freed_memory import keep_freed_memory
 from isomerge.cli.output import Voice, as_record
 from isomerge.cli.report import add_report
 from isomerge.cli.request import MergeRequest, flags_given, read_request, reserve_output

@@ -122,7 +122,7 @@ def sweep(
 
 def _announced(line: str, progress: Progress | None) -> Progress:
     """Print what will be measured when the first point begins: by then every foreseeable mistake has been reported."""
-    from isomerge.sweeping.bench import MEASURING
+    from isomerge.sweeping.measuring import MEASURING
 
     waiting = [line]
 

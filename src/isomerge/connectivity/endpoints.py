@@ -13,7 +13,7 @@ from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.memory import is_transformers_model
 from isomerge.data.base import floating
-from isomerge.data.heads import label_names
+from isomerge.data.task_heads import label_names
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import RequestError
 from isomerge.running.mixing import Mixture

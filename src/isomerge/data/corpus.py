@@ -15,8 +15,8 @@ from isomerge.data.archives import Spool
 from isomerge.data.base import Batch, Data, Wanted
 from isomerge.data.encode import Encoded, Encoder, collate, masked
 from isomerge.data.examples import Example
-from isomerge.data.heads import task_of
 from isomerge.data.tables import read_lines
+from isomerge.data.task_heads import task_of
 from isomerge.data.texts import TextData
 from isomerge.data.tokenizer import special_ends
 from isomerge.errors import RequestError

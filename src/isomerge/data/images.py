@@ -17,8 +17,8 @@ import torch
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.data.archives import Files, open_files
 from isomerge.data.base import KEPT, Batch, Data, Wanted, floating
-from isomerge.data.heads import match_labels
 from isomerge.data.splits import pick_split, same_split, split_in
+from isomerge.data.task_heads import match_labels
 from isomerge.errors import CheckpointError, RequestError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")

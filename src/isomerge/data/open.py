@@ -25,8 +25,8 @@ from isomerge.data.examples import (
     read_tagged,
 )
 from isomerge.data.images import ImageData, is_image
-from isomerge.data.objects import ReadyData, is_dataset, is_saved_dataset, load_saved_dataset, open_dataset
 from isomerge.data.options import DataOptions, split_source
+from isomerge.data.python_objects import ReadyData, is_dataset, is_saved_dataset, load_saved_dataset, open_dataset
 from isomerge.data.splits import pick_split, same_split, split_of_file
 from isomerge.data.tables import SAMPLE_LINES, cut, find_delimiter, read_lines, read_records
 from isomerge.data.texts import TextData

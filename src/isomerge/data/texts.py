@@ -14,7 +14,7 @@ from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.data.base import Batch, Data, Wanted
 from isomerge.data.encode import Encoded, Encoder, collate, masked
 from isomerge.data.examples import Example
-from isomerge.data.heads import label_names, match_labels, task_of
+from isomerge.data.task_heads import label_names, match_labels, task_of
 from isomerge.errors import RequestError
 
 

@@ -17,13 +17,13 @@ from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import Progress
 from isomerge.data.base import Batch, Data, DataSource
-from isomerge.data.heads import label_names
 from isomerge.data.open import open_data
+from isomerge.data.task_heads import label_names
 from isomerge.errors import RequestError
-from isomerge.evaluation.choosing import choose_task, require_fitting, task_name
 from isomerge.evaluation.evaluate import require_classes
 from isomerge.evaluation.external_tasks import is_external
 from isomerge.evaluation.measure import labels_of, require_numbers, usual_batch
+from isomerge.evaluation.task_choice import choose_task, require_fitting, task_name
 from isomerge.evaluation.tasks import Task
 from isomerge.results import Result
 from isomerge.running.passes import examples_in

@@ -19,9 +19,9 @@ from isomerge.data.base import Data, DataSource
 from isomerge.data.images import is_image
 from isomerge.data.open import open_data
 from isomerge.errors import RequestError
-from isomerge.evaluation.choosing import task_name
 from isomerge.evaluation.external_tasks import HARNESS, call_function, find_function, is_external, run_harness
 from isomerge.evaluation.measure import DataMeasure
+from isomerge.evaluation.task_choice import task_name
 from isomerge.evaluation.tasks import TaskScore
 from isomerge.results import Result
 from isomerge.running.stock import load_model

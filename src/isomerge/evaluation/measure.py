@@ -12,8 +12,8 @@ from isomerge.data.base import Batch, Batches, Data
 from isomerge.data.corpus import LONGEST
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.evaluation.choosing import choose_task, require_fitting, task_name
 from isomerge.evaluation.external_tasks import HARNESS, call_function, find_function, is_custom
+from isomerge.evaluation.task_choice import choose_task, require_fitting, task_name
 from isomerge.evaluation.tasks import Task, TaskScore
 from isomerge.running.passes import DataPass
 from isomerge.running.stock import StockModel

@@ -1,6 +1,6 @@
 """A task turns outputs into predictions, and predictions with targets into a loss and a metric.
 
-Classes, numbers to predict, tags of words, and language; `isomerge.evaluation.choosing` says which one a model is for.
+Classes, numbers, tags of words, and language; `isomerge.evaluation.task_choice` says which one a model is for.
 """
 
 from __future__ import annotations

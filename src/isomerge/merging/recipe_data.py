@@ -13,7 +13,7 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.data import Data, open_data
 from isomerge.data.base import Batches
 from isomerge.errors import RequestError
-from isomerge.evaluation.choosing import require_fitting, task_name
+from isomerge.evaluation.task_choice import require_fitting, task_name
 from isomerge.merging.data_methods import DATA_METHODS
 from isomerge.merging.methods import METHODS
 from isomerge.merging.recipe import ModelReference, Recipe

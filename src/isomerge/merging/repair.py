@@ -29,11 +29,11 @@ from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.recipe_data import DataSet
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import InMemory
+from isomerge.running.activation_watch import ActivationWatch
 from isomerge.running.gram import UnitSums
 from isomerge.running.linear_maps import LinearMap
 from isomerge.running.passes import DataPass, as_batches
 from isomerge.running.stock import StockModel
-from isomerge.running.watch import ActivationWatch
 from isomerge.symmetry.architecture import part_of
 
 DEAD = 1e-6

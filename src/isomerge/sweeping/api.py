@@ -22,9 +22,9 @@ from isomerge.merging.steps import RunSettings
 from isomerge.reporting.plots import can_draw, require_drawable
 from isomerge.reporting.record import record_text, write_text
 from isomerge.running.stock import require_device
-from isomerge.sweeping.address import of_one_model
-from isomerge.sweeping.bench import Bench, NotFinite, SweepMeasure
+from isomerge.sweeping.measuring import Bench, NotFinite, SweepMeasure
 from isomerge.sweeping.merger import Merger
+from isomerge.sweeping.parameter_names import of_one_model
 from isomerge.sweeping.picture import plot_sweep
 from isomerge.sweeping.points import Point, describe_values, grid, one_recipe, points_of, raise_all, require_different
 from isomerge.sweeping.ranges import read_axes

@@ -18,8 +18,8 @@ from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe import Recipe, load_recipe
 from isomerge.merging.recipe.data_rules import unused_keys
 from isomerge.merging.recipe.document import as_data
-from isomerge.merging.recipe.problems import Path as RecipePath
-from isomerge.sweeping.address import RecipeData, changed
+from isomerge.merging.recipe.problem_list import Path as RecipePath
+from isomerge.sweeping.parameter_names import RecipeData, changed
 from isomerge.sweeping.ranges import MOST, Axis, Value
 
 SHOWN = 5  # different problems that one message names

@@ -14,7 +14,7 @@ import numpy as np
 
 from isomerge.errors import RequestError
 from isomerge.merging.recipe import Recipe
-from isomerge.sweeping.bench import Bench
+from isomerge.sweeping.measuring import Bench
 from isomerge.sweeping.points import Values, describe_values, points_of
 from isomerge.sweeping.ranges import Axis
 from isomerge.sweeping.result import SweepPoint

@@ -14,7 +14,7 @@ and moved to a device like any other tensor:
 
 An axis marked `'` transforms by the dual g⁻ᵀ. Permutations and rotations are their own dual.
 
-What a group is, it declares; nothing asks for its class. The table in `alignment/solvers/table.py` says which solver
+What a group is, it declares; nothing asks for its class. The table in `alignment/solvers/by_group.py` says which solver
 serves which group.
 """
 

@@ -12,9 +12,9 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from isomerge.alignment.solvers.by_group import SOLVERS
 from isomerge.alignment.solvers.rotary import rotary_phase, rotary_scaled, rotary_sign
 from isomerge.alignment.solvers.scale import balance, balance_scale, head_scale
-from isomerge.alignment.solvers.table import SOLVERS
 from isomerge.symmetry.groups import GROUPS
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from isomerge.merging.layerwise.choosing import choose, place
+from isomerge.merging.layerwise.feature_choice import choose, place
 
 
 def left_over(x: np.ndarray, written: np.ndarray, columns: list[int]) -> float:

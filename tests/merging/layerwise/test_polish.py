@@ -8,7 +8,7 @@ import transformers
 
 import models as tiny
 from isomerge.merging.layerwise import gradient_steps
-from isomerge.merging.layerwise.running import ModelRunner
+from isomerge.merging.layerwise.model_runner import ModelRunner
 from isomerge.running.blocks import BlockCache, BlockStacks
 from isomerge.running.passes import DataPass
 from merging.layerwise.reconstructions import again, data, load, reconstruct

@@ -12,8 +12,8 @@ from torch import Tensor
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
-from isomerge.evaluation.choosing import choose_task, require_fitting, task_name
 from isomerge.evaluation.measure import require_numbers, score_batches
+from isomerge.evaluation.task_choice import choose_task, require_fitting, task_name
 from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.state_dicts import merge_state_dicts

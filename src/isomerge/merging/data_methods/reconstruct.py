@@ -19,7 +19,7 @@ from isomerge.merging.layerwise.assembly import FeatureAssembly
 from isomerge.merging.layerwise.gradient_steps import BlockRefinement
 from isomerge.merging.layerwise.gradient_steps import polish as polish_model
 from isomerge.merging.layerwise.joint import find_assembly
-from isomerge.merging.layerwise.run import LayerwiseRun
+from isomerge.merging.layerwise.layerwise_run import LayerwiseRun
 from isomerge.merging.layerwise.solver import LayerSolver, LayerTargets
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.methods.method import PerModel, each

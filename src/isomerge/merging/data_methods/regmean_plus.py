@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from isomerge.merging.data_methods.method import data_method
+from isomerge.merging.layerwise.layerwise_run import LayerwiseRun
+from isomerge.merging.layerwise.model_runner import ExpertRouting, ModelRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.ridge import RegressionResult, solve_positive
-from isomerge.merging.layerwise.run import LayerwiseRun
-from isomerge.merging.layerwise.running import ExpertRouting, ModelRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.solver import FEWEST_FOR_AN_EXPERT, LayerReport, LinearWeight, change_by
 from isomerge.merging.layerwise.stages import Stage
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly, sum_of
+from isomerge.merging.layerwise.model_runner import ModelRunner, rows_of
 from isomerge.merging.layerwise.roles import ParameterRoles
-from isomerge.merging.layerwise.running import ModelRunner, rows_of
 from isomerge.merging.layerwise.stages import StagePlan
 from isomerge.running.blocks import BlockIndex, copied, tensors_in
+from isomerge.running.call_recorder import ForwardDone
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
-from isomerge.running.recorder import ForwardDone
 
 # First steps, relative to the size of a parameter.
 REFINE_RATE = 0.02

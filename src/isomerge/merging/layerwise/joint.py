@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from isomerge.merging.layerwise.assembly import ChosenUnits, FeatureAssembly, JointStream, positions
-from isomerge.merging.layerwise.choosing import choose, place
+from isomerge.merging.layerwise.feature_choice import choose, place
+from isomerge.merging.layerwise.model_runner import ModelRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.ridge import solve_positive
-from isomerge.merging.layerwise.running import ModelRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.solver import bias_name
 from isomerge.merging.layerwise.stages import Stage
+from isomerge.running.call_recorder import WeightCall
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
-from isomerge.running.recorder import WeightCall
 from isomerge.symmetry.architecture import RESIDUAL, layer_of, part_of
 from isomerge.symmetry.binding import BoundModel
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly
+from isomerge.merging.layerwise.model_runner import ExpertRouting, ModelRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.ridge import GainRegression, RegressionResult, RidgeRegression
 from isomerge.merging.layerwise.roles import ParameterRoles
-from isomerge.merging.layerwise.running import ExpertRouting, ModelRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.stages import Stage
+from isomerge.running.call_recorder import WeightCall
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
-from isomerge.running.recorder import WeightCall
 
 FEW = 4  # rows per input below which a regression is warned about
 FEWEST_FOR_AN_EXPERT = 10  # … below which an expert keeps the average

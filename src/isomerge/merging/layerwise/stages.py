@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from isomerge.running.blocks import BlockIndex, BlockStacks
-from isomerge.running.recorder import CallRecorder, RecordedWeights, WeightCall
+from isomerge.running.call_recorder import CallRecorder, RecordedWeights, WeightCall
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isomerge.merging import draws
+from isomerge.merging import random_numbers
 from isomerge.merging.methods.method import OptionError, PerModel, each, method
 from isomerge.merging.methods.pruning import at_random
 from isomerge.merging.methods.task_vectors import Pruned, add_agreeing, add_all
@@ -83,7 +83,7 @@ def _dropped(group: TensorGroup, density: list[float], epsilon: list[float], res
         return spread.mul_(2 * epsilon[model]).add_(density[model] - epsilon[model])
 
     def draw(block: RowBlock, model: int) -> Tensor:
-        return draws.uniform(group, block, model) < likelihood(block, model)
+        return random_numbers.uniform(group, block, model) < likelihood(block, model)
 
     pruned = at_random(group, density, draw, rescale and not paper)
 

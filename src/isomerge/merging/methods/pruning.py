@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isomerge.merging import draws
+from isomerge.merging import random_numbers
 from isomerge.merging.methods.reduce import kth_smallest, total
 from isomerge.merging.methods.task_vectors import Pruned, task_vectors, unpruned
 from isomerge.merging.run.rows import RowBlock, TensorGroup
@@ -121,7 +121,9 @@ def at_random(
 
 def bernoulli(group: TensorGroup, density: Sequence[float], rescale: bool) -> Pruned:
     """Each change by itself with probability `density`."""
-    return at_random(group, density, lambda block, model: draws.chosen(group, block, model, density[model]), rescale)
+    return at_random(
+        group, density, lambda block, model: random_numbers.chosen(group, block, model, density[model]), rescale
+    )
 
 
 Prune = Callable[[RowBlock, Tensor], Tensor]

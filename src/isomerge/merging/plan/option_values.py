@@ -14,7 +14,7 @@ from isomerge.merging.methods import Method, Option
 from isomerge.merging.methods.method import OptionError
 from isomerge.merging.plan.tensor_plan import TensorPlan
 from isomerge.merging.recipe.fields import Conditional, Settings
-from isomerge.merging.recipe.problems import Path, Places
+from isomerge.merging.recipe.problem_list import Path, Places
 from isomerge.merging.run.rows import GramSource, InMemory, TensorGroup, TensorSource, gram_options
 
 

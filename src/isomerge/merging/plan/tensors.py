@@ -27,7 +27,7 @@ from isomerge.merging.plan.slices import LayerRange, LayerSlice, Origin, depth_c
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
 from isomerge.merging.recipe.definitions import Recipe
 from isomerge.merging.recipe.entries import parameter_blocks
-from isomerge.merging.recipe.problems import Problems
+from isomerge.merging.recipe.problem_list import Problems
 from isomerge.merging.recipe.reference import ModelReference
 
 COPY = "passthrough"

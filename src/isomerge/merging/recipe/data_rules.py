@@ -13,7 +13,7 @@ from isomerge.merging.data_methods import DataMethod
 from isomerge.merging.methods import METHODS, Method
 from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.recipe.entries import parameter_blocks, walk
-from isomerge.merging.recipe.problems import Path, Places, Problems
+from isomerge.merging.recipe.problem_list import Path, Places, Problems
 from isomerge.merging.recipe.reference import ModelReference
 
 UNMEASURED = {

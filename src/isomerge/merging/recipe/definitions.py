@@ -35,7 +35,7 @@ from isomerge.merging.recipe.fields import (
     kind_of,
     read_reference,
 )
-from isomerge.merging.recipe.problems import Places
+from isomerge.merging.recipe.problem_list import Places
 from isomerge.merging.recipe.reference import ModelReference
 from isomerge.merging.recipe.settings import (
     AlignSettings,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from isomerge.merging.recipe.problems import Path, Places, Problems
+from isomerge.merging.recipe.problem_list import Path, Places, Problems
 
 if TYPE_CHECKING:
     from isomerge.merging.recipe.definitions import Recipe

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from isomerge.merging.recipe.problems import Path
+from isomerge.merging.recipe.problem_list import Path
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from isomerge.checkpoint.local import broken_link
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_methods import ALL_METHODS
-from isomerge.merging.recipe.complaints import complain
 from isomerge.merging.recipe.definitions import ModelToken, Recipe, TokenSettings
 from isomerge.merging.recipe.document import read_documents
 from isomerge.merging.recipe.options import check_method
-from isomerge.merging.recipe.problems import Path, Places, Problems
+from isomerge.merging.recipe.problem_list import Path, Places, Problems
+from isomerge.merging.recipe.problem_texts import complain
 from isomerge.merging.recipe.reference import ModelReference
 
 EXAMPLE = "merge_method: linear, and models: with entries '- model: PATH'"

@@ -16,7 +16,7 @@ from torch import Tensor
 from isomerge.alignment.activations import TIE, Activations
 from isomerge.alignment.evidence import LEAST_CHANGE, Block, Pair, distance_weight, is_noise, stream_cross, unit_blocks
 from isomerge.alignment.solvers.assignment import identity_is_optimal
-from isomerge.alignment.solvers.table import SOLVERS, solve
+from isomerge.alignment.solvers.by_group import SOLVERS, solve
 from isomerge.alignment.units import Elements, Unit
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.groups import Group, Trivial

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from isomerge.running.activation_watch import first_tensor
 from isomerge.running.padding import encoder_of
-from isomerge.running.watch import first_tensor
 
 # Where a weight stands among the arguments; its input stands before it.
 WEIGHT_AT = {"linear": 1, "matmul": 1, "__matmul__": 1, "addmm": 2}

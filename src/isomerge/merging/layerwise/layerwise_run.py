@@ -15,6 +15,7 @@ from isomerge.data.base import Batches
 from isomerge.errors import RequestError
 from isomerge.merging.layerwise.assembly import FeatureAssembly
 from isomerge.merging.layerwise.joint import all_joint, turns
+from isomerge.merging.layerwise.model_runner import ModelRunner
 from isomerge.merging.layerwise.parents import (
     ParentModels,
     State,
@@ -23,7 +24,6 @@ from isomerge.merging.layerwise.parents import (
     with_norms_folded,
 )
 from isomerge.merging.layerwise.roles import ParameterRoles, file_names, find_roles
-from isomerge.merging.layerwise.running import ModelRunner
 from isomerge.merging.layerwise.solver import LayerReport, bias_name
 from isomerge.merging.layerwise.stages import StagePlan, find_stages
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs

@@ -21,7 +21,7 @@ from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe.options import AnyMethod
-from isomerge.merging.recipe.problems import spelled
+from isomerge.merging.recipe.problem_list import spelled
 from isomerge.sweeping.ranges import Value
 
 RecipeData = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 from isomerge.choices import TASKS
 from isomerge.data.base import Data
-from isomerge.data.heads import label_names, task_of
+from isomerge.data.task_heads import label_names, task_of
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.evaluation.tasks import (
     ClassificationTask,

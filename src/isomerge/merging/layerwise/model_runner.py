@@ -13,7 +13,7 @@ from isomerge.data.base import Batch
 from isomerge.errors import IsomergeError
 from isomerge.merging.layerwise.stages import Stage
 from isomerge.running.blocks import BlockCache, BlockIndex
-from isomerge.running.recorder import CallRecorder, ForwardDone, RecordedWeights, WeightCall
+from isomerge.running.call_recorder import CallRecorder, ForwardDone, RecordedWeights, WeightCall
 
 
 class ModelRunner:

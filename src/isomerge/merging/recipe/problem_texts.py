@@ -19,7 +19,7 @@ from isomerge.merging.recipe.definitions import (
     TokenSettings,
 )
 from isomerge.merging.recipe.fields import TAG, Conditional
-from isomerge.merging.recipe.problems import Path, Places, Problems
+from isomerge.merging.recipe.problem_list import Path, Places, Problems
 from isomerge.merging.recipe.settings import AlignSettings, CalibrateSettings, DataSettings, RepairSettings
 
 CONTAINERS: dict[str, tuple[type[BaseModel], str]] = {
