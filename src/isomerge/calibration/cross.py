@@ -12,7 +12,7 @@ Sites and their names: `isomerge.calibration.sites`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,9 @@ class CrossStatistics:
             for name, site in self.sites.items()
             if space in site.spaces and site.role in wanted and name in self.moments
         ]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.moments)
 
 
 def cross_statistics(
