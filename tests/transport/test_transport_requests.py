@@ -18,7 +18,7 @@ from transport.pairs import batches, carried, fuse, model
     ({"mass": "even", "regularisation": 0}, ["not a kind of mass", "must be a positive number"]),
     ({"residual": "average"}, ["policy for the residual stream", "Did you mean 'averaging'?"]),
     ({"heads": "acros", "site": "middle"}, ["Did you mean 'across'?", "not a place in a feed-forward"]),
-    ({"only": "feed"}, ["'feed' is not a part"]),
+    ({"only": "feed"}, ["only cannot be 'feed'"]),
     ({"weights": [1, 2, 3]}, ["3 values for 2 models"]),
     ({"weights": [1, -1]}, ["positive sum"]),
     ({"device": "nowhere"}, ["device 'nowhere'"]),

@@ -207,10 +207,9 @@ def test_models_are_aligned_once_for_the_method_and_its_repair(monkeypatch: pyte
 
     def counted(*models: Any, **options: Any) -> Any:
         calls.append(models)
-        return align(*models, **options)
+        return isomerge.align_family(*models, **options)
 
-    align = isomerge.align
-    monkeypatch.setattr("isomerge.merging.aligned.align", counted)
+    monkeypatch.setattr("isomerge.merging.aligned.align_family", counted)
     options: dict[str, Any] = {"data": DATA, "align": {"evidence": "weights"}, "repair": True}
     for method in ("linear", "reconstruct", "greedy_soup", "ot_fusion"):
         calls.clear()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isomerge.alignment.activations import MEASURES, SITES
-from isomerge.alignment.api import align
+from isomerge.alignment.api import align_family
 from isomerge.alignment.levels import LEVELS, PARTS
 from isomerge.errors import RequestError
 from isomerge.merging.recipe import AlignSettings, ModelReference, Recipe, load_recipe, recipe_of
@@ -232,7 +232,7 @@ def test_align_offers_what_alignment_has() -> None:
     assert tuple(schema["level"]["enum"]) == LEVELS
     assert tuple(schema["only"]["anyOf"][0]["enum"]) == PARTS
     assert tuple(schema["measure"]["enum"]) == MEASURES and tuple(schema["site"]["enum"]) == SITES
-    known = inspect.signature(align).parameters
+    known = inspect.signature(align_family).parameters
     options = AlignSettings.model_validate({}).options()
     assert options == {name: known[name].default for name in options}
     assert schema.keys() - options.keys() == {"anchor", "data"}
