@@ -207,9 +207,8 @@ def test_models_are_aligned_once_for_the_method_and_its_repair(monkeypatch: pyte
 
     def counted(*models: Any, **options: Any) -> Any:
         calls.append(models)
-        return align_family(*models, **options)
+        return isomerge.align_family(*models, **options)
 
-    align_family = isomerge.align_family
     monkeypatch.setattr("isomerge.merging.aligned.align_family", counted)
     options: dict[str, Any] = {"data": DATA, "align": {"evidence": "weights"}, "repair": True}
     for method in ("linear", "reconstruct", "greedy_soup", "ot_fusion"):
