@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isomerge.cli.flags import option, switch
-from isomerge.cli.freed_memory import keep_freed_memory
 from isomerge.cli.output import Record, Voice, as_record, listing
 from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
@@ -51,6 +50,7 @@ def check(
         raise RequestError(f"--recipe {recipe} already exists. Name a new file, or add --force.")
 
     import isomerge
+    from isomerge.merging.run.memory import keep_freed_memory
 
     keep_freed_memory()
     with voice.work():

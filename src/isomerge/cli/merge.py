@@ -22,7 +22,6 @@ from isomerge.cli.flags import (
     option,
     switch,
 )
-from isomerge.cli.freed_memory import keep_freed_memory
 from isomerge.cli.output import Voice, as_record
 from isomerge.cli.report import add_report
 from isomerge.cli.request import MergeRequest, flags_given, read_request, reserve_output
@@ -86,6 +85,7 @@ def merge(
     reserve_output(out, [*references, *map(str, data_use.data or ())], force=force)
 
     import isomerge
+    from isomerge.merging.run.memory import keep_freed_memory
     from isomerge.reporting.terminal import merge_table
 
     keep_freed_memory()

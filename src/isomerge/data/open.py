@@ -30,7 +30,7 @@ from isomerge.data.python_objects import ReadyData, is_dataset, is_saved_dataset
 from isomerge.data.splits import pick_split, same_split, split_of_file
 from isomerge.data.tables import SAMPLE_LINES, cut, find_delimiter, read_lines, read_records
 from isomerge.data.texts import TextData
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import RequestError, near_miss
 
 TEXT_FILES = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".tokens", ".text", ".raw", *TAGGED_SUFFIXES)
 DESCRIPTIONS = ("readme", "license", "sources", "mapping")
@@ -122,8 +122,7 @@ def _text_files(path: Path, split: str | None, prefer: str) -> tuple[list[Path],
         return [path], []
     if not path.is_dir():
         near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = did_you_mean(path.name, near) if near and len(near) < 200 else ""
-        hint = hint if hint.startswith("Did you mean") else ""
+        hint = near_miss(path.name, near) if len(near) < 200 else ""
         hint = hint or (ELSEWHERE if _is_elsewhere(path) else "Name a file or folder of yours there.")
         raise RequestError(f"While opening data {path}: there is no such file or folder. {hint}")
     inside = {p.name for p in path.iterdir()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint.base import name_some
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import RequestError, near_miss
 
 DELIMITERS = "\t,;|"
 SAMPLE_LINES = 200  # that tell a format
@@ -229,8 +229,8 @@ def _positions(option: str, given: str, header: tuple[str, ...] | None, width: i
             known = f"It has {name_some(list(header), 20)}: name one of these." if header else (
                 f"It has {width} columns without names: give a position from 0 to {width - 1}."
             )  # fmt: skip
-            hint = did_you_mean(part, header or ())
-            known += f" {hint}" if hint.startswith("Did you mean") else ""
+            hint = near_miss(part, header or ())
+            known += f" {hint}" if hint else ""
             message = f"While reading {source}: {option} '{part}' is not a column of it. {known}"
             raise RequestError(message, keys=(option,))
     return tuple(positions)

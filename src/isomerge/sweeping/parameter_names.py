@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import RequestError, near_miss
 from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe.entries import parameter_blocks
@@ -186,8 +186,8 @@ def _unknown(data: RecipeData, name: str, options: set[str]) -> RequestError:
     method = data.get("merge_method")
     model = name.rpartition(".")[0]
     models = sorted({short for entry in _model_entries(data) for short in _called(entry["model"])})
-    hint = did_you_mean(model, models) if model else did_you_mean(name, [*sorted(options), *Recipe.model_fields])
-    hint = f" {hint}" if hint.startswith("Did") else ""
+    hint = near_miss(model, models) if model else near_miss(name, [*sorted(options), *Recipe.model_fields])
+    hint = f" {hint}" if hint else ""
     if name == "t":
         hint = " As the share of the second model, t needs a method that merges two models by weight."
     return RequestError(

@@ -1,7 +1,9 @@
-"""How much memory a merge takes, and how many workers fit into what is allowed."""
+"""How much memory a merge takes, how many workers fit into what is allowed, and how freed memory is used again."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 import resource
 import sys
@@ -21,6 +23,8 @@ from isomerge.threads import thread_count
 TEMPORARIES = 10
 # What the program still takes beside its workers: modules that are imported late, buffers of reading and hashing.
 RESERVE = 48 * 2**20
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+KEPT = 2**30
 
 
 def job_memory(job: Job) -> int:
@@ -69,3 +73,15 @@ def present_memory() -> int:
     except (OSError, ValueError, IndexError):
         return peak_memory()
     return pages * resource.getpagesize()
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to use freed blocks again instead of returning each to the system.
+
+    A merge frees and takes blocks of a few megabytes ten thousand times; asking the kernel for fresh pages every time
+    makes it up to twice as slow. Elsewhere than on glibc this does nothing.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(TRIM_THRESHOLD, KEPT)
+        library.mallopt(MMAP_THRESHOLD, KEPT)
