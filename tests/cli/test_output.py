@@ -166,7 +166,7 @@ def test_an_interruption_ends_with_130_and_says_what_is_left(run: Any, api: Any,
     assert result.exit_code == 130 and "Nothing was left behind" in result.stderr
     assert json.loads(result.stdout)["exit_code"] == 130
     (tmp_path / "out").mkdir()
-    assert "stays: out." in run("align b a -o out").stderr
+    assert "remain: out." in run("align b a -o out").stderr
 
 
 def test_the_console_entry_reports_a_mistake_by_exit_code() -> None:

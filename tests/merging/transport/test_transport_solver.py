@@ -9,12 +9,11 @@ import ot
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
-from transport.pairs import model
 
 from isomerge.errors import IsomergeError, RequestError
 from isomerge.merging.transport.plans import handing_on, writing
 from isomerge.merging.transport.solver import TransportSolver, is_permutation
-from merging.transport.model_pairs import fuse
+from merging.transport.model_pairs import fuse, model
 
 
 def costs(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
