@@ -77,4 +77,4 @@ def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """
     choices = list(choices)
     if value not in choices:
-        raise RequestError(f"{name} cannot be '{value}'. {did_you_mean(value, choices)}")
+        raise RequestError(f"{name} cannot be '{value}'. {did_you_mean(value, choices)}", keys=(name,))

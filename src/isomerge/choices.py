@@ -40,6 +40,8 @@ STATISTICS = ("gram", "activations", "units", "fisher")
 
 # Merging, sweeping, writing and listing.
 ROWS = "rows"
+DEFAULT_RANK = 16
+"""Of an extracted adapter, where neither rank nor energy is named."""
 """`tokenizer="rows"`: merge embedding tables row by row although token ids differ."""
 TOKENIZERS = ("union", "base", ROWS)
 SWEEP_MODES = ("grid", "together")

@@ -3,23 +3,22 @@
 Every message is one paragraph: what was being done, to which file and tensor, the cause, the next step. Messages are
 for people; code decides by the class of an error and by its attributes.
 
->>> error = RequestError("Reading 'x.yml': 'weigth' is no key.", keys=("weigth",), path="x.yml")
->>> error.keys, error.path, str(error)
-(('weigth',), 'x.yml', "Reading 'x.yml': 'weigth' is no key.")
+>>> error = RequestError("Reading 'x.yml': 'weigth' is no key.", keys=("weigth",))
+>>> error.keys, str(error)
+(('weigth',), "Reading 'x.yml': 'weigth' is no key.")
 """
 
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterable, Sequence
 
 
 class IsomergeError(Exception):
     """Base of everything isomerge raises on purpose. `exit_code` is what the command line ends with.
 
-    `keys` are the arguments, recipe keys or options that the error is about; `kind` tells apart errors of one class;
-    `cause` is the message without what was being done; `module` is a package that is missing. All can be pickled.
+    `keys` are the arguments, recipe keys or options that the error is about; `cause` is the message without what was
+    being done; `module` is a package that is missing. All can be pickled.
     """
 
     exit_code = 1
@@ -28,15 +27,11 @@ class IsomergeError(Exception):
         self,
         *args: object,
         keys: Sequence[str] = (),
-        kind: str | None = None,
         cause: str | None = None,
         module: str | None = None,
-        path: str | os.PathLike[str] | None = None,
-        tensor: str | None = None,
     ) -> None:
         super().__init__(*args)
-        self.keys, self.kind, self.cause, self.module = tuple(keys), kind, cause, module
-        self.path, self.tensor = None if path is None else os.fspath(path), tensor
+        self.keys, self.cause, self.module = tuple(keys), cause, module
 
 
 class RequestError(IsomergeError):

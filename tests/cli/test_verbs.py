@@ -67,8 +67,13 @@ def test_align_stores_the_transform_of_two_models_and_refuses_to_for_more(run: A
     assert api.calls["save_transform"][0] == (Path("t.safetensors"),)
     refused = run("align b a c -o out --save-transform u.safetensors")
     assert refused.exit_code == 2 and "Align two at a time" in refused.stderr
+    Path("t.safetensors").touch()
     refused = run("align b -o out --transform t.safetensors --anchor-out anchor")
-    assert refused.exit_code == 2
+    assert refused.exit_code == 2 and "needs an ANCHOR" in refused.stderr
+    refused = run("align b a -o out --transform t.safetensors --nearest")
+    assert refused.exit_code == 2 and "Leave out one of the two" in refused.stderr
+    assert run("align b a -o out --transform t.safetensors --many universe").exit_code == 0
+    assert api.calls["align"][1]["transform"] == Path("t.safetensors")
 
 
 def test_align_table_says_distance_moves_difference_and_notes(run: Any, api: Any) -> None:

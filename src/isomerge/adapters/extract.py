@@ -29,10 +29,9 @@ from isomerge.checkpoint import (
 )
 from isomerge.checkpoint.base import Progress, name_some
 from isomerge.checkpoint.checks import differences_in_size
+from isomerge.choices import DEFAULT_RANK
 from isomerge.errors import RequestError
 from isomerge.results import Result
-
-DEFAULT_RANK = 16
 
 
 @dataclass

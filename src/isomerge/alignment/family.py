@@ -41,7 +41,8 @@ class AlignedFamily:
         if len({bool(member.fragile) for member in self.members}) > 1:
             raise RequestError(
                 f"Aligning to {self.anchor.name}: its gains are too small to bring some of the models to it. "
-                "Name another anchor."
+                "Name another anchor (in a merge: align: {anchor: …}, or the base).",
+                keys=("anchor", "base"),
             )
 
     def solver_notes(self) -> list[str]:
@@ -127,7 +128,9 @@ class AlignedFamily:
             spaces=[replace(row, name=f"{model}:{row.name}") for model, row in rows],
             models=reports,
             max_output_difference=max(known) if len(known) == len(differences) else None,
-            max_output_difference_reason=next((r.max_output_difference_reason for r in reports), None),
+            max_output_difference_reason=next(
+                (r.max_output_difference_reason for r in reports if r.max_output_difference is None), None
+            ),
             notes=list(dict.fromkeys(note for r in reports for note in r.notes)),
             seconds=self.seconds,
         )

@@ -102,7 +102,7 @@ def align(
             "progress": progress,
         }  # fmt: skip
         alignment: isomerge.Alignment | isomerge.AlignedFamily
-        if len(models) > 2 or nearest or many == "universe":
+        if transform is None and (len(models) > 2 or nearest or many == "universe"):
             family = isomerge.align_family(
                 models if nearest or many == "universe" else [source, *models[2:]],
                 anchor=None if nearest or many == "universe" else anchor,
@@ -165,6 +165,8 @@ def _check_request(models: list[str], transform: Path | None, many: str, nearest
         raise RequestError(f"--transform {transform} is not a file. Make one with align … --save-transform FILE.")
     if transform and len(models) > 2:
         raise RequestError("--transform moves one model. Run it once for each of them.")
+    if transform and nearest:
+        raise RequestError("--nearest chooses an anchor, and --transform needs none. Leave out one of the two.")
     if len(models) < 2 and not transform:
         raise RequestError("align needs a second model to move SOURCE next to: isomerge align SOURCE ANCHOR -o OUT.")
     if nearest and many == "universe":

@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
+from isomerge.choices import DEFAULT_RANK
 from isomerge.cli.flags import Force, Out, option
 from isomerge.cli.output import Voice
 from isomerge.cli.request import reserve_output
 from isomerge.cli.verb import verb
-
-DEFAULT_RANK = 16
 
 
 @verb(
@@ -38,8 +37,6 @@ def extract(
     from isomerge.adapters.extract import extract as extract_adapter
     from isomerge.reporting.terminal import adapter_table
 
-    if rank is None and energy is None:
-        rank = DEFAULT_RANK
     with voice.work() as progress:
         record = extract_adapter(
             base, finetuned, out, rank=rank, energy=energy, targets=targets, force=force, progress=progress

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from isomerge.choices import DATA_KINDS
 from isomerge.errors import RequestError, did_you_mean
-
-KINDS = ("images", "texts", "lines", "documents", "table", "tokens", "corpus")
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class DataOptions:
     label: str | None = None
     """The column of the labels."""
     kind: str | None = None
-    """What the data is, where it cannot be seen: one of KINDS."""
+    """What the data is, where it cannot be seen: one of `isomerge.choices.DATA_KINDS`."""
     length: int | None = None
     """Cut texts to this many tokens."""
     limit: int | None = None
@@ -40,9 +39,11 @@ class DataOptions:
             value, wanted = getattr(self, option.name), int if option.name in ("length", "limit") else str
             if value is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
                 what = "a whole number" if wanted is int else "a text"
-                raise RequestError(f"Opening data: {option.name} must be {what}, and it is {value!r}.")
-        if self.kind is not None and self.kind not in KINDS:
-            raise RequestError(f"Opening data: there is no kind '{self.kind}'. {did_you_mean(self.kind, KINDS)}")
+                raise RequestError(f"Opening data: {option.name} must be {what}, not {value!r}.", keys=(option.name,))
+        if self.kind is not None and self.kind not in DATA_KINDS:
+            raise RequestError(
+                f"Opening data: there is no kind '{self.kind}'. {did_you_mean(self.kind, DATA_KINDS)}", keys=("kind",)
+            )
         if self.length is not None and self.length < 2:
             raise RequestError(
                 f"Opening data: texts of {self.length} tokens are too short to learn from. Use 2 or more."

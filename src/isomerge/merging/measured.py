@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.errors import RequestError
 from isomerge.kinship import in_few_layers, sampled_rows
 from isomerge.merging.aligned import AlignedModels
@@ -78,7 +79,7 @@ def measure(
     *,
     aligned: AlignedModels | None = None,
     device: str = "cpu",
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> MeasuredModels | None:
     """Run every model that counts over its data; with alignment, the aligned model."""
     what = measures_of(recipe)

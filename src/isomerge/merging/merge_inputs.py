@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, TensorInfo
+from isomerge.checkpoint.base import Progress
 from isomerge.merging.aligned import AlignedModels
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class MergeInputs:
     align: Callable[[], AlignedModels | None] | None = None
     """Aligns the models, at the first call only; None: take them as they are."""
     device: str = "cpu"
-    progress: Callable[[int, int, str], None] | None = None
+    progress: Progress | None = None
 
     def aligned(self) -> AlignedModels | None:
         """The models next to the first, where that is asked for and there are several."""

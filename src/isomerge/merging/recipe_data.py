@@ -32,7 +32,13 @@ class DescribedData:
     kind: str
     sha256: str
     size: int
+    limit: int | None
     notes: list[str]
+
+    def used(self, limit: int | None = None) -> int:
+        """As `Data.used`."""
+        limit = self.limit if limit is None else limit
+        return self.size if limit is None else min(limit, self.size)
 
 
 @dataclass
@@ -48,8 +54,9 @@ class DataSet:
 
     def __getstate__(self) -> dict[str, Any]:
         """In a pickle or a copy, data is described and not held: it may be anything, and was used already."""
-        data = DescribedData(self.data.name, self.data.kind, self.data.sha256, self.data.size, list(self.data.notes))
-        return {**self.__dict__, "data": data, "_passes": {}}
+        data = self.data
+        described = DescribedData(data.name, data.kind, data.sha256, data.size, data.limit, list(data.notes))
+        return {**self.__dict__, "data": described, "_passes": {}}
 
     def passes(self, checkpoint: Checkpoint, *, labels: bool = False, device: str = "cpu") -> Batches:
         """Batches for this model, a fresh iterator at every call; what fits in memory is prepared once for all."""
@@ -64,7 +71,7 @@ class DataSet:
     @property
     def examples(self) -> int:
         """How many are used."""
-        return self.data.size if self.settings.limit is None else min(self.settings.limit, self.data.size)
+        return self.data.used(self.settings.limit)
 
     def record(self) -> dict[str, Any]:
         """What cards, reports and locks say of it: no place on this machine."""

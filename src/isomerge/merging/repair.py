@@ -12,7 +12,7 @@ a bias gets the factor only. A layer is measured after all earlier ones were rep
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from isomerge.architectures import describe
 from isomerge.calibration import Batches, Statistics, calibrate, open_statistics
 from isomerge.calibration.sites import sites_of
 from isomerge.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.memory import MemoryCheckpoint, saved_state
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods import ALL_METHODS
@@ -51,7 +52,7 @@ def repaired(
     first: Checkpoint,
     only: str | None,
     device: str,
-    progress: Callable[[int, int, str], None] | None,
+    progress: Progress | None,
 ) -> list[Job]:
     """Jobs for the repaired tensors. The merged model is made in memory, and rounded only when it is
     written; `first` is the model whose tokenizer or image settings make the batches."""

@@ -222,3 +222,8 @@ def test_statistics_in_memory_are_inputs_of_a_saved_merge(tmp_path: Path) -> Non
     isomerge.merge(pair(), method="regmean", statistics=measured).save(tmp_path / "out")
     lock = (tmp_path / "out" / "isomerge.lock.json").read_text()
     assert all(one.name in lock for one in measured)
+
+
+def test_the_limit_of_opened_data_is_what_the_record_counts() -> None:
+    merged = isomerge.merge(pair(), method="regmean", data=open_data(digits(), limit=7))
+    assert merged.report().to_dict()["data"][0]["examples"] == 7

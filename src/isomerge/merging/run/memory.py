@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-import resource
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +18,11 @@ from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import BLOCK_ELEMENTS, rows_of
 from isomerge.merging.run.sources import Computed, Stored
 from isomerge.threads import thread_count
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 # The methods' temporaries, in blocks of the computing dtype beside those of the inputs; measured, with room to spare.
 TEMPORARIES = 10
@@ -62,7 +67,7 @@ def fitting_threads(jobs: Sequence[Job], threads: int | None, max_memory: int | 
 
 def peak_memory() -> int:
     """Largest resident size of this process so far, in bytes (kilobytes on Linux, bytes on macOS)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if resource is not None else 0
     return int(peak if sys.platform == "darwin" else peak * 1024)
 
 
@@ -72,7 +77,7 @@ def present_memory() -> int:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return peak_memory()
-    return pages * resource.getpagesize()
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def keep_freed_memory() -> None:
@@ -81,7 +86,7 @@ def keep_freed_memory() -> None:
     A merge frees and takes blocks of a few megabytes ten thousand times; asking the kernel for fresh pages every time
     makes it up to twice as slow. Elsewhere than on glibc this does nothing.
     """
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # the last: Windows has no library of the process
         library = ctypes.CDLL(None)
         library.mallopt(TRIM_THRESHOLD, KEPT)
         library.mallopt(MMAP_THRESHOLD, KEPT)

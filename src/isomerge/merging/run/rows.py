@@ -146,7 +146,7 @@ class TensorGroup:
         """`name` is the output tensor's; with `seed` it names the random numbers of this tensor. `option_tensors` has,
         for each option that names files of tensors, this tensor from each of them; Gram matrices become `grams`."""
         self.name, self.seed, self.device = name, seed, device
-        self._sources, self._base, self._device = list(sources), base, device
+        self._sources, self._base = list(sources), base
         given = dict(option_tensors or {})
         self.grams = {
             option: [s for s in sources if isinstance(s, GramSource)]
@@ -194,16 +194,16 @@ class TensorGroup:
     def block(self, start: int, stop: int) -> RowBlock:
         """Rows [start, stop); a tensor of fewer than two axes is one row."""
         shape = (stop - start, *self.shape[1:]) if len(self.shape) > 1 else self.shape
-        tensors = torch.empty((self.models, *shape), dtype=self.dtype, device=self._device)
+        tensors = torch.empty((self.models, *shape), dtype=self.dtype, device=self.device)
         for into, source in zip(tensors, self._sources, strict=True):
             into.copy_(source.rows(start, stop).reshape(shape))
         base = None
         if self._base is not None:
-            base = torch.empty(shape, dtype=self.dtype, device=self._device)
+            base = torch.empty(shape, dtype=self.dtype, device=self.device)
             base.copy_(self._base.rows(start, stop).reshape(shape))
         self._require_finite(start, stop, tensors, base)
         option_tensors = {
-            name: torch.stack([s.rows(start, stop).reshape(shape).to(self._device, self.dtype) for s in sources])
+            name: torch.stack([s.rows(start, stop).reshape(shape).to(self.device, self.dtype) for s in sources])
             for name, sources in self.option_tensors.items()
         }
         return RowBlock(start * self._row_elements, tensors, base, option_tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +11,8 @@ from isomerge.alignment.levels import Scope
 from isomerge.calibration import Batches
 from isomerge.calibration.cross import cross_statistics
 from isomerge.calibration.sites import Site
+from isomerge.checkpoint.base import Progress
+from isomerge.choices import SITES
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.transport.evidence import (
     UnitDistances,
@@ -27,7 +29,6 @@ from isomerge.symmetry.architecture import RESIDUAL, Architecture, part_of
 from isomerge.symmetry.binding import BoundModel
 
 COSTS = ("activations", "weights")
-SITES = ("post", "pre")
 SWEEPS = 5  # of the stream and the units, where weights decide for both
 
 
@@ -44,7 +45,7 @@ class TransportRequest:
     site: str = "post"
     batches: Batches | None = None
     device: str = "cpu"
-    progress: Callable[[int, int, str], None] | None = None
+    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         if self.cost is None:
