@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,8 +41,17 @@ class Result:
     def __iter__(self) -> Iterator[str]:
         return iter(self.to_dict())
 
+    def __len__(self) -> int:
+        return len(self.to_dict())
+
     def get(self, key: str, default: Any = None) -> Any:
         return self.to_dict().get(key, default)
+
+    def keys(self) -> KeysView[str]:
+        return self.to_dict().keys()
+
+    def items(self) -> ItemsView[str, Any]:
+        return self.to_dict().items()
 
 
 def plain(value: Any, *, strict: bool = False) -> Any:

@@ -98,3 +98,8 @@ def test_an_error_travels_with_what_it_knows(kind: str) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error) and str(again) == "Reading." and vars(again) == vars(error)
     assert (again.keys, again.cause, again.module) == (("weight",), "missing", "ot")
+
+
+def test_a_result_can_be_spread_like_a_mapping() -> None:
+    entry = isomerge.catalogue("methods")[0]
+    assert dict(entry) == {**entry} == entry.to_dict() and len(entry) == len(entry.items())

@@ -74,10 +74,13 @@ def align(
         require_types(transform=(transform, str, os.PathLike))
         require_shared_types(threads=threads, progress=progress)
         if data is not None:
-            raise RequestError("Applying a stored transform: nothing is solved, so data has no use. Leave it out.")
+            raise RequestError(
+                "Applying a stored transform: nothing is solved, so data has no use. Leave it out.", keys=("data",)
+            )
         if (level, scale, layers, only) != ("full", None, None, None):
             raise RequestError(
-                "Applying a stored transform: it has its own level and parts. Leave out level, scale, layers and only."
+                "Applying a stored transform: it has its own level and parts. Leave out level, scale, layers and only.",
+                keys=("level", "scale", "layers", "only"),
             )
         return _stored_alignment(Path(transform), source, anchor, _bytes(max_memory), threads, progress)
     if anchor is None:
@@ -137,7 +140,11 @@ def align_family(
     if many == "universe" and anchor is not None:
         raise RequestError("Aligning to a common mean: many='universe' has no anchor. Put that model into models.")
     if many == "universe" and data is not None:
-        raise RequestError("Aligning by activations: many='universe' has no anchor model to run on data. Drop one.")
+        raise RequestError(
+            "Aligning by activations: many='universe' has no anchor model to run on data. Leave data out, or name an "
+            "anchor.",
+            keys=("many", "data"),
+        )
     opened = [_open(model) for model in models]
     target = None if anchor is None else _open(anchor)
     if len(opened) + (target is not None) < 2:

@@ -94,11 +94,15 @@ def parse_layers(text: str, depth: int) -> set[int]:
         elif match := re.fullmatch(r"(\d+)(?:-(\d+))?", piece):
             first, last = int(match[1]), int(match[2] or match[1])
             if last < first:
-                raise RequestError(f"Reading layers '{text}': '{piece}' runs backwards. Write {last}-{first}.")
+                raise RequestError(
+                    f"Reading layers '{text}': '{piece}' runs backwards. Write {last}-{first}.", keys=("layers",)
+                )
             layers |= set(range(first, last + 1))
         else:
             known = "Write 3, 0-4, 'first 3', 'last 2'."
-            raise RequestError(f"Reading layers '{text}': '{piece}' is not a layer. {known}")
+            raise RequestError(f"Reading layers '{text}': '{piece}' is not a layer. {known}", keys=("layers",))
     if not layers or max(layers) >= depth:
-        raise RequestError(f"Reading layers '{text}': the model has layers 0 to {depth - 1}. Name some of them.")
+        raise RequestError(
+            f"Reading layers '{text}': the model has layers 0 to {depth - 1}. Name some of them.", keys=("layers",)
+        )
     return layers

@@ -79,7 +79,8 @@ def check(*models: Any, base: Any = None, data: str | os.PathLike[str] | None = 
     require_types(data=(data, str, os.PathLike, None))
     if data is not None and not Path(data).expanduser().exists():
         raise RequestError(
-            f"Checking models: there is nothing at {os.fspath(data)}. Check the path, or leave data out."
+            f"Checking models: there is nothing at {os.fspath(data)}. Check the path, or leave data out.",
+            keys=("data",),
         )
     start = time.perf_counter()
     threads = torch.get_num_threads()

@@ -45,7 +45,7 @@ def test_padding_has_no_influence(name: str) -> None:
 def test_the_cache_changes_nothing(name: str) -> None:
     folders = pair(name)
     batches = data(folders[0], 3)
-    expected = reconstruct(folders, again(batches), align=False, cache="0").state_dict()
+    expected = reconstruct(folders, again(batches), align=False, cache=0).state_dict()
     for cache in ("60KB", "1GB"):  # room for some of the batches, for all of them
         got = reconstruct(folders, again(batches), align=False, cache=cache).state_dict()
         for tensor in expected:

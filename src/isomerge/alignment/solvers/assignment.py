@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from isomerge.symmetry.groups import Group, SignedPermutation
@@ -54,7 +55,7 @@ def assign_spoiling(C: Tensor) -> tuple[Tensor, Tensor]:
     if bool(solved[0]):
         return perms[0], C[perms[0], units].to(torch.float64).sum()
     costs = C.detach().to("cpu", torch.float64).neg_()
-    columns = torch.from_numpy(linear_sum_assignment(costs.numpy())[1])
+    columns = torch.from_numpy(_linear_assignment(costs.numpy()))
     perm = torch.empty_like(columns)
     perm[columns] = torch.arange(len(columns))
     return perm.to(C.device), -costs[perm, torch.arange(len(perm))].sum()
@@ -105,9 +106,9 @@ def _by_scipy(C: Tensor, overwrite: bool) -> Tensor:
     scores = C.detach().to("cpu", torch.float64)
     if overwrite or scores.data_ptr() != C.data_ptr():
         # SciPy would copy n² numbers to change the sign; ours may be spoiled.
-        columns = linear_sum_assignment(scores.neg_().numpy())[1]
+        columns = _linear_assignment(scores.neg_().numpy())
     else:
-        columns = linear_sum_assignment(scores.numpy(), maximize=True)[1]
+        columns = _linear_assignment(scores.numpy(), maximize=True)
     perm = torch.empty(len(columns), dtype=torch.int64)
     perm[torch.from_numpy(columns)] = torch.arange(len(columns))
     return perm.to(C.device)
@@ -201,3 +202,10 @@ def identity_is_optimal(
         if not bool(within.all()):  # "not all" answers NaN with False
             return False
     return True
+
+
+def _linear_assignment(costs: npt.NDArray[np.float64], *, maximize: bool = False) -> npt.NDArray[np.int64]:
+    """The column of every row. SciPy is imported here: a merge that aligns nothing goes without it."""
+    from scipy.optimize import linear_sum_assignment
+
+    return linear_sum_assignment(costs, maximize=maximize)[1]  # type: ignore[no-any-return]

@@ -115,7 +115,8 @@ def read_value(option: Option, raw: Any) -> Any:
     if option.kind is bool:
         return bool(raw) if isinstance(raw, (bool, int, float)) and raw in (0, 1) else WRONG
     if option.kind is str:
-        return raw if isinstance(raw, str) else WRONG
+        is_size = isinstance(raw, int) and not isinstance(raw, bool)  # `cache: 0` is `cache: "0"`
+        return str(raw) if is_size or isinstance(raw, str) else WRONG
     if isinstance(raw, bool):
         return WRONG
     try:
