@@ -57,7 +57,8 @@ def test_a_good_request_has_no_problem(tmp_path: Path) -> None:
         "<new>": TokenRule(TokenSource("model_token", "C", token_id=9)),
         "sun": TokenRule(None, force=True),
     }
-    merge_vocabularies(animals(tmp_path), source="C", base="A", rules=rules, pad_to_multiple_of=8)
+    merged = merge_vocabularies(animals(tmp_path), source="C", base="A", rules=rules, pad_to_multiple_of=8)
+    assert set(rules) <= set(merged.tokens) and merged.size % 8 == 0
 
 
 def test_the_loaded_tokenizers_are_checked_the_same_way(tmp_path: Path) -> None:
