@@ -120,3 +120,19 @@ def test_the_readme_counts_the_methods_that_there_are() -> None:
     for document in ("README.md", "CHANGELOG.md"):
         counts = re.findall(r"(\d+) (?:\[methods\]|methods,)", (ROOT / document).read_text())
         assert counts == [str(len(ALL_METHODS))], document
+
+
+def test_no_class_chosen_by_a_file_may_bring_code_of_its_own() -> None:
+    """Left out, transformers asks on the terminal, and takes a yes from standard input."""
+    calls = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            owner = node.func.value
+            if node.func.attr == "from_pretrained" and isinstance(owner, ast.Name) and owner.id.startswith("Auto"):
+                given = {word.arg: word.value for word in node.keywords}
+                trusted = given.get("trust_remote_code")
+                assert isinstance(trusted, ast.Constant) and trusted.value is False, f"{path}:{node.lineno}"
+                calls.append(path)
+    assert calls

@@ -39,7 +39,7 @@ def tokenizer_for(checkpoint: Checkpoint, given: Any = None, *, words: bool = Fa
         if letters is not None:
             return letters
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(str(folder), **more)
+            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **more)
     except Exception as error:  # any failure inside transformers means the same to the user
         cause = " ".join(str(error).split())[:200]
         raise CheckpointError(

@@ -38,7 +38,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
         raise CheckpointError(f"While merging vocabularies: {no_tokenizer(checkpoint.name)}.")
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(str(checkpoint.folder))
+            return AutoTokenizer.from_pretrained(str(checkpoint.folder), trust_remote_code=False)
     except Exception as error:  # every tokenizer class fails in its own way
         cause = first_line(error).rstrip(".")
         raise CheckpointError(
@@ -62,7 +62,7 @@ def table_rows(checkpoint: Checkpoint, tokenizer: Any) -> int:
 
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(str(checkpoint.folder))
+            config = AutoConfig.from_pretrained(str(checkpoint.folder), trust_remote_code=False)
         rows = getattr(config.get_text_config(), "vocab_size", None)
     except Exception:  # an architecture transformers does not know: its tokenizer is then the only witness
         rows = None
@@ -88,7 +88,7 @@ def drop_tokens(tokenizer: Any, tokens: Iterable[str], name: str) -> Any:
         path.write_text(json.dumps(_without(json.loads(path.read_text(encoding="utf-8")), gone)), encoding="utf-8")
         config = Path(folder, "tokenizer_config.json")
         config.write_text(json.dumps(_forget(json.loads(config.read_text(encoding="utf-8")), gone)), encoding="utf-8")
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def _without(content: dict[str, Any], gone: set[str]) -> dict[str, Any]:
