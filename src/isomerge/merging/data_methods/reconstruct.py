@@ -11,6 +11,7 @@ the parents' streams minus the merged model's own. No labels are needed.
 from __future__ import annotations
 
 import itertools
+import torch
 from typing import Any
 
 from isomerge.errors import RequestError, did_you_mean
@@ -18,6 +19,8 @@ from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.layerwise.assembly import FeatureAssembly
 from isomerge.merging.layerwise.gradient_steps import BlockRefinement
 from isomerge.merging.layerwise.gradient_steps import polish as polish_model
+from isomerge.merging.layerwise.goals import expert_beliefs, own_beliefs
+from isomerge.merging.layerwise.output_fit import fit_output, output_stage
 from isomerge.merging.layerwise.joint import find_assembly
 from isomerge.merging.layerwise.layerwise_run import LayerwiseRun
 from isomerge.merging.layerwise.solver import LayerSolver, LayerTargets
@@ -35,6 +38,9 @@ def reconstruct(
     features: str = "mean",
     refine: int = 0,
     polish: int = 0,
+    goals: str = "mean",
+    head: bool = False,
+    start: str = "merge",
     ridge: float = 1e-2,
     floor: float = 1e-6,
     cache: str = "2GB",
@@ -46,6 +52,9 @@ def reconstruct(
         features: mean of the models', or joint: one model's width out of all models side by side
         refine: gradient steps on each block after it was solved
         polish: gradient steps on the whole model at the end, towards the models' mean prediction
+        goals: whose word counts
+        head: fit the output map to the predictions
+        start: merge or parent0
         ridge: how strongly weights are held at the average, as a share of what each input varies
         floor: the same, as a share of what all inputs of a map vary on average
         cache: memory that spares running finished layers again, as 2GB; 0 switches it off
@@ -61,6 +70,8 @@ def reconstruct(
         )
     passes = [data.passes(inputs.models[0]) for data in inputs.data]
     together = [lambda: itertools.chain.from_iterable(one() for one in passes)]
+    if goals != "mean":  # alternating, so that no model is followed last
+        together = [lambda: alternate([one() for one in passes])]
     run = LayerwiseRun(inputs, weight, together, cache, joint=features == "joint", refine=refine > 0)
     record: dict[str, Any] = {}
     assembly = FeatureAssembly(run.parents.bound, run.shares, names=run.roles.stored)
@@ -71,29 +82,65 @@ def reconstruct(
         )  # fmt: skip
         record["features"] = assembly.summary()
         run.start_from(assembly)
-    record |= _solve(run, assembly, ridge, floor, refine, polish)
+    beliefs = _beliefs(run, goals, passes)
+    if beliefs is not None:
+        record["goals"] = {"kind": goals, "examples": beliefs.totals()}
+    record |= _solve(run, assembly, ridge, floor, refine, polish, beliefs, head, start)
     return run.result(record)
 
 
+def alternate(iterators):
+    """One batch of each in turn, as long as there are any."""
+    iterators = [iter(one) for one in iterators]
+    while iterators:
+        left = []
+        for one in iterators:
+            batch = next(one, None)
+            if batch is not None:
+                left.append(one)
+                yield batch
+        iterators = left
+
+
+def _beliefs(run, goals, passes):
+    if goals == "mean":
+        return None
+    if goals == "own":
+        def marked(m, one):
+            return ([float(k == m) for k in range(len(passes))] for _ in one())
+
+        owners = list(alternate([marked(m, one) for m, one in enumerate(passes)]))
+        return own_beliefs(run.examples[0], lambda number: owners[number], run.inputs.device)
+    return expert_beliefs(run.examples[0], run.others, run.shares)
+
+
 def _solve(
-    run: LayerwiseRun, assembly: FeatureAssembly, ridge: float, floor: float, refine: int, polish: int
+    run: LayerwiseRun, assembly: FeatureAssembly, ridge: float, floor: float, refine: int, polish: int, beliefs, head, start
 ) -> dict[str, Any]:
     """Stage by stage, then the whole model; what there is to report of gradient steps."""
     (examples,), stages, inputs = run.examples, run.plan.stages, run.inputs
     merged, *parents = run.runners()
-    targets = LayerTargets(parents, assembly, stages, run.roles, run.budget // 4)
+    targets = LayerTargets(parents, assembly, stages, run.roles, run.budget // 4, beliefs)
     solver = LayerSolver(merged, targets, ridge, floor, run.report)
-    refinement = BlockRefinement(merged, parents, assembly, run.roles, run.plan, refine, run.budget)
+    refinement = BlockRefinement(merged, parents, assembly, run.roles, run.plan, refine, run.budget, beliefs)
     last = {stage.place: stage for stage in stages}
     refined = []
+    out = output_stage(merged.model, stages, examples, merged)
+    if start.startswith("parent"):
+        with torch.no_grad():
+            for p, q in zip(merged.model.parameters(), run.others[int(start[6:])].parameters()):
+                p.copy_(q)
+        stages = [out]
     for number, stage in enumerate(stages):
         solver.solve(stage, examples)
         if refine and last[stage.place] is stage and (done := refinement.refine(stage.place, examples)):
             refined.append(done)
         inputs.report(number + 1, len(stages), "reconstructing")
     record: dict[str, Any] = {"refined": refined} if refine else {}
+    if head and out:
+        record["head"] = fit_output(merged, parents, out, examples, run.shares, beliefs)
     if polish:
         record["polished"] = polish_model(
-            merged, parents, run.shares, examples, polish, lambda step: inputs.report(step, polish, "polishing")
+            merged, parents, run.shares, examples, polish, lambda step: inputs.report(step, polish, "polishing"), beliefs
         )
     return record
