@@ -138,7 +138,7 @@ def test_nothing_is_written_for_a_point(images: Path, tmp_path: Path, monkeypatc
 
 
 def test_models_are_aligned_once(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = counted(monkeypatch, "isomerge.merging.aligned.align_family")
+    calls = counted(monkeypatch, "isomerge.merging.steps.align_family")
     opened = counted(monkeypatch, "isomerge.merging.plan.models.open_checkpoint")
     recipe = recipe_in(images, align=True)
     over: dict[str, Any] = {"density": [0.2, 0.5], "merge_method": ["ties", "dare_ties"], "seed": [0, 1]}
@@ -150,7 +150,7 @@ def test_models_are_aligned_once(images: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_swept_in_align_is_aligned_once_for_each_value(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = counted(monkeypatch, "isomerge.merging.aligned.align_family")
+    calls = counted(monkeypatch, "isomerge.merging.steps.align_family")
     recipe = recipe_in(images, align=True)
     over = {"density": [0.2, 0.8], "align.level": ["permutation", "full"]}
     got = isomerge.sweep(recipe, over, data=images / "digits")

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from isomerge.alignment.api import align_family
 from isomerge.calibration import Statistics
 from isomerge.checkpoint import Checkpoint, TensorInfo, require_floating
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
-from isomerge.merging.aligned import AlignedModels, align_models
+from isomerge.merging.aligned_tensors import AlignedTensors
 from isomerge.merging.data_methods import DATA_METHODS, MergedWeights, MergeInputs
 from isomerge.merging.measured import MeasuredModels, measure, name_uneven
 from isomerge.merging.methods import METHODS
@@ -53,12 +54,12 @@ class RunSettings:
 class PreparedModels:
     """What is known of the models by the time their tensors are merged."""
 
-    aligned: AlignedModels | None = None
+    aligned: AlignedTensors | None = None
     measured: MeasuredModels | None = None
     solved: MergedWeights | None = None
     """The result itself, where the method is one for whole models."""
     notes: list[str] = field(default_factory=list)
-    align: Callable[[], AlignedModels | None] | None = None
+    align: Callable[[], AlignedTensors | None] | None = None
     """Aligns the models that `solved` was made of, unless that was done to make it."""
 
     @property
@@ -144,16 +145,24 @@ def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSett
     return PreparedModels(aligned, measured, notes=[*(aligned.notes if aligned else ()), *settings.data.notes])
 
 
-def _aligned(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSettings) -> AlignedModels | None:
+def _aligned(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSettings) -> AlignedTensors | None:
+    """Every model next to the anchor; None where that is not asked for, or there is nothing but the anchor."""
     if recipe.align is None:
         return None
     anchor = models[recipe.align.anchor] if recipe.align.anchor else donor
+    others = [model for model in models.values() if model is not anchor]
+    if not others:
+        return None
+    to_mean = recipe.align.many == "universe"  # then the anchor moves like the others
+    if to_mean:
+        others.insert(1, anchor)
     data = aligning_data(recipe)
-    return align_models(
-        list(models.values()), anchor, **recipe.align.options(),
-        data=settings.data.open(data).passes(anchor) if data is not None else None, threads=settings.threads,
-        max_memory=settings.max_memory, device=settings.device, progress=settings.progress,
+    family = align_family(
+        others, anchor=None if to_mean else anchor, **recipe.align.options(),
+        data=settings.data.open(data).passes(anchor) if data is not None else None,
+        threads=settings.threads, max_memory=settings.max_memory, device=settings.device, progress=settings.progress,
     )  # fmt: skip
+    return AlignedTensors(family, anchor)
 
 
 # --- one job for every tensor -----------------------------------------------------------------------------------------
@@ -276,20 +285,20 @@ def _in_one_vocabulary(
     return [vocabulary.source(str(given.model), named, axis=axis) for given in inputs]
 
 
-def _stored_info(tensor: TensorPlan, models: Models, aligned: AlignedModels | None) -> TensorInfo:
+def _stored_info(tensor: TensorPlan, models: Models, aligned: AlignedTensors | None) -> TensorInfo:
     """What the result keeps where nothing else is asked for: the base's dtype, or the first model's."""
     first = tensor.base or tensor.inputs[0]
     known = models[first.model].tensors
     # A table that alignment has untied is stored under the name of the one it was tied to.
-    return known[first.tensor] if first.tensor in known or aligned is None else aligned.plan()[first.tensor]
+    return known[first.tensor] if first.tensor in known or aligned is None else aligned.plan[first.tensor]
 
 
-def _with_untied(plan: RecipePlan, aligned: AlignedModels | None) -> dict[str, TensorPlan]:
+def _with_untied(plan: RecipePlan, aligned: AlignedTensors | None) -> dict[str, TensorPlan]:
     """A rotated stream unties a shared table: the new one is merged as the one it was tied to."""
     if aligned is None:
         return plan.tensors
     tensors = dict(plan.tensors)
-    for name in aligned.plan():
+    for name in aligned.plan:
         tied = aligned.tied_to(name) if name not in tensors else None
         if tied is not None and tied in tensors:
             like = tensors[tied]
