@@ -208,7 +208,7 @@ def test_models_are_aligned_once_for_the_method_and_its_repair(monkeypatch: pyte
         calls.append(models)
         return isomerge.align_family(*models, **options)
 
-    monkeypatch.setattr("isomerge.merging.steps.align_family", counted)
+    monkeypatch.setattr("isomerge.merging.prepared_models.align_family", counted)
     options: dict[str, Any] = {"data": DATA, "align": {"evidence": "weights"}, "repair": True}
     for method in ("linear", "reconstruct", "greedy_soup", "ot_fusion"):
         calls.clear()

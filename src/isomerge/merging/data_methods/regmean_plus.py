@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from isomerge.merging.data_methods.method import data_method
-from isomerge.merging.layerwise.layerwise_run import LayerwiseRun
-from isomerge.merging.layerwise.model_runner import ExpertRouting, ModelRunner, require_finite_rows, rows_of
+from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
 from isomerge.merging.layerwise.ridge import RegressionResult, solve_positive
 from isomerge.merging.layerwise.solver import FEWEST_FOR_AN_EXPERT, LayerReport, LinearWeight, change_by
+from isomerge.merging.layerwise.stage_runner import ExpertRouting, StageRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.stages import Stage
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.methods.method import PerModel, Share, each
@@ -51,7 +51,7 @@ def regmean_plus(
         floor: what is added to their diagonal, as a share of its mean
         cache: memory that spares running finished layers again, as 2GB; 0 switches it off
     """
-    run = LayerwiseRun(inputs, weight, [data.passes(inputs.models[0]) for data in inputs.data], cache)
+    run = LayerwiseMerge(inputs, weight, [data.passes(inputs.models[0]) for data in inputs.data], cache)
     solver = RegMeanSolver(run.runners()[0], run.others, run.shares, floor, alpha, run.report)
     for number, stage in enumerate(run.plan.stages):
         solver.solve(stage, run.examples)
@@ -61,7 +61,7 @@ def regmean_plus(
 
 @dataclass
 class RegMeanSolver:
-    merged: ModelRunner
+    merged: StageRunner
     parents: Sequence[nn.Module]
     weights: Sequence[float]
     floor: float

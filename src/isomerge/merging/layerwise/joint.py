@@ -9,9 +9,9 @@ from torch import Tensor
 
 from isomerge.merging.layerwise.assembly import ChosenUnits, FeatureAssembly, JointStream, positions
 from isomerge.merging.layerwise.feature_choice import choose, place
-from isomerge.merging.layerwise.model_runner import ModelRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.ridge import solve_positive
 from isomerge.merging.layerwise.solver import bias_name
+from isomerge.merging.layerwise.stage_runner import StageRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.stages import Stage
 from isomerge.running.call_recorder import WeightCall
 from isomerge.running.gram import GramSums
@@ -75,7 +75,7 @@ def all_joint(bound: BoundModel) -> bool:
 
 
 def find_assembly(
-    fresh: Callable[[], Sequence[ModelRunner]],
+    fresh: Callable[[], Sequence[StageRunner]],
     stages: Sequence[Stage],
     examples: DataPass,
     assembly: FeatureAssembly,
@@ -105,7 +105,7 @@ def find_assembly(
 
 # --- the stream -------------------------------------------------------------------------------------------------------
 def find_stream(
-    parents: Sequence[ModelRunner],
+    parents: Sequence[StageRunner],
     stages: Sequence[Stage],
     examples: DataPass,
     weights: Sequence[float],
@@ -148,7 +148,7 @@ def find_stream(
 
 # --- units and heads --------------------------------------------------------------------------------------------------
 def _choose(
-    parents: Sequence[ModelRunner],
+    parents: Sequence[StageRunner],
     stage: Stage,
     name: str,
     space: str,
@@ -191,7 +191,7 @@ def _choose(
 
 
 def _uses(
-    parents: Sequence[ModelRunner], stage: Stage, examples: DataPass, name: str | None = None
+    parents: Sequence[StageRunner], stage: Stage, examples: DataPass, name: str | None = None
 ) -> Iterator[tuple[list[WeightCall], Tensor | None]]:
     """What every parent does at a stage, batch by batch, and which rows count."""
     for number, batch in enumerate(examples):
