@@ -145,7 +145,9 @@ class Canonical:
         tensor = self.model.raw(name, self._precision(name))
         if name in self.reader_fold:
             tensor = _scaled(tensor, self._axis(name, dual=True), self.gain(self.reader_fold[name].norm))
-        for weight, shift in self._shifts_into(name):
+        if moved := self._reader_with_shift(name):
+            weight, norm = moved
+            shift = self._own("value", norm.name + ".bias")
             tensor = tensor + self._read_by(weight, self.model.raw(weight), shift)
         for gauge in self._value_biases_into(name):
             tensor = tensor + self._passed_on(gauge, self._uncentred(gauge.bias), self.model.raw(gauge.output))
@@ -173,7 +175,9 @@ class Canonical:
         for gauge in self._value_biases_into(name):
             weight = self.in_gauge(gauge.output, canonical)
             tensor = tensor - self._passed_on(gauge, self._own("bias", gauge.bias), weight)
-        for weight_name, shift in self._shifts_into(name):
+        if moved := self._reader_with_shift(name):
+            weight_name, norm = moved
+            shift = self._own("value", norm.name + ".bias")
             tensor = tensor - self._read_by(weight_name, self.in_gauge(weight_name, canonical), shift)
         return tensor
 
@@ -186,14 +190,13 @@ class Canonical:
         assert axis is not None, name
         return axis
 
-    def _shifts_into(self, bias: str) -> list[tuple[str, Tensor]]:
-        """(weight, β) for every norm whose bias moves through `weight` into this bias."""
+    def _reader_with_shift(self, bias: str) -> tuple[str, Norm] | None:
+        """The weight through which the bias of a norm moves into this bias, and that norm."""
         weight = bias.removesuffix("bias") + "weight"
-        if not bias.endswith(".bias") or weight not in self.model.layouts:
-            return []
-        fold = self.reader_fold.get(weight)
-        shift = self.shift(fold.norm.name) if fold and fold.bias_too else None
-        return [] if shift is None else [(weight, shift)]
+        fold = self.reader_fold.get(weight) if bias.endswith(".bias") else None
+        if fold is None or not fold.bias_too or fold.norm.name + ".bias" not in self.model.layouts:
+            return None
+        return weight, fold.norm
 
     def _read_by(self, weight: str, values: Tensor, shift: Tensor) -> Tensor:
         read: Tensor = torch.tensordot(values, shift, dims=([self._axis(weight, dual=True)], [0]))

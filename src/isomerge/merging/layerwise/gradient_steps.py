@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly, sum_of
 from isomerge.merging.layerwise.goals import GoalData
-from isomerge.merging.layerwise.model_runner import ModelRunner, rows_of
 from isomerge.merging.layerwise.roles import ParameterRoles
+from isomerge.merging.layerwise.stage_runner import StageRunner, rows_of
 from isomerge.merging.layerwise.stages import StagePlan
 from isomerge.running.blocks import BlockIndex, copied, tensors_in
 from isomerge.running.call_recorder import ForwardDone
@@ -53,8 +53,8 @@ class BlockCall:
 
 @dataclass
 class BlockRefinement:
-    merged: ModelRunner
-    parents: Sequence[ModelRunner]
+    merged: StageRunner
+    parents: Sequence[StageRunner]
     assembly: FeatureAssembly
     roles: ParameterRoles
     plan: StagePlan
@@ -124,7 +124,7 @@ def _error(loss: Callable[[BlockCall], Tensor], calls: Sequence[BlockCall]) -> f
 
 
 def _block_call(
-    runner: ModelRunner, name: str, place: BlockIndex, batch: Batch, number: int
+    runner: StageRunner, name: str, place: BlockIndex, batch: Batch, number: int
 ) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
     """What a block is given in a forward pass, and what it gives."""
     block = runner.model.get_submodule(name)
@@ -161,8 +161,8 @@ def _in_common(names: Sequence[str]) -> str:
 class PredictionLoss:
     """How far the merged model's predictions are from those of its parents, each as far as it is believed."""
 
-    merged: ModelRunner
-    parents: Sequence[ModelRunner]
+    merged: StageRunner
+    parents: Sequence[StageRunner]
     weights: Sequence[float]
     data: GoalData
 
@@ -193,7 +193,9 @@ def polish(loss: PredictionLoss, steps: int, report: Callable[[int], None]) -> d
     kept = [p.detach().cpu().clone() for p in parameters]
     examples = loss.data.examples
     before = loss.mean()
-    descend(parameters, loss.of, spread(NumberedBatches(examples), examples.count or 1, steps), steps, POLISH_RATE, report)
+    descend(
+        parameters, loss.of, spread(NumberedBatches(examples), examples.count or 1, steps), steps, POLISH_RATE, report
+    )
     after = loss.mean()
     if not after < before:
         put_back(parameters, kept)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from isomerge.merging.layerwise.goals import GoalData
-from isomerge.merging.layerwise.model_runner import ModelRunner, rows_of
 from isomerge.merging.layerwise.solver import LinearWeight
+from isomerge.merging.layerwise.stage_runner import StageRunner, rows_of
 from isomerge.merging.layerwise.stages import Stage
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
@@ -40,8 +40,8 @@ class Features:
 
 
 def fit_output(
-    merged: ModelRunner,
-    parents: Sequence[ModelRunner],
+    merged: StageRunner,
+    parents: Sequence[StageRunner],
     stage: Stage,
     data: GoalData,
     shares: Sequence[float],
@@ -103,7 +103,7 @@ def fit_output(
 
 
 def _collect(
-    runners: Sequence[ModelRunner], stage: Stage, data: GoalData
+    runners: Sequence[StageRunner], stage: Stage, data: GoalData
 ) -> tuple[list[Features], Tensor | None, bool]:
     """What each model's map reads on all examples, who is believed there, and which way round the weight is stored."""
     rows: list[list[Tensor]] = [[] for _ in runners]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from isomerge.running.gram import GramSums
 
-
 UNBELIEVED = 1e-3  # rows on which a parent is believed less are left out of its regressions
 
 

@@ -16,7 +16,7 @@ from isomerge.running.blocks import BlockCache, BlockIndex
 from isomerge.running.call_recorder import CallRecorder, ForwardDone, RecordedWeights, WeightCall
 
 
-class ModelRunner:
+class StageRunner:
     """One model with its cache: `run` gives the calls a stage asks for."""
 
     def __init__(self, model: Any, name: str, who: int, cache: BlockCache) -> None:
