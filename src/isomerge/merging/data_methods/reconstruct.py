@@ -4,8 +4,9 @@ In the order in which they run, on the inputs X that a map has in the merged mod
 
     W = argmin ‖X W − T‖² + ‖Λ^½ (W − W̄)‖²,  Λ = diag(ridge · G_jj + floor · mean diag G),  G = XᵀX
 
-with W̄ the average and T the parents' outputs or, for maps that write to the residual stream, the parents' streams minus
-the merged model's own: their mean, or on each example those of the parents that know it (`goals`). No labels are needed.
+with W̄ the average and T the parents' outputs or, for maps that write to the residual stream, the parents' streams
+minus the merged model's own: their mean, or on each example those of the parent that knows it (`goals`). No labels are
+needed.
 """
 
 from __future__ import annotations

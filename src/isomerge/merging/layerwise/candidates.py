@@ -1,7 +1,7 @@
 """The models that a reconstruction may give: merges that lean to one parent or to none, and each parent by itself.
 
 Each is fitted to the same data with the same goals, so that they can be compared on examples none of them has seen. A
-parent whose output map is fitted costs next to nothing, and polished it is plain distillation: what a merge has to beat.
+parent whose output map is fitted costs next to nothing, and polished it is plain distillation: a merge has to beat it.
 """
 
 from __future__ import annotations

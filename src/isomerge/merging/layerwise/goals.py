@@ -2,8 +2,9 @@
 
 - mean: every parent everywhere, by its share;
 - own: on the data of a model, that model alone; on data that several name, these by their shares;
-- expert: by the posterior of the parents, w_j ∝ share_j · exp(evidence_j / temperature). The evidence of a language model
-  is the log-likelihood of the text itself, that of a classifier the entropy of its answer, negated. Neither needs labels.
+- expert: by the posterior of the parents, w_j ∝ share_j · exp(evidence_j / temperature). The evidence of a language
+  model is the log-likelihood of the text itself, that of a classifier the entropy of its answer, negated. Neither needs
+  labels.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ class Beliefs:
     batches: Sequence[Tensor]
 
     def rows(self, number: int, count: int, valid: Tensor | None = None) -> Tensor:
-        """(parents, rows) for `count` rows of batch `number`, which come example by example; only those that are data."""
+        """(parents, rows) for `count` rows of batch `number`, which come example by example, without padding."""
         own = self.batches[number]
         each = own.repeat_interleave(count // own.shape[1], 1)
         return each if valid is None else each[:, valid]
 
     def totals(self) -> list[float]:
         """How many examples follow each parent."""
-        return torch.stack([batch.sum(1) for batch in self.batches]).sum(0).tolist()  # type: ignore[no-any-return]
+        return torch.stack([batch.sum(1) for batch in self.batches]).sum(0).tolist()
 
 
 @dataclass(frozen=True)

@@ -193,9 +193,8 @@ def polish(loss: PredictionLoss, steps: int, report: Callable[[int], None]) -> d
     kept = [p.detach().cpu().clone() for p in parameters]
     examples = loss.data.examples
     before = loss.mean()
-    descend(
-        parameters, loss.of, spread(NumberedBatches(examples), examples.count or 1, steps), steps, POLISH_RATE, report
-    )
+    batches = spread(NumberedBatches(examples), examples.count or 1, steps)
+    descend(parameters, loss.of, batches, steps, POLISH_RATE, report)
     after = loss.mean()
     if not after < before:
         put_back(parameters, kept)

@@ -2,8 +2,8 @@
 
     min over A of mean[logsumexp(Z A) − p · Z A] + pull ‖A − A₀‖²,  Z = F L⁻ᵀ,  FᵀF / N + damping · mean diag · 1 = L Lᵀ
 
-F are the features that the map reads in the merged model, p what the parents predict, each as far as it is believed, and
-A₀ the map in place. A squared error of scores counts a class nobody expects as much as the one that comes.
+F are the features that the map reads in the merged model, p what the parents predict, each as far as it is believed,
+and A₀ the map in place. A squared error of scores counts a class nobody expects as much as the one that comes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fit_output(
     data: GoalData,
     shares: Sequence[float],
 ) -> dict[str, Any]:
-    """Put the fitted map into the merged model. Reported is the distance to the parents' predictions, in nats per row."""
+    """Put the fitted map into the merged model. Reported is the distance to the predictions, in nats per row."""
     features, believed, transposed = _collect([merged, *parents], stage, data)
     own, others = features[0], features[1:]
     count, device = len(own.rows), own.rows.device
@@ -75,12 +75,12 @@ def fit_output(
                 scores = white[at:stop] @ (start + change)
                 loss = (scores.logsumexp(-1) - (target * scores).sum(-1)).sum() / count
                 if gradient:
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    loss.backward()
             total += float(loss.detach()) - float(entropy) / count
         with torch.set_grad_enabled(gradient):
             pull = PULL * change.square().sum()
             if gradient:
-                pull.backward()  # type: ignore[no-untyped-call]
+                pull.backward()
         return total if not gradient else total + float(pull.detach())
 
     before = objective(gradient=False)

@@ -68,7 +68,7 @@ class OwnedRegression:
     def __init__(self, owners: Tensor | None) -> None:
         """`owners`: for every output its parent; None: one regression for all."""
         self._columns = [] if owners is None else [(int(m), (owners == m).nonzero()[:, 0]) for m in owners.unique()]
-        self._parts = [RidgeRegression() for _ in self._columns or [None]]
+        self._parts = [RidgeRegression() for _ in range(max(1, len(self._columns)))]
         self._count = 0 if owners is None else len(owners)
 
     def add(self, inputs: Tensor, residual: Tensor, target: Tensor, believed: Tensor | None) -> None:
