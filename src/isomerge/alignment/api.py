@@ -14,9 +14,9 @@ import torch
 
 from isomerge.alignment.activations import ActivationRequest
 from isomerge.alignment.family import AlignedFamily
-from isomerge.alignment.levels import Scope
 from isomerge.alignment.result import Alignment
 from isomerge.alignment.rounds import Tick
+from isomerge.alignment.scope import Scope
 from isomerge.alignment.solve_pair import solve_to_anchor
 from isomerge.alignment.solve_universe import nearest_to_mean, solve_universe
 from isomerge.alignment.storage import load_transform

@@ -14,14 +14,15 @@ from isomerge.checkpoint.base import Progress
 from isomerge.choices import ROWS
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_methods import ALL_METHODS
+from isomerge.merging.merge_documents import merge_documents
 from isomerge.merging.outcome.estimate import MergePlan, estimate
 from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.plan.models import open_model, open_models
 from isomerge.merging.plan.tensor_plan import TensorExplanation, explain
+from isomerge.merging.prepared_models import RunSettings
 from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, recipe_of
 from isomerge.merging.recipe_data import DataSets
 from isomerge.merging.run.option_files import named_statistics
-from isomerge.merging.steps import RunSettings, merge_documents
 
 RecipeSource = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Recipe]
 """A path, YAML text (anything with a newline), a dict, or what `load_recipe` gives."""

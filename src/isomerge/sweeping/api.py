@@ -16,9 +16,9 @@ from isomerge.data.base import Data, DataSource
 from isomerge.data.open import open_data
 from isomerge.errors import CheckpointError, RequestError, did_you_mean
 from isomerge.merging.outcome.merged import Merged
+from isomerge.merging.prepared_models import RunSettings
 from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe.document import as_data
-from isomerge.merging.steps import RunSettings
 from isomerge.reporting.plots import can_draw, require_drawable
 from isomerge.reporting.record import record_text, write_text
 from isomerge.running.stock import require_device

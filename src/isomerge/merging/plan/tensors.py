@@ -27,8 +27,8 @@ from isomerge.merging.plan.slices import LayerRange, LayerSlice, Origin, depth_c
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
 from isomerge.merging.recipe.definitions import Recipe
 from isomerge.merging.recipe.entries import parameter_blocks
+from isomerge.merging.recipe.model_reference import ModelReference
 from isomerge.merging.recipe.problem_list import Problems
-from isomerge.merging.recipe.reference import ModelReference
 
 COPY = "passthrough"
 MOST_SHAPES = 20  # of one kind in a message; nobody reads the three-hundredth
