@@ -23,7 +23,7 @@ DENSITY = 0.5
 CONFLICT = 0.3  # of the weights that both changed: from there on signs are elected (TIES) instead of added up
 NEARLY_PARALLEL = 0.99  # above this cosine the arc between two models is the line
 MORE = (
-    "with data (--data PATH: images or texts like those they were trained on, without labels) the suggestion is "
+    "with data (`data`: images or texts like those they were trained on, without labels) the suggestion is "
     "reconstruct, which brings together what their layers compute and not the weights alone"
 )
 ONE_KIND = 0.9  # of all tokens shared: these vocabularies are of one kind, and their union is worth having

@@ -204,9 +204,9 @@ class _Weighed:
             place = likely_base(len(self.models), {pair: own.all.apart for pair, own in self.compared.pairs.items()})
             stated = stated_base(self.models)
             if place is not None:
-                said.append(f"{self.names[place]} lies where the base of the others would: try --base with it")
+                said.append(f"{self.names[place]} lies where the base of the others would: try it as `base`")
             if stated is not None:
-                said.append(f"their model cards name {stated} as their base: --base {stated} allows better methods")
+                said.append(f"their model cards name {stated} as their base: as `base` it allows better methods")
         return said
 
     def _advice(self) -> Advice | None:
@@ -251,4 +251,4 @@ def _fitting(models: list[Checkpoint], base: Checkpoint | None) -> tuple[Checkpo
     if base is None or misfits(models) or not (problems := misfits([models[0], base], named=False)):
         return base, []
     why = "; ".join(problem.rstrip(".") for problem in problems)
-    return None, [f"{base.name} cannot be their base ({why}): leave --base out, or name the model they come from"]
+    return None, [f"{base.name} cannot be their base ({why}): leave `base` out, or name the model they come from"]

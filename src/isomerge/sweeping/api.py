@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isomerge.arguments import require_shared_types, require_types
+from isomerge.arguments import require_choice, require_shared_types, require_types
 from isomerge.checkpoint.base import Progress
 from isomerge.choices import RANKINGS
 from isomerge.data.base import Data, DataSource
 from isomerge.data.open import open_data
-from isomerge.errors import CheckpointError, RequestError, did_you_mean
+from isomerge.errors import CheckpointError, RequestError
 from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe.document import as_data
@@ -141,16 +141,19 @@ def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any
         raise RequestError(
             "Sweeping: a sweep measures on data. Pass data, for example a path, or loss=function.", keys=("data",)
         )
-    if by is not None and by not in RANKINGS:
-        raise RequestError(f"Sweeping: points are ranked by loss or metric, not '{by}'. {did_you_mean(by, RANKINGS)}")
+    if by is not None:
+        require_choice("by", by, RANKINGS)
     if by == "metric" and loss is not None:
-        raise RequestError("Sweeping by the metric: loss=function gives no metric. Leave by out, or use data.")
+        raise RequestError(
+            "Sweeping by the metric: loss=function gives no metric. Leave by out, or use data.", keys=("by",)
+        )
     require_types(search=(search, int, None))
     if search is not None and search < 3:
         raise RequestError(f"Searching with {search} evaluations: at least 3 are needed. Try 20.", keys=("search",))
     if test is not None and data is None:
         raise RequestError(
-            "Sweeping: test is other data of the task, and there is no data. Name it, or leave test out."
+            "Sweeping: test is other data of the task, and there is no data. Name it, or leave test out.",
+            keys=("data", "test"),
         )
 
 
