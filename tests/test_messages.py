@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,16 +42,18 @@ def names_a_flag(text: str) -> bool:
     return not WORD.fullmatch(text) and bool(FLAG.search(COMMAND.sub("", text)))
 
 
-LIBRARY = [
-    (f"{path.relative_to(PACKAGE)}:{line}", text)
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if "cli" not in path.relative_to(PACKAGE).parts
-    for line, text in texts(path.read_text())
-]
+@cache
+def library() -> list[tuple[str, str]]:
+    return [
+        (f"{path.relative_to(PACKAGE)}:{line}", text)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if "cli" not in path.relative_to(PACKAGE).parts
+        for line, text in texts(path.read_text())
+    ]
 
 
 def test_the_library_names_no_flags() -> None:
-    assert [(place, text) for place, text in LIBRARY if names_a_flag(text)] == []
+    assert [(place, text) for place, text in library() if names_a_flag(text)] == []
 
 
 @pytest.mark.parametrize(
@@ -76,5 +79,5 @@ def test_arguments_in_backticks_are_flags_of_the_command_line() -> None:
     verbs = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
     flags = {flag for verb in verbs for option in verb.params for flag in option.opts}
     flags |= {"--" + option.name.replace("_", "-") for method in ALL_METHODS.values() for option in method.options}
-    named = {name for _, text in LIBRARY for name in ARGUMENT.findall(text)}
+    named = {name for _, text in library() for name in ARGUMENT.findall(text)}
     assert named and {"--" + name.replace("_", "-") for name in named} <= flags
