@@ -102,7 +102,10 @@ def compare_tokenizers(checkpoints: Sequence[Checkpoint]) -> TokenizerComparison
         without = [c.name for c, one in zip(checkpoints, known, strict=True) if one.has_files and one.template is None]
         differences.append("the chat templates differ" + (f": {name_some(without)} has none" if without else ""))
     same = None if vocabulary is None else vocabulary and special and len(templates) == 1
-    return TokenizerComparison(same, vocabulary, special, len(templates) == 1, differences, notes, shared)
+    return TokenizerComparison(
+        same=same, vocabulary=vocabulary, special_tokens=special, chat_template=len(templates) == 1,
+        differences=differences, notes=notes, shared=shared,
+    )  # fmt: skip
 
 
 def _vocabularies(
