@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.arguments import require_choice
+from isomerge.errors import RequestError
 from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.layerwise.assembly import FeatureAssembly
 from isomerge.merging.layerwise.gradient_steps import BlockRefinement
@@ -50,8 +51,7 @@ def reconstruct(
         floor: the same, as a share of what all inputs of a map vary on average
         cache: memory that spares running finished layers again, as 2GB; 0 switches it off
     """
-    if features not in FEATURES:
-        raise RequestError(f"reconstruct: '{features}' is not a kind of features. {did_you_mean(features, FEATURES)}")
+    require_choice("features", features, FEATURES)
     if min(refine, polish) < 0:
         raise RequestError(f"reconstruct: refine is {refine} and polish {polish}; both are numbers of steps from 0.")
     if features == "joint" and not min(weight) > 0:
