@@ -131,7 +131,7 @@ def align_family(
     require_choice("many", many, MANY)
     scope = Scope(level, scale, layers, only)
     if sweeps < 1:
-        raise RequestError(f"Aligning: sweeps is {sweeps}, but at least one is needed.")
+        raise RequestError(f"Aligning: sweeps is {sweeps}, but at least one is needed.", keys=("sweeps",))
     request = ActivationRequest(data, evidence, measure, site, limit, progress)
     memory = _bytes(max_memory)
     require_device(device)

@@ -8,7 +8,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from isomerge.arguments import require_types
+from isomerge.arguments import require_choice, require_types
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import Progress
 from isomerge.choices import ROWS
@@ -76,8 +76,7 @@ def merge(
         repair=(repair, bool, Mapping), tokenizer=(tokenizer, str, os.PathLike, Mapping, None),
         dtype=(dtype, str, None), seed=(seed, int), **_run_arguments(threads, device, max_memory, progress),
     )  # fmt: skip
-    if method not in ALL_METHODS:
-        raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, ALL_METHODS)}")
+    require_choice("method", method, ALL_METHODS)
     models = list(models)
     if not models:
         raise RequestError("Merging: models is empty. Name at least two models, or one with an adapter on top.")
@@ -183,7 +182,9 @@ def _opened(
     unknown = sorted(str(reference) for reference in set(given) - set(checkpoints))
     if unknown:
         hint = did_you_mean(unknown[0], [str(reference) for reference in checkpoints])
-        raise RequestError(f"Merging: models has '{unknown[0]}', which the recipe does not name. {hint}")
+        raise RequestError(
+            f"Merging: models has '{unknown[0]}', which the recipe does not name. {hint}", keys=("models",)
+        )
     return documents, checkpoints
 
 

@@ -121,7 +121,7 @@ def name_uneven(jobs: Iterable[Job], plan: RecipePlan) -> list[str]:
     times = f"about {sums[most] / sums[least]:,.0f} times" if sums[least] > 0 else "any number of times"
     return [
         f"the Fisher information of {most}, by its weight, is {times} that of {least}, so {least} barely contributes: "
-        "confident models have little Fisher information. With normalize: true (--normalize) all models count alike"
+        "confident models have little Fisher information. With `normalize` all models count alike"
     ]
 
 

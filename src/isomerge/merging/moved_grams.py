@@ -177,17 +177,9 @@ def _passing_through(canonical: Canonical, name: str) -> Tensor | None:
     gauge = next((g for g in canonical.values if g.output == name), None)
     if gauge is None:
         return None
-    model = canonical.model
-    value = next(s for s in model.layouts[gauge.bias].axes[0] if s.atoms[-1].space == gauge.space)
-    axis, reader = next(
-        (n, s) for n, axis in enumerate(model.layouts[name].axes) for s in axis if s.atoms[-1].space == gauge.space
-    )
-    vector = value.take(canonical._own("bias", gauge.bias), 0).reshape(value.sizes)
-    spaces = [atom.space for atom in value.atoms]
-    # Grouped queries: a value is read once by every query head of its group.
-    shape = [n if atom.space in spaces else 1 for atom, n in zip(reader.atoms, reader.sizes, strict=True)]
-    result = torch.zeros(model.layouts[name].shape[axis], dtype=torch.float64)
-    reader.put(result, 0, vector.reshape(shape).expand(reader.sizes).to(result))
+    axis, reader, vector = canonical.value_as_read(gauge, canonical._own("bias", gauge.bias))
+    result = torch.zeros(canonical.model.layouts[name].shape[axis], dtype=torch.float64)
+    reader.put(result, 0, vector.to(result))
     return result
 
 

@@ -206,19 +206,21 @@ class Canonical:
         return [g for g in self.values if self.model.bias_of(g.output) == bias]
 
     def _passed_on(self, gauge: ValueBias, bias: Tensor, output: Tensor) -> Tensor:
-        """Σ_h O_h b_v,h; with grouped queries a value is read once by every query head of its group."""
-        value = next(s for s in self.model.layouts[gauge.bias].axes[0] if s.atoms[-1].space == gauge.space)
-        layout = self.model.layouts[gauge.output]
-        axis, reader = next(
-            (n, s) for n, axis in enumerate(layout.axes) for s in axis if s.atoms[-1].space == gauge.space
-        )
-        vector = value.take(bias, 0).reshape(value.sizes)
-        names = [a.space for a in value.atoms]
-        shape = [n if a.space in names else 1 for a, n in zip(reader.atoms, reader.sizes, strict=True)]
-        vector = vector.reshape(shape).expand(reader.sizes)
+        """Σ_h O_h b_v,h"""
+        axis, reader, vector = self.value_as_read(gauge, bias)
         columns = reader.take(output, axis).flatten(0, len(reader.sizes) - 1)
         passed: Tensor = torch.tensordot(vector.flatten(), columns, dims=1)
         return passed
+
+    def value_as_read(self, gauge: ValueBias, bias: Tensor) -> tuple[int, Segment, Tensor]:
+        """The axis and segment by which the output projection reads a value bias, and the bias there: with grouped
+        queries, once for every query head of a group."""
+        value = next(s for s in self.model.layouts[gauge.bias].axes[0] if s.atoms[-1].space == gauge.space)
+        axes = enumerate(self.model.layouts[gauge.output].axes)
+        axis, reader = next((n, s) for n, axis in axes for s in axis if s.atoms[-1].space == gauge.space)
+        names = [a.space for a in value.atoms]
+        shape = [n if a.space in names else 1 for a, n in zip(reader.atoms, reader.sizes, strict=True)]
+        return axis, reader, value.take(bias, 0).reshape(shape).expand(reader.sizes)
 
     def _dropped_segments(self, bias: str) -> list[Segment]:
         """The segments of a bias that the canonical form sets to zero."""

@@ -134,12 +134,9 @@ def _block_call(
         seen.append((arguments, keywords, _hidden(output).detach()))
         raise ForwardDone
 
-    handle = block.register_forward_hook(hook, with_kwargs=True)
-    try:
-        with torch.no_grad(), runner.going_on(number, place), contextlib.suppress(ForwardDone):
-            runner.model(**batch)
-    finally:
-        handle.remove()
+    watching = block.register_forward_hook(hook, with_kwargs=True)
+    with watching, torch.no_grad(), runner.going_on(number, place), contextlib.suppress(ForwardDone):
+        runner.model(**batch)
     return seen[0]
 
 

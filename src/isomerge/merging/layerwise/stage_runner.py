@@ -81,15 +81,8 @@ class ExpertRouting:
         def after(*_: Any) -> None:
             raise ForwardDone
 
-        hooks = [
-            owner.register_forward_pre_hook(before, with_kwargs=True),
-            owner.register_forward_hook(after),
-        ]
-        try:
+        with owner.register_forward_pre_hook(before, with_kwargs=True), owner.register_forward_hook(after):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 def rows_of(tensor: Tensor, valid: Tensor | None) -> Tensor:

@@ -265,10 +265,8 @@ class _Planner:
         for text in _shortened(self._shapes):
             self.problems.general(f"{text}; tensors of different shapes cannot be merged")
         for text in _shortened(self._vocabularies):
-            self.problems.general(
-                f"{text}; the vocabularies differ: add 'tokenizer: {{source: union}}' (--tokenizer union) to match "
-                "tokens by text"
-            )
+            remedy = "set tokenizer to union to match tokens by text"
+            self.problems.general(f"{text}; the vocabularies differ: {remedy}", key="tokenizer")
         for option, names in self._unset.items():
             text = f"{self.method.name} needs '{option}', and no filter gives it for {name_some(names)}"
             self.problems.add(self.recipe.places, ("parameters", option), f"{text}; add an entry without a filter")

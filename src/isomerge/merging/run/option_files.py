@@ -113,7 +113,7 @@ class TensorFiles:
             if "gram" not in statistics.info.get("what", ()):
                 raise RequestError(
                     f"Merging with {statistics.name}: it holds {', '.join(statistics.info.get('what', ()))} and not "
-                    "'gram'. Measure again with what={'gram'} (isomerge calibrate --what gram)."
+                    "'gram'. Measure it again with isomerge calibrate --what gram."
                 )
             self._statistics[file] = statistics
             self.opened[file] = statistics.stored
