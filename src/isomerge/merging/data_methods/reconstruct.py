@@ -97,9 +97,9 @@ def reconstruct(
         record["goals"]["examples"] = every.beliefs.totals()
     if apart is not None:
         record["goals"]["apart"] = apart
-    leans = joint and not mean and lean == "auto" and len(set(weight)) == 1
     if start == "auto":
         start = "best" if polish and not mean else "merge"
+    leans = joint and not mean and start != "parent" and lean == "auto" and len(set(weight)) == 1
     held_out = train = every
     if leans or start in ("parent", "best"):
         train, held_out = believed.divided(data)
