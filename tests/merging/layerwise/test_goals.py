@@ -82,12 +82,14 @@ def regret(result: isomerge.Merged) -> float:
 
 
 # --- merging ----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_models_with_data_of_their_own_keep_more_of_what_each_knows() -> None:
     by_mean, by_own = merged(goals="mean", features="joint"), merged_by_default()
     assert by_own.report()["goals"] == {"kind": "own", "examples": [48.0, 48.0]}
     assert regret(by_own) < 0.6 * regret(by_mean)
 
 
+@pytest.mark.slow
 def test_experts_are_found_without_being_named() -> None:
     both = lambda: in_turn([batches(0)(), batches(1)()])  # noqa: E731
     found = merged(data=both)
@@ -97,12 +99,14 @@ def test_experts_are_found_without_being_named() -> None:
     assert regret(found) == pytest.approx(regret(merged_by_default()), abs=0.3)
 
 
+@pytest.mark.slow
 def test_two_seeds_of_one_skill_are_met_in_the_middle() -> None:
     found = isomerge.merge([parent(0), parent(0, 1)], method="reconstruct", data=batches(0))
     assert found.report()["goals"]["kind"] == "mean"
     assert found.report()["goals"]["apart"] < APART
 
 
+@pytest.mark.slow
 def test_the_output_fitted_to_predictions_is_nearer_to_them_than_fitted_to_scores() -> None:
     found = merged(lean="no")
     fitted = found.report()["output"]
@@ -110,12 +114,14 @@ def test_the_output_fitted_to_predictions_is_nearer_to_them_than_fitted_to_score
     assert regret(found) < regret(merged(lean="no", output="scores"))
 
 
+@pytest.mark.slow
 def test_the_stream_leans_where_held_out_examples_say_so() -> None:
     tried = merged_by_default().report()["lean"]
     assert [one["weights"] for one in tried[:3]] == [[0.5, 0.5], [0.8, 0.2], [0.2, 0.8]]
     assert "lean" not in merged(lean="no").report() and "lean" not in merged(weights=[3, 1]).report()
 
 
+@pytest.mark.slow
 def test_the_control_stands_beside_a_polished_merge_and_the_best_is_taken() -> None:
     report = merged(polish=10).report()
     tried = report["start"]["tried"]
@@ -132,6 +138,7 @@ def test_one_parent_can_be_asked_for_and_is_changed_in_its_output_map_alone() ->
     assert changed == ["lm_head.weight"]
 
 
+@pytest.mark.slow
 def test_the_same_request_gives_the_same_bytes() -> None:
     first, second = merged_by_default().state_dict(), merged().state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -201,7 +208,7 @@ def test_the_output_fit_is_the_optimum_that_scipy_finds() -> None:
     found = merged(start="parent", features="mean", output="predictions", ridge=1e9)  # the map stays, then it is fitted
     tried = found.report()["start"]["tried"]
     kept = min(range(2), key=lambda m: tried[m]["held_out"])
-    first = [torch.cat([b["input_ids"] for b in batches(m)()])[torch.arange(48) % 8 != 7] for m in (0, 1)]
+    first = [torch.cat([b["input_ids"] for b in batches(m)()]) for m in (0, 1)]
     with torch.no_grad():
         f = torch.cat([parent(kept).model(input_ids=ids).last_hidden_state.flatten(0, 1) for ids in first])
         p = torch.cat([parent(m)(input_ids=ids).logits.flatten(0, 1).softmax(-1) for m, ids in enumerate(first)])

@@ -100,13 +100,11 @@ def reconstruct(
     if start == "auto":
         start = "best" if polish and not mean else "merge"
     leans = joint and not mean and start != "parent" and lean == "auto" and len(set(weight)) == 1
-    held_out = train = every
-    if leans or start in ("parent", "best"):
-        train, held_out = believed.divided(data)
+    parts = believed.divided(data) if leans or start != "merge" else None
     shares = list(run.shares)
-    if leans:
-        shares, record["lean"] = candidates.best_lean(train, held_out)
-    record |= _finished(candidates, shares, start, polish, every, train, held_out)
+    if leans and parts:
+        shares, record["lean"] = candidates.best_lean(*parts)
+    record |= _finished(candidates, shares, start, polish, every, parts)
     return run.result(record)
 
 
@@ -116,26 +114,28 @@ def _finished(
     start: str,
     polish: int,
     every: GoalData,
-    train: GoalData,
-    held_out: GoalData,
+    parts: tuple[GoalData, GoalData] | None,
 ) -> dict[str, Any]:
-    """The merge, a parent, or the best of them, polished; the control stands beside it in the record."""
+    """The merge, a parent, or the best of them, polished; what was chosen from stands in the record."""
+
+    def fit(number: int, data: GoalData) -> dict[str, Any]:
+        """The merge (-1) or a parent."""
+        record = candidates.merge(shares, data) if number < 0 else candidates.parent(number, data)
+        return record | ({"polished": candidates.polish(polish, data)} if polish else {})
+
     if start == "merge":
-        record = candidates.merge(shares, every)
-        return record | ({"polished": candidates.polish(polish, every)} if polish else {})
+        return fit(-1, every)
+    assert parts is not None
+    train, held_out = parts
     names = [model.name for model in candidates.run.inputs.models]
-    choices: list[tuple[float, str, dict[str, Any], Any, Any]] = []
+    tried = []
     for number in range(-1 if start == "best" else 0, len(names)):
-        record = candidates.merge(shares, train) if number < 0 else candidates.parent(number, train)
-        if polish:
-            record["polished"] = candidates.polish(polish, train)
-        name = "the merge" if number < 0 else names[number]
-        choices.append((candidates.loss(held_out), name, record, candidates.weights(), candidates.run.report))
-    loss, name, record, weights, report = min(choices, key=lambda choice: choice[0])
-    candidates.put(weights)
-    candidates.run.report = report
-    starts = [{"start": one[1], "held_out": one[0]} for one in choices]
-    return record | {"start": {"chosen": name, "tried": starts}}
+        fit(number, train)
+        tried.append((candidates.loss(held_out), number))
+    best = min(tried)[1]
+    said = {number: "the merge" if number < 0 else names[number] for _, number in tried}
+    starts = [{"start": said[number], "held_out": loss} for loss, number in tried]
+    return fit(best, every) | {"start": {"chosen": said[best], "tried": starts}}
 
 
 class _Believed:

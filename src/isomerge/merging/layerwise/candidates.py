@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from isomerge.merging.layerwise.assembly import FeatureAssembly
 from isomerge.merging.layerwise.goals import GoalData
 from isomerge.merging.layerwise.gradient_steps import BlockRefinement, PredictionLoss, polish
@@ -85,15 +82,6 @@ class Candidates:
         if min(losses) < even:
             measure(leaning(losses.index(min(losses)), second, count))
         return min(tried, key=lambda one: one["held_out"])["weights"], tried
-
-    def weights(self) -> dict[str, Tensor]:
-        """A copy of the model in place."""
-        return {name: p.detach().cpu().clone() for name, p in self.run.merged.named_parameters()}
-
-    @torch.no_grad()
-    def put(self, weights: dict[str, Tensor]) -> None:
-        for name, parameter in self.run.merged.named_parameters():
-            parameter.copy_(weights[name])
 
     def _loss(self, data: GoalData) -> PredictionLoss:
         merged, *parents = self.run.runners()
