@@ -94,6 +94,7 @@ bench: $(STAMP)  ## the benchmark tables that two cores can make (minutes)
 	$(BIN)/python benchmarks/vit_cifar10.py --tiny $(if $(CIFAR10),--data $(CIFAR10))
 	$(BIN)/python benchmarks/lm_wikitext2.py --tiny --arch llama $(if $(WIKITEXT2),--data $(WIKITEXT2))
 	$(BIN)/python benchmarks/lm_wikitext2.py --tiny --arch gpt2 $(if $(WIKITEXT2),--data $(WIKITEXT2))
+	$(BIN)/python benchmarks/skills.py --tiny
 
 # With a GPU the small scale (vision first: it trains what others merge), else the reduced one; every script says what it
 # leaves out. A script that was interrupted or failed goes on where it was; the others run all the same.

@@ -83,8 +83,11 @@ def by_statistics(rows: dict[str, str]) -> Results:
 def whole(rows: dict[str, str]) -> Results:
     for row, name in rows.items():
         for label, options in RECONSTRUCT.items():
-            yield f"reconstruct/{name}/{label}", lambda r=row, o=options: merged(r, method="reconstruct", **o)
-        yield f"reconstruct/{name}/aligned", lambda r=row: merged(r, method="reconstruct", align=True)
+            yield (
+                f"reconstruct/{name}/{label}",
+                lambda r=row, o=options: by_features(r, **o),
+            )
+        yield f"reconstruct/{name}/aligned", lambda r=row: by_features(r, align=True)
         yield f"regmean++/{name}", lambda r=row: each("regmean++", r)
         yield f"regmean++/{name}/aligned", lambda r=row: each("regmean++", r, align=True, off_diagonal=0.8)
         for options in FUSION if row == "vit-image" else FUSION[:4]:
@@ -130,7 +133,11 @@ def singles() -> Results:
             for given in (False, True):
                 how = "data" if given else "no data"
                 yield f"ot_fusion/{row}/{label}/{how}", lambda r=row, c=changes, p=place, g=given: fused(r, c, p, g)
-    yield "reconstruct/two data sets", lambda: each("reconstruct", "vit-image")
+    yield "reconstruct/two data sets", lambda: each("reconstruct", "vit-image", goals="mean")
+
+
+def by_features(row: str, **options: Any) -> Any:
+    return merged(row, method="reconstruct", goals="mean", **options)
 
 
 def pair(row: str) -> list[str]:

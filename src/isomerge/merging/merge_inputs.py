@@ -28,6 +28,8 @@ class MergeInputs:
     """Aligns the models, at the first call only; None: take them as they are."""
     device: str = "cpu"
     progress: Progress | None = None
+    owners: Sequence[Sequence[int]] = ()
+    """For each data set, the places of the models that name it; empty: all of them."""
 
     def aligned(self) -> AlignedTensors | None:
         """The models next to the first, where that is asked for and there are several."""

@@ -15,7 +15,7 @@ from isomerge.merging.aligned_tensors import AlignedTensors
 from isomerge.merging.data_methods import DATA_METHODS, MergedWeights, MergeInputs
 from isomerge.merging.measured_statistics import MeasuredModels, measure
 from isomerge.merging.recipe import ModelReference, Recipe
-from isomerge.merging.recipe_data import DataSets, aligning_data, data_uses, method_data, require_labels
+from isomerge.merging.recipe_data import DataSets, aligning_data, data_owners, data_uses, method_data, require_labels
 from isomerge.merging.run.sources import InputHashes
 
 Models = Mapping[ModelReference, Checkpoint]
@@ -73,9 +73,11 @@ def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSett
         method = DATA_METHODS[recipe.merge_method]
         align = functools.cache(lambda: _aligned(recipe, donor, models, settings))
         ordered = [models[entry.model] for entry in recipe.models or ()]
-        data = [use.open(settings.data) for use in method_data(recipe)]
+        uses = method_data(recipe)
+        data = [use.open(settings.data) for use in uses]
+        owners = [data_owners(recipe, use) for use in uses]
         aligned_once = align if recipe.align is not None else None
-        inputs = MergeInputs(ordered, data, aligned_once, settings.device, settings.progress)
+        inputs = MergeInputs(ordered, data, aligned_once, settings.device, settings.progress, owners)
         solved = method(inputs, method.options_in(recipe))
         return PreparedModels(solved=solved, notes=[*solved.notes, *settings.data.notes], align=align)
     aligned = _aligned(recipe, donor, models, settings)

@@ -186,6 +186,11 @@ def method_data(recipe: Recipe) -> list[DataUse]:
     ]
 
 
+def data_owners(recipe: Recipe, use: DataUse) -> list[int]:
+    """The places of the models whose data this is."""
+    return [k for k, entry in enumerate(recipe.models or ()) if recipe.data_of(entry.model) == use.settings]
+
+
 def require_labels(use: DataUse, data: DataSet, first: Checkpoint) -> None:
     """Raise, before anything is run, where the data has no labels for what this model is for."""
     require_fitting(data.data, task_name(first.config, None, first.name), first.name)

@@ -20,6 +20,12 @@ def method_section(record: Record) -> b.Section:
         blocks += residual_blocks(layers)
     if record.get("refined"):
         blocks.append(_refined(record["refined"]))
+    if facts := _goals(record):
+        blocks.append(b.FactList(facts))
+    for key, words in (("lean", "Shares of the stream"), ("start", "What to start from")):
+        tried = record.get(key, {}).get("tried") if key == "start" else record.get(key)
+        if tried:
+            blocks.append(_tried(f"{words}, and the distance to the models' predictions on held-out examples", tried))
     if isinstance(record.get("polished"), Mapping):
         polished = record["polished"]
         change = " → ".join(b.number(polished[f"loss_{when}"]).text for when in WHEN)
@@ -29,6 +35,29 @@ def method_section(record: Record) -> b.Section:
     if record.get("scores"):
         blocks.append(_scores(record))
     return b.Section("method", f"What {record.get('method')} did", blocks)
+
+
+def _goals(record: Record) -> dict[str, str]:
+    """Whose word counted, and what fitting the output map to predictions gained."""
+    facts = {}
+    if isinstance(goals := record.get("goals"), Mapping):
+        counts = goals.get("examples")
+        shares = f", examples that follow each model: {', '.join(f'{count:.0f}' for count in counts)}" if counts else ""
+        facts["goals"] = f"{goals['kind']}{shares}"
+    if isinstance(fitted := record.get("output"), Mapping):
+        change = " → ".join(b.number(fitted[f"loss_{when}"]).text for when in WHEN)
+        facts["output map"] = f"fitted to the models' predictions, distance {change}"
+    return facts
+
+
+def _tried(title: str, tried: Sequence[Record]) -> b.TableBlock:
+    best = min(one["held_out"] for one in tried)
+    rows = []
+    for one in tried:
+        name = one["start"] if "start" in one else ", ".join(f"{share:g}" for share in one["weights"])
+        chosen = "yes" if one["held_out"] == best else "no"
+        rows.append(b.Row([b.text(name, code=True), b.number(one["held_out"]), b.text(chosen)]))
+    return b.TableBlock(title, ("tried", "distance", "chosen"), rows, frozenset({1}))
 
 
 def residual_blocks(layers: Sequence[Record], of: str = "") -> list[Any]:

@@ -76,9 +76,9 @@ def test_reconstruct(evidence: str | None) -> None:
 def test_reconstruct_without_alignment_takes_the_data_of_all_models_together() -> None:
     halves = [digits(0, 40), digits(40, 40)]
     entries = [{"model": m, "data": str(d)} for m, d in zip(pair(), halves, strict=True)]
-    found = merged(merge_method="reconstruct", models=entries)
+    found = merged(merge_method="reconstruct", models=entries, parameters={"goals": "mean"})
     batches = [passes(d, limit=None) for d in halves]
-    expected = called(pair(), lambda: itertools.chain(batches[0](), batches[1]()), method="reconstruct")
+    expected = called(pair(), lambda: itertools.chain(batches[0](), batches[1]()), method="reconstruct", goals="mean")
     assert same(found, expected)
 
 

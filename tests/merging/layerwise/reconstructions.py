@@ -64,7 +64,10 @@ def moved(folder: Path, seed: int) -> Path:
 
 
 def reconstruct(models: Sequence[Any], batches: Any, *, align: Any = True, **options: Any) -> Merged:
-    """The public call on batches; with `align` the weights decide. Copies of a model are models of their own."""
+    """The public call on batches; with `align` the weights decide. Copies of a model are models of their own. Goals are
+    the mean unless others are named: random models are not experts of anything."""
     align = {"evidence": "weights"} if align is True else align
+    if options.setdefault("method", "reconstruct") == "reconstruct":
+        options.setdefault("goals", "mean")
     opened = [open_checkpoint(model) for model in models]
-    return isomerge.merge(opened, **{"method": "reconstruct", **options}, data=batches, align=align)
+    return isomerge.merge(opened, **options, data=batches, align=align)

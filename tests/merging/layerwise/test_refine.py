@@ -95,7 +95,7 @@ def test_the_batches_are_taken_evenly_over_the_data(monkeypatch) -> None:
             seen_by_block.append([one.arguments[0] for one in found])
             return found
 
-    monkeypatch.setattr("isomerge.merging.data_methods.reconstruct.BlockRefinement", Spy)
+    monkeypatch.setattr("isomerge.merging.layerwise.candidates.BlockRefinement", Spy)
     reconstruct([folders[0]] * 2, again(batches), align=False, refine=1, cache="300KB")
     for got, batch in zip(seen_by_block[0], used, strict=True):
         torch.testing.assert_close(got, model.vit.embeddings(batch["pixel_values"]).detach())

@@ -1,31 +1,45 @@
-"""Merging by features: every linear map of the merged model is solved again, towards the mean features of its parents.
+"""Merging by features: every linear map of the merged model is solved again, towards the features of its parents.
 
 In the order in which they run, on the inputs X that a map has in the merged model so far:
 
     W = argmin ‖X W − T‖² + ‖Λ^½ (W − W̄)‖²,  Λ = diag(ridge · G_jj + floor · mean diag G),  G = XᵀX
 
-with W̄ the average and T the mean of the parents' outputs or, for maps that write to the residual stream, the mean of
-the parents' streams minus the merged model's own. No labels are needed.
+with W̄ the average and T the parents' outputs or, for maps that write to the residual stream, the parents' streams
+minus the merged model's own: their mean, or on each example those of the parent that knows it (`goals`). No labels are
+needed.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from isomerge.arguments import require_choice
+from isomerge.data.base import Batches
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods.method import data_method
-from isomerge.merging.layerwise.assembly import FeatureAssembly
-from isomerge.merging.layerwise.gradient_steps import BlockRefinement
-from isomerge.merging.layerwise.gradient_steps import polish as polish_model
-from isomerge.merging.layerwise.joint import find_assembly
+from isomerge.merging.layerwise.candidates import Candidates
+from isomerge.merging.layerwise.goals import (
+    APART,
+    GOALS,
+    HELD_OUT,
+    Beliefs,
+    GoalData,
+    OwnedBatches,
+    expert_beliefs,
+    own_beliefs,
+)
 from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
-from isomerge.merging.layerwise.solver import LayerSolver, LayerTargets
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.methods.method import PerModel, each
+from isomerge.running.passes import DataPass
+from isomerge.running.stock import load_stock, read_weights
 
-FEATURES = ("mean", "joint")
+FEATURES = ("auto", "mean", "joint")
+OUTPUTS = ("auto", "scores", "predictions")
+LEANS = ("auto", "no")
+STARTS = ("auto", "merge", "parent", "best")
 
 
 @data_method(data="together", passes="every model, once per linear map, as far as the map")
@@ -33,67 +47,163 @@ def reconstruct(
     inputs: MergeInputs,
     *,
     weight: PerModel[float] = each(1.0),
-    features: str = "mean",
+    goals: str = "auto",
+    temperature: float = 1.0,
+    features: str = "auto",
+    lean: str = "auto",
+    output: str = "auto",
     refine: int = 0,
     polish: int = 0,
+    start: str = "auto",
     ridge: float = 1e-2,
     floor: float = 1e-6,
     cache: str = "2GB",
 ) -> MergedWeights:
-    """Solve every linear map again, so that layer by layer the features are the mean of the models'.
+    """Solve every linear map again, so that layer by layer the features are those of the models.
 
     Options:
         weight: how much of each model, divided by their sum
-        features: mean of the models', or joint: one model's width out of all models side by side
+        goals: whose features count: the mean of all models', each model's own on its own data, or on each example those of the expert, the model that finds it likely or is sure of its answer. auto is own where models have data of their own, else expert where the models know different things, else mean
+        temperature: of the expert's posterior; more lets others speak, too
+        features: mean of the models', or joint, one model's width out of all models side by side. auto is mean for goals of that name, and joint for others
+        lean: auto lets a joint stream lean to one model where this predicts held-out examples better, unless weights or mean goals are given; no keeps the weights
+        output: fit the output map to scores as all maps, or to predictions. auto is scores for mean goals, and predictions for others
         refine: gradient steps on each block after it was solved
-        polish: gradient steps on the whole model at the end, towards the models' mean prediction
+        polish: gradient steps on the whole model at the end, towards the models' predictions
+        start: what is polished: the merge, one parent, or the best of all these on held-out examples. auto is best with polish and goals other than mean, and merge otherwise
         ridge: how strongly weights are held at the average, as a share of what each input varies
         floor: the same, as a share of what all inputs of a map vary on average
         cache: memory that spares running finished layers again, as 2GB; 0 switches it off
-    """
-    require_choice("features", features, FEATURES)
-    if min(refine, polish) < 0:
-        raise RequestError(f"reconstruct: refine is {refine} and polish {polish}; both are numbers of steps from 0.")
-    if features == "joint" and not min(weight) > 0:
+    """  # noqa: E501
+    _check(goals, features, lean, output, start, refine, polish, temperature)
+    passes = [data.passes(inputs.models[0]) for data in inputs.data]
+    data = OwnedBatches(passes, inputs.owners or [range(len(inputs.models))] * len(passes))
+    goals, apart = _resolved(goals, temperature, data, inputs, inputs.shares(weight))
+    mean = goals == "mean"
+    joint = features == "joint" or (features == "auto" and not mean)
+    if joint and not min(weight) > 0:
         raise RequestError(
             f"reconstruct: joint features need positive weights, and these are {weight}. Leave out models without "
             "weight."
         )
-    passes = [data.passes(inputs.models[0]) for data in inputs.data]
-    together = [lambda: itertools.chain.from_iterable(one() for one in passes)]
-    run = LayerwiseMerge(inputs, weight, together, cache, joint=features == "joint", refine=refine > 0)
-    record: dict[str, Any] = {}
-    assembly = FeatureAssembly(run.parents.bound, run.shares, names=run.roles.stored)
-    if features == "joint":
-        assembly = find_assembly(
-            lambda: run.runners()[1:], run.plan.stages, run.examples[0], assembly,
-            lambda done, total: inputs.report(done, total, "choosing features"),
-        )  # fmt: skip
-        record["features"] = assembly.summary()
-        run.start_from(assembly)
-    record |= _solve(run, assembly, ridge, floor, refine, polish)
+    together: Batches = (lambda: itertools.chain.from_iterable(one() for one in passes)) if mean else data
+    run = LayerwiseMerge(inputs, weight, [together], cache, joint=joint, refine=refine > 0)
+    fits = output == "predictions" or (output == "auto" and not mean)
+    candidates = Candidates(run, joint, ridge, floor, refine, fits)
+    believed = _Believed(goals, temperature, run)
+    every = believed.on(data, run.examples[0])
+    record: dict[str, Any] = {"goals": {"kind": goals}}
+    if every.beliefs is not None:
+        record["goals"]["examples"] = every.beliefs.totals()
+    if apart is not None:
+        record["goals"]["apart"] = apart
+    if start == "auto":
+        start = "best" if polish and not mean else "merge"
+    leans = joint and not mean and start != "parent" and lean == "auto" and len(set(weight)) == 1
+    parts = believed.divided(data) if leans or start != "merge" else None
+    shares = list(run.shares)
+    if leans and parts:
+        shares, record["lean"] = candidates.best_lean(*parts)
+    record |= _finished(candidates, shares, start, polish, every, parts)
     return run.result(record)
 
 
-def _solve(
-    run: LayerwiseMerge, assembly: FeatureAssembly, ridge: float, floor: float, refine: int, polish: int
+def _finished(
+    candidates: Candidates,
+    shares: Sequence[float],
+    start: str,
+    polish: int,
+    every: GoalData,
+    parts: tuple[GoalData, GoalData] | None,
 ) -> dict[str, Any]:
-    """Stage by stage, then the whole model; what there is to report of gradient steps."""
-    (examples,), stages, inputs = run.examples, run.plan.stages, run.inputs
-    merged, *parents = run.runners()
-    targets = LayerTargets(parents, assembly, stages, run.roles, run.budget // 4)
-    solver = LayerSolver(merged, targets, ridge, floor, run.report)
-    refinement = BlockRefinement(merged, parents, assembly, run.roles, run.plan, refine, run.budget)
-    last = {stage.place: stage for stage in stages}
-    refined = []
-    for number, stage in enumerate(stages):
-        solver.solve(stage, examples)
-        if refine and last[stage.place] is stage and (done := refinement.refine(stage.place, examples)):
-            refined.append(done)
-        inputs.report(number + 1, len(stages), "reconstructing")
-    record: dict[str, Any] = {"refined": refined} if refine else {}
-    if polish:
-        record["polished"] = polish_model(
-            merged, parents, run.shares, examples, polish, lambda step: inputs.report(step, polish, "polishing")
+    """The merge, a parent, or the best of them, polished; what was chosen from stands in the record."""
+
+    def fit(number: int, data: GoalData) -> dict[str, Any]:
+        """The merge (-1) or a parent."""
+        record = candidates.merge(shares, data) if number < 0 else candidates.parent(number, data)
+        return record | ({"polished": candidates.polish(polish, data)} if polish else {})
+
+    if start == "merge":
+        return fit(-1, every)
+    assert parts is not None
+    train, held_out = parts
+    names = [model.name for model in candidates.run.inputs.models]
+    tried = []
+    for number in range(-1 if start == "best" else 0, len(names)):
+        fit(number, train)
+        tried.append((candidates.loss(held_out), number))
+    best = min(tried)[1]
+    said = {number: "the merge" if number < 0 else names[number] for _, number in tried}
+    starts = [{"start": said[number], "held_out": loss} for loss, number in tried]
+    return fit(best, every) | {"start": {"chosen": said[best], "tried": starts}}
+
+
+class _Believed:
+    """Who is believed on which examples, whatever part of the data they are."""
+
+    def __init__(self, goals: str, temperature: float, run: LayerwiseMerge) -> None:
+        self._goals, self._temperature, self._run = goals, temperature, run
+
+    def on(self, data: OwnedBatches, examples: DataPass) -> GoalData:
+        return GoalData(examples, self._beliefs(data, examples))
+
+    def divided(self, data: OwnedBatches) -> tuple[GoalData, GoalData]:
+        """Most examples, and one of HELD_OUT; where there are fewer, all of them twice."""
+        parts = [data.part(lambda n: n % HELD_OUT != HELD_OUT - 1), data.part(lambda n: n % HELD_OUT == HELD_OUT - 1)]
+        if any(next(iter(part()), None) is None for part in parts):
+            parts = [data, data]
+        train, held_out = (
+            self.on(part, DataPass(part, device=self._run.inputs.device, labels=False, hashed=False)) for part in parts
         )
-    return record
+        return train, held_out
+
+    def _beliefs(self, data: OwnedBatches, examples: DataPass) -> Beliefs | None:
+        shares = self._run.shares
+        if self._goals == "own":
+            return own_beliefs(data, examples, shares)
+        if self._goals == "expert":
+            return expert_beliefs(examples, self._run.others, shares, self._temperature)[0]
+        return None
+
+
+def _resolved(
+    goals: str, temperature: float, data: OwnedBatches, inputs: MergeInputs, shares: Sequence[float]
+) -> tuple[str, float | None]:
+    """The goals that auto stands for, and how far apart the models' evidence is, where that decided."""
+    if goals == "own" and not data.apart:
+        raise RequestError(
+            "reconstruct: goals own needs data for each model, and all models have the same. Name data beside each "
+            "model, or use expert goals.",
+            keys=("goals", "data"),
+        )
+    if goals != "auto":
+        return goals, None
+    if data.apart:
+        return "own", None
+    if not all(model.config for model in inputs.models):
+        return "mean", None
+    models = [load_stock(model.config, read_weights(model)).to(inputs.device) for model in inputs.models]
+    examples = DataPass(data, device=inputs.device, labels=False, hashed=False)
+    if not hasattr(models[0], "get_output_embeddings") or "logits" not in _fields(models[0], examples):
+        return "mean", None
+    _, apart = expert_beliefs(examples, models, shares, temperature)
+    return ("expert" if apart > APART else "mean"), apart
+
+
+def _fields(model: Any, examples: DataPass) -> Sequence[str]:
+    import torch
+
+    with torch.no_grad():
+        return list(model(**examples.first()).keys())
+
+
+def _check(
+    goals: str, features: str, lean: str, output: str, start: str, refine: int, polish: int, temperature: float
+) -> None:
+    choices = {"goals": (goals, GOALS), "features": (features, FEATURES), "lean": (lean, LEANS)}
+    for name, (value, known) in (choices | {"output": (output, OUTPUTS), "start": (start, STARTS)}).items():
+        require_choice(name, value, known)
+    if min(refine, polish) < 0:
+        raise RequestError(f"reconstruct: refine is {refine} and polish {polish}; both are numbers of steps from 0.")
+    if not temperature > 0:
+        raise RequestError(f"reconstruct: temperature is {temperature}; it is a number above 0.", keys=("temperature",))

@@ -62,16 +62,30 @@ class FeatureAssembly:
         return {"stream": "joint" if self.stream is not None else "mean", "chosen": shares}
 
     # --- outputs of the parents -> target of the merged model ---------------------------------------------------------
-    def combine(self, name: str, values: Sequence[Tensor], *, follows: bool = False) -> Tensor:
-        """Rows (n, out) that each parent gives at the map `name`, or at the sum it goes into (`follows`)."""
+    def combine(
+        self, name: str, values: Sequence[Tensor], *, follows: bool = False, believed: Tensor | None = None
+    ) -> Tensor:
+        """Rows (n, out) that each parent gives at the map `name`, or at the sum it goes into (`follows`).
+
+        `believed` (parents, n): how much each counts, where that is not its share. A joint stream carries all parents
+        at once, and a chosen unit is one parent's: there it is for the reader to tell them apart.
+        """
         layout = self.bound.layouts.get(self.described(name))
         if layout is not None and self.stream is not None and (follows or _writes(layout)):
             return sum_of(v @ p.T.to(v) for v, p in zip(values, self.stream.into, strict=True))
         chosen = None if layout is None or follows or _writes(layout) else self._chosen_axis(layout)
         if chosen is None:
-            return sum_of(v * w for v, w in zip(values, self.weights, strict=True))
+            shares = self.weights if believed is None else believed[:, :, None].to(values[0])
+            return sum_of(v * w for v, w in zip(values, shares, strict=True))
         parent, position = chosen[1]
         return torch.cat(list(values), 1)[:, (parent * values[0].shape[1] + position).to(values[0].device)]
+
+    def owners(self, name: str) -> Tensor | None:
+        """For every output of the map `name`, the parent it is taken from; None where it is made of all."""
+        layout = self.bound.layouts.get(self.described(name))
+        if layout is None or _writes(layout) or (chosen := self._chosen_axis(layout)) is None:
+            return None
+        return chosen[1][0]
 
     def described(self, name: str) -> str:
         """Name in memory -> name in the specification."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly, sum_of
+from isomerge.merging.layerwise.goals import GoalData
 from isomerge.merging.layerwise.roles import ParameterRoles
 from isomerge.merging.layerwise.stage_runner import StageRunner, rows_of
 from isomerge.merging.layerwise.stages import StagePlan
@@ -60,14 +61,14 @@ class BlockRefinement:
     steps: int
     budget: int
 
-    def refine(self, place: BlockIndex, examples: DataPass) -> dict[str, Any] | None:
+    def refine(self, place: BlockIndex, data: GoalData) -> dict[str, Any] | None:
         """Lower the error of the block at `place`; None where there is no such block."""
         name = self._block(place)
         # The last map that writes to the stream says how the parents' streams come together.
         writers = [stage.names[0] for stage in self.plan.stages if stage.place == place and stage.follows]
         if name is None or not writers:
             return None
-        calls = self._collect(place, name, writers[-1], examples)
+        calls = self._collect(place, name, writers[-1], data)
         block = self.merged.model.get_submodule(name)
         variance = (
             sum(float(rows_of(c.target, c.valid).var(0, unbiased=False).mean()) for c in calls) / len(calls) or 1.0
@@ -95,18 +96,19 @@ class BlockRefinement:
         names = self.plan.stacks.names
         return names[stack][number] if stack < len(names) and number < len(names[stack]) else None
 
-    def _collect(self, place: BlockIndex, name: str, writer: str, examples: DataPass) -> list[BlockCall]:
+    def _collect(self, place: BlockIndex, name: str, writer: str, data: GoalData) -> list[BlockCall]:
         """As many batches as the budget holds, at least one, evenly over the data."""
         calls: list[BlockCall] = []
-        total = examples.count or 1
+        total = data.examples.count or 1
         every = 1
-        for number, batch in enumerate(examples):
+        for number, batch in enumerate(data.examples):
             if number % every:
                 continue
             arguments, keywords, _ = _block_call(self.merged, name, place, batch, number)
             outputs = [_block_call(parent, name, place, batch, number)[2] for parent in self.parents]
             rows = [output.reshape(-1, output.shape[-1]) for output in outputs]
-            target = self.assembly.combine(writer, rows, follows=True).reshape(outputs[0].shape)
+            believed = data.believed(number, rows[0].shape[0])
+            target = self.assembly.combine(writer, rows, follows=True, believed=believed).reshape(outputs[0].shape)
             padding = PaddingMask(batch, self.merged.model)
             one = BlockCall(arguments, keywords, target, padding.of_side(rows[0].shape[0], encoder=place[0] == 0))
             if not calls:
@@ -152,40 +154,59 @@ def _in_common(names: Sequence[str]) -> str:
 
 
 # --- the whole model --------------------------------------------------------------------------------------------------
-def polish(
-    merged: StageRunner,
-    parents: Sequence[StageRunner],
-    weights: Sequence[float],
-    examples: DataPass,
-    steps: int,
-    report: Callable[[int], None],
-) -> dict[str, Any]:
-    """What was done, and how far the merged model is from its parents' mean before and after; never farther."""
-    parameters = [p for p in merged.model.parameters() if p.is_floating_point()]
-    kept = [p.detach().cpu().clone() for p in parameters]
+@dataclass
+class PredictionLoss:
+    """How far the merged model's predictions are from those of its parents, each as far as it is believed."""
 
-    def loss(batch: Batch) -> Tensor:
+    merged: StageRunner
+    parents: Sequence[StageRunner]
+    weights: Sequence[float]
+    data: GoalData
+
+    def of(self, numbered: tuple[int, Batch]) -> Tensor:
+        """On one batch."""
+        number, batch = numbered
         with torch.no_grad():
-            given = [_scores(parent.model, batch) for parent in parents]
-        parts, padding = [], PaddingMask(batch, merged.model)
-        for field, own in _scores(merged.model, batch).items():
-            valid = padding.of_side(own[..., 0].numel(), encoder=False)
+            given = [_scores(parent.model, batch) for parent in self.parents]
+        parts, padding = [], PaddingMask(batch, self.merged.model)
+        for field, own in _scores(self.merged.model, batch).items():
+            rows = own[..., 0].numel()
+            valid = padding.of_side(rows, encoder=False)
             theirs = [rows_of(scores[field], valid) for scores in given]
-            parts.append(_distance(rows_of(own, valid), theirs, weights, _kind(merged.model, field, own)))
+            believed = self.data.believed(number, rows, valid)
+            shares = self.weights if believed is None else believed[:, :, None].to(own)
+            parts.append(_distance(rows_of(own, valid), theirs, shares, _kind(self.merged.model, field, own)))
         return sum_of(parts)
 
-    def mean_loss() -> float:
-        with torch.no_grad():
-            values = [float(loss(batch)) for batch in examples]
+    @torch.no_grad()
+    def mean(self) -> float:
+        values = [float(self.of(numbered)) for numbered in enumerate(self.data.examples)]
         return sum(values) / len(values)
 
-    before = mean_loss()
-    descend(parameters, loss, spread(examples, examples.count or 1, steps), steps, POLISH_RATE, report)
-    after = mean_loss()
+
+def polish(loss: PredictionLoss, steps: int, report: Callable[[int], None]) -> dict[str, Any]:
+    """What was done, and how far the merged model is from its parents' predictions before and after; never farther."""
+    parameters = [p for p in loss.merged.model.parameters() if p.is_floating_point()]
+    kept = [p.detach().cpu().clone() for p in parameters]
+    examples = loss.data.examples
+    before = loss.mean()
+    batches = spread(NumberedBatches(examples), examples.count or 1, steps)
+    descend(parameters, loss.of, batches, steps, POLISH_RATE, report)
+    after = loss.mean()
     if not after < before:
         put_back(parameters, kept)
         after = before
     return {"steps": steps, "loss_before": before, "loss_after": after}
+
+
+@dataclass(frozen=True)
+class NumberedBatches:
+    """The batches of a pass with their numbers, as often as they are asked for."""
+
+    examples: DataPass
+
+    def __iter__(self) -> Iterator[tuple[int, Batch]]:
+        return enumerate(iter(self.examples))
 
 
 def _scores(model: Any, batch: Batch) -> dict[str, Tensor]:
@@ -203,7 +224,7 @@ def _kind(model: Any, field: str, scores: Tensor) -> str:
     return "many" if task == "multi_label_classification" else "one"
 
 
-def _distance(own: Tensor, given: Sequence[Tensor], weights: Sequence[float], kind: str) -> Tensor:
+def _distance(own: Tensor, given: Sequence[Tensor], weights: Sequence[float] | Tensor, kind: str) -> Tensor:
     def mean(parts: Sequence[Tensor]) -> Tensor:
         return sum_of(part * weight for part, weight in zip(parts, weights, strict=True))
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from isomerge.running.gram import GramSums
 
+UNBELIEVED = 1e-3  # rows on which a parent is believed less are left out of its regressions
+
 
 @dataclass(frozen=True)
 class RegressionResult:
@@ -57,6 +59,54 @@ class RidgeRegression:
         left = max(0.0, self.residual - float(explained))
         scale = self.target or 1.0
         return RegressionResult(change, (self.residual / scale) ** 0.5, (left / scale) ** 0.5)
+
+
+class OwnedRegression:
+    """A regression whose outputs may belong to one parent each: such an output is solved on the rows where that parent
+    is believed, and weighted by how much it is."""
+
+    def __init__(self, owners: Tensor | None) -> None:
+        """`owners`: for every output its parent; None: one regression for all."""
+        self._columns = [] if owners is None else [(int(m), (owners == m).nonzero()[:, 0]) for m in owners.unique()]
+        self._parts = [RidgeRegression() for _ in range(max(1, len(self._columns)))]
+        self._count = 0 if owners is None else len(owners)
+
+    def add(self, inputs: Tensor, residual: Tensor, target: Tensor, believed: Tensor | None) -> None:
+        """`believed` (parents, n)."""
+        if not self._columns:
+            self._parts[0].add(inputs, residual, target)
+            return
+        assert believed is not None
+        for (parent, columns), part in zip(self._columns, self._parts, strict=True):
+            at = columns.to(residual.device)
+            scale = believed[parent].sqrt().to(inputs)[:, None]
+            kept = scale[:, 0] > UNBELIEVED**0.5
+            if bool(kept.any()):
+                scale = scale[kept]
+                part.add(inputs[kept] * scale, residual[kept][:, at] * scale, target[kept][:, at] * scale)
+
+    @property
+    def rows(self) -> int:
+        return min(part.rows for part in self._parts)
+
+    @property
+    def width(self) -> int:
+        return max(part.gram.shape[0] for part in self._parts)
+
+    def solve(self, ridge: float, floor: float) -> RegressionResult:
+        solved = [part.solve(ridge, floor) if part.rows else None for part in self._parts]
+        if not self._columns:
+            assert solved[0] is not None
+            return solved[0]
+        first = next(one for one in solved if one is not None)
+        change = first.change.new_zeros(first.change.shape[0], self._count)
+        before = after = scale = 0.0
+        for (_, columns), part, one in zip(self._columns, self._parts, solved, strict=True):
+            if one is not None:
+                change[:, columns.to(change.device)] = one.change
+                before, after = before + one.before**2 * part.target, after + one.after**2 * part.target
+                scale += part.target
+        return RegressionResult(change, (before / (scale or 1.0)) ** 0.5, (after / (scale or 1.0)) ** 0.5)
 
 
 class GainRegression:

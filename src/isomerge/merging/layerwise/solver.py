@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly
-from isomerge.merging.layerwise.ridge import GainRegression, RegressionResult, RidgeRegression
+from isomerge.merging.layerwise.goals import GoalData
+from isomerge.merging.layerwise.ridge import GainRegression, OwnedRegression, RegressionResult, RidgeRegression
 from isomerge.merging.layerwise.roles import ParameterRoles
 from isomerge.merging.layerwise.stage_runner import ExpertRouting, StageRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.stages import Stage
@@ -32,6 +33,7 @@ class StageRows:
     outputs: list[Tensor]
     outcomes: list[Tensor]  # the output, or the sum it goes into
     targets: list[Tensor]  # the weighted mean of the parents' outcomes
+    believed: Tensor | None  # (parents, rows)
 
 
 @dataclass
@@ -78,6 +80,7 @@ class LayerTargets:
     stages: Sequence[Stage]
     roles: ParameterRoles
     budget: int
+    data: GoalData | None = None
     _used: int = 0
     _stored: dict[tuple[int, Stage], list[Tensor]] = field(default_factory=dict)
 
@@ -94,11 +97,16 @@ class LayerTargets:
                 self._stored[number, other] = later
         return by_stage[stage]
 
-    def combine(self, name: str, values: Sequence[Tensor], *, follows: bool = False) -> Tensor:
+    def combine(
+        self, name: str, values: Sequence[Tensor], *, follows: bool = False, believed: Tensor | None = None
+    ) -> Tensor:
         """The target of a map (or of the sum it goes into) from the rows that each parent gives."""
         for parent, rows in zip(self.parents, values, strict=True):
             require_finite_rows(rows, self.roles.label(name), parent.name)
-        return self.assembly.combine(name, values, follows=follows)
+        return self.assembly.combine(name, values, follows=follows, believed=believed)
+
+    def believed(self, number: int, rows: int, valid: Tensor | None) -> Tensor | None:
+        return None if self.data is None else self.data.believed(number, rows, valid)
 
     def _together_with(self, stage: Stage) -> list[Stage]:
         """The stages of the same block that are still to come, while there is room for their targets."""
@@ -116,7 +124,8 @@ class LayerTargets:
             for calls in zip(*(run[stage] for run in runs), strict=True):
                 valid = padding.of_side(calls[0].rows, encoder=calls[0].encoded)
                 rows = [rows_of(stage.outcome(call), valid) for call in calls]
-                targets.append(self.combine(calls[0].weight, rows, follows=stage.follows))
+                believed = self.believed(number, calls[0].rows, valid)
+                targets.append(self.combine(calls[0].weight, rows, follows=stage.follows, believed=believed))
             by_stage[stage] = targets
         return by_stage
 
@@ -145,9 +154,9 @@ class LayerSolver:
 
     # --- maps of one input, or of one sum ---------------------------------------------------------------------------
     def _maps(self, stage: Stage, examples: DataPass) -> None:
-        regression = RidgeRegression()
         joint = stage.kind == "sum"
         maps = [LinearWeight.of(self.merged.model, name) for name in stage.names]
+        regression = OwnedRegression(None if joint else self.owners(stage))
         ones = sum(m.bias is not None for m in maps) if joint else int(maps[0].bias is not None)
         for batch in self._rows(stage, examples):
             inputs = batch.inputs if joint else batch.inputs[:1]
@@ -157,13 +166,13 @@ class LayerSolver:
             )
             residual = targets - outcomes
             target = residual + torch.stack(batch.outputs).sum(0) if joint else targets
-            regression.add(columns, residual, target)
+            regression.add(columns, residual, target, batch.believed)
             for own, call in zip(maps, batch.calls, strict=True):
                 own.transposed = call.transposed
         solved = regression.solve(self.ridge, self.floor)
-        self.report.warn_if_few(stage, regression.rows, regression.gram.shape[0])
+        self.report.warn_if_few(stage, regression.rows, regression.width)
         row = column = 0
-        bias_row = regression.gram.shape[0] - ones
+        bias_row = regression.width - ones
         for own in maps:
             width, out = own.sizes
             change = solved.change[:, column : column + out]
@@ -173,6 +182,13 @@ class LayerSolver:
             else:  # each map has columns of its own
                 column += out
         self.report.solved(stage, regression.rows, solved, ridge=self.ridge)
+
+    def owners(self, stage: Stage) -> Tensor | None:
+        """For each output of the stage's maps, the parent whose unit it makes; None where rows count alike."""
+        if self.targets.data is None or self.targets.data.beliefs is None:
+            return None
+        owners = [self.targets.assembly.owners(name) for name in stage.names]
+        return torch.cat([one for one in owners if one is not None]) if all(o is not None for o in owners) else None
 
     # --- norms on the stream or on a branch -------------------------------------------------------------------------
     def _norm(self, stage: Stage, examples: DataPass) -> None:
@@ -229,7 +245,8 @@ class LayerSolver:
                     require_finite_rows(rows, self.report.roles.label(call.weight), "the merged model so far")
                 outputs = [rows_of(call.output, valid) for call in calls]
                 outcomes = [rows_of(stage.outcome(call), valid) for call in calls]
-                yield StageRows(calls, inputs, outputs, outcomes, [targets[place] for place in places])
+                believed = self.targets.believed(number, calls[0].rows, valid)
+                yield StageRows(calls, inputs, outputs, outcomes, [targets[place] for place in places], believed)
 
 
 @dataclass

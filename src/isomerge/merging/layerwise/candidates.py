@@ -1,0 +1,117 @@
+"""The models that a reconstruction may give: merges that lean to one parent or to none, and each parent by itself.
+
+Each is fitted to the same data with the same goals, so that they can be compared on examples none of them has seen. A
+parent whose output map is fitted costs next to nothing, and polished it is plain distillation: a merge has to beat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isomerge.merging.layerwise.assembly import FeatureAssembly
+from isomerge.merging.layerwise.goals import GoalData
+from isomerge.merging.layerwise.gradient_steps import BlockRefinement, PredictionLoss, polish
+from isomerge.merging.layerwise.joint import find_assembly
+from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
+from isomerge.merging.layerwise.output_fit import fit_output, output_stage
+from isomerge.merging.layerwise.solver import LayerReport, LayerSolver, LayerTargets
+from isomerge.merging.layerwise.stages import Stage
+
+LEANS = (0.8, 0.95)
+"""Shares of the stream that one parent may get. The second is tried for the parent that the first was best with."""
+
+
+@dataclass
+class Candidates:
+    """Puts one after the other into the merged model of `run`."""
+
+    run: LayerwiseMerge
+    joint: bool
+    ridge: float
+    floor: float
+    refine: int
+    fits_output: bool
+    """Fit the output map to predictions, after it was solved for scores."""
+
+    def merge(self, shares: Sequence[float], data: GoalData) -> dict[str, Any]:
+        """The parents' features, stage by stage; what there is to report of it."""
+        run = self.run
+        assembly = FeatureAssembly(run.parents.bound, shares, names=run.roles.stored)
+        record: dict[str, Any] = {}
+        if self.joint:
+            assembly = find_assembly(
+                lambda: run.runners()[1:], run.plan.stages, data.examples, assembly,
+                lambda done, total: run.inputs.report(done, total, "choosing features"),
+            )  # fmt: skip
+            record["features"] = assembly.summary()
+            run.start_from(assembly)
+        return record | self._solve(assembly, run.plan.stages, data, self.refine)
+
+    def parent(self, number: int, data: GoalData) -> dict[str, Any]:
+        """One parent as it is, but for its output map."""
+        run = self.run
+        alone = [float(m == number) for m in range(len(run.shares))]
+        run.start_from(FeatureAssembly(run.parents.bound, alone))
+        stage = output_stage(run.merged, run.plan.stages, data.examples)
+        assembly = FeatureAssembly(run.parents.bound, run.shares, names=run.roles.stored)
+        return self._solve(assembly, [stage] if stage else [], data, 0)
+
+    def polish(self, steps: int, data: GoalData) -> dict[str, Any]:
+        """Gradient steps on the whole of the model in place."""
+        return polish(self._loss(data), steps, lambda step: self.run.inputs.report(step, steps, "polishing"))
+
+    def loss(self, data: GoalData) -> float:
+        """How far the model in place is from its parents' predictions."""
+        return self._loss(data).mean()
+
+    def best_lean(self, data: GoalData, held_out: GoalData) -> tuple[list[float], list[dict[str, Any]]]:
+        """The shares whose merge predicts best, and all that were tried."""
+        count = len(self.run.shares)
+        tried: list[dict[str, Any]] = []
+
+        def measure(shares: list[float]) -> float:
+            self.merge(shares, data)
+            tried.append({"weights": shares, "held_out": self.loss(held_out)})
+            return float(tried[-1]["held_out"])
+
+        even = measure([1 / count] * count)
+        first, second = LEANS
+        losses = [measure(leaning(anchor, first, count)) for anchor in range(count)]
+        if min(losses) < even:
+            measure(leaning(losses.index(min(losses)), second, count))
+        return min(tried, key=lambda one: one["held_out"])["weights"], tried
+
+    def _loss(self, data: GoalData) -> PredictionLoss:
+        merged, *parents = self.run.runners()
+        return PredictionLoss(merged, parents, self.run.shares, data)
+
+    def _solve(self, assembly: FeatureAssembly, stages: Sequence[Stage], data: GoalData, refine: int) -> dict[str, Any]:
+        run = self.run
+        run.report = LayerReport(run.roles)
+        merged, *parents = run.runners()
+        targets = LayerTargets(parents, assembly, stages, run.roles, run.budget // 4, data)
+        solver = LayerSolver(merged, targets, self.ridge, self.floor, run.report)
+        refinement = BlockRefinement(merged, parents, assembly, run.roles, run.plan, refine, run.budget)
+        last = {stage.place: stage for stage in stages}
+        refined = []
+        for number, stage in enumerate(stages):
+            solver.solve(stage, data.examples)
+            if refine and last[stage.place] is stage and (done := refinement.refine(stage.place, data)):
+                refined.append(done)
+            run.inputs.report(number + 1, len(stages), "reconstructing")
+        record: dict[str, Any] = {"refined": refined} if refine else {}
+        output = output_stage(run.merged, stages, data.examples) if self.fits_output else None
+        if output is not None:
+            record["output"] = fit_output(merged, parents, output, data, run.shares)
+        return record
+
+
+def leaning(anchor: int, share: float, count: int) -> list[float]:
+    """Shares of `count` parents, of which one has `share`.
+
+    >>> leaning(1, 0.8, 3)
+    [0.1, 0.8, 0.1]
+    """
+    return [share if m == anchor else round((1 - share) / (count - 1), 12) for m in range(count)]

@@ -1,0 +1,238 @@
+"""Whose word counts: two language models that each know one text, one model that knows both."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.special
+import torch
+import transformers
+from torch import Tensor
+
+import isomerge
+from isomerge.errors import RequestError
+from isomerge.merging.layerwise.candidates import leaning
+from isomerge.merging.layerwise.goals import APART, OwnedBatches, expert_beliefs, in_turn, own_beliefs
+from isomerge.merging.layerwise.output_fit import DAMPING, PULL
+from isomerge.merging.layerwise.ridge import OwnedRegression
+from isomerge.running.passes import DataPass
+
+TOKENS, LENGTH = 24, 16
+Batches = Callable[[], Iterator[dict[str, Tensor]]]
+
+
+def text(skill: int, count: int, seed: int) -> Tensor:
+    """Skill 0 counts up by the step its first two tokens show, skill 1 counts down and turns at zero."""
+    generator = torch.Generator().manual_seed(seed + 1000 * skill)
+    start, step = (torch.randint(1, 7, (count, 1), generator=generator) for _ in range(2))
+    places = torch.arange(LENGTH)
+    if skill == 0:
+        return (start + step * places) % TOKENS
+    return (TOKENS - 1 - (start * 3 + places) % (step + 6)).long()
+
+
+def batches(skill: int, count: int = 48, seed: int = 7) -> Batches:
+    rows = text(skill, count, seed)
+    return lambda: ({"input_ids": part} for part in rows.split(16))
+
+
+@functools.cache
+def parent(skill: int, seed: int = 0) -> Any:
+    torch.manual_seed(skill + 10 * seed)
+    config = transformers.LlamaConfig(
+        vocab_size=TOKENS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, max_position_embeddings=LENGTH, tie_word_embeddings=False, use_cache=False,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(120):
+        ids = text(skill, 64, step)
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def loss(model: Any, skill: int) -> float:
+    ids = text(skill, 128, 99)
+    return float(model(input_ids=ids, labels=ids).loss)
+
+
+def merged(data: Any = None, **options: Any) -> isomerge.Merged:
+    data = [batches(0), batches(1)] if data is None else data
+    return isomerge.merge([parent(0), parent(1)], method="reconstruct", data=data, **options)
+
+
+@functools.cache
+def merged_by_default() -> isomerge.Merged:
+    return merged()
+
+
+def regret(result: isomerge.Merged) -> float:
+    model = transformers.LlamaForCausalLM(parent(0).config).eval()
+    model.load_state_dict(result.state_dict())
+    return sum(loss(model, skill) - loss(parent(skill), skill) for skill in (0, 1))
+
+
+# --- merging ----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_models_with_data_of_their_own_keep_more_of_what_each_knows() -> None:
+    by_mean, by_own = merged(goals="mean", features="joint"), merged_by_default()
+    assert by_own.report()["goals"] == {"kind": "own", "examples": [48.0, 48.0]}
+    assert regret(by_own) < 0.6 * regret(by_mean)
+
+
+@pytest.mark.slow
+def test_experts_are_found_without_being_named() -> None:
+    both = lambda: in_turn([batches(0)(), batches(1)()])  # noqa: E731
+    found = merged(data=both)
+    report = found.report()
+    assert report["goals"]["kind"] == "expert" and report["goals"]["apart"] > APART
+    assert report["goals"]["examples"] == pytest.approx([48, 48], abs=1)
+    assert regret(found) == pytest.approx(regret(merged_by_default()), abs=0.3)
+
+
+@pytest.mark.slow
+def test_two_seeds_of_one_skill_are_met_in_the_middle() -> None:
+    found = isomerge.merge([parent(0), parent(0, 1)], method="reconstruct", data=batches(0))
+    assert found.report()["goals"]["kind"] == "mean"
+    assert found.report()["goals"]["apart"] < APART
+
+
+@pytest.mark.slow
+def test_the_output_fitted_to_predictions_is_nearer_to_them_than_fitted_to_scores() -> None:
+    found = merged(lean="no")
+    fitted = found.report()["output"]
+    assert fitted["loss_after"] < fitted["loss_before"]
+    assert regret(found) < regret(merged(lean="no", output="scores"))
+
+
+@pytest.mark.slow
+def test_the_stream_leans_where_held_out_examples_say_so() -> None:
+    tried = merged_by_default().report()["lean"]
+    assert [one["weights"] for one in tried[:3]] == [[0.5, 0.5], [0.8, 0.2], [0.2, 0.8]]
+    assert "lean" not in merged(lean="no").report() and "lean" not in merged(weights=[3, 1]).report()
+
+
+@pytest.mark.slow
+def test_the_control_stands_beside_a_polished_merge_and_the_best_is_taken() -> None:
+    report = merged(polish=10).report()
+    tried = report["start"]["tried"]
+    assert len(tried) == 3
+    assert report["start"]["chosen"] == min(tried, key=lambda one: one["held_out"])["start"] == "the merge"
+    assert report["polished"]["steps"] == 10
+
+
+def test_one_parent_can_be_asked_for_and_is_changed_in_its_output_map_alone() -> None:
+    found = merged(start="parent", features="mean")
+    kept = int(found.report()["start"]["chosen"] != found.report()["start"]["tried"][0]["start"])
+    own, state = parent(kept).state_dict(), found.state_dict()
+    changed = [name for name in state if not torch.allclose(state[name], own[name])]
+    assert changed == ["lm_head.weight"]
+
+
+@pytest.mark.slow
+def test_the_same_request_gives_the_same_bytes() -> None:
+    first, second = merged_by_default().state_dict(), merged().state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"goals": "owm"}, "goals"),
+        ({"features": "whole"}, "features"),
+        ({"lean": "left"}, "lean"),
+        ({"output": "logits"}, "output"),
+        ({"start": "middle"}, "start"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"goals": "own", "data": batches(0)}, "goals"),
+    ],
+)
+def test_wrong_words_name_their_option(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        merged(**options)
+    assert key in caught.value.keys
+
+
+# --- against independent computations ---------------------------------------------------------------------------------
+def test_the_posterior_is_that_of_a_loop_over_tokens() -> None:
+    ids = torch.cat([text(0, 3, 1), text(1, 3, 1)])
+    mask = torch.ones_like(ids)
+    mask[2, 9:] = 0
+    examples = DataPass(lambda: iter([{"input_ids": ids, "attention_mask": mask}]), hashed=False)
+    beliefs, _ = expert_beliefs(examples, [parent(0), parent(1)], [0.25, 0.75], 4.0)
+    expected = np.zeros((2, 6))
+    for m in (0, 1):
+        with torch.no_grad():
+            scores = parent(m)(input_ids=ids, attention_mask=mask).logits.double().numpy()
+        for row in range(6):
+            for place in range(1, int(mask[row].sum())):
+                one = scores[row, place - 1]
+                expected[m, row] += one[ids[row, place]] - np.log(np.exp(one - one.max()).sum()) - one.max()
+    odds = np.array([[0.25], [0.75]]) * np.exp((expected - expected.max(0)) / 4.0)
+    np.testing.assert_allclose(beliefs.batches[0].numpy(), odds / odds.sum(0), atol=1e-6)
+
+
+def test_data_named_by_two_models_follows_both() -> None:
+    data = OwnedBatches([batches(0, 16), batches(1, 32)], [[0, 2], [1]])
+    beliefs = own_beliefs(data, DataPass(data, hashed=False), [0.2, 0.5, 0.3])
+    assert [batch[:, 0].tolist() for batch in beliefs.batches] == [
+        pytest.approx([0.4, 0, 0.6]), pytest.approx([0, 1, 0]), pytest.approx([0, 1, 0]),
+    ]  # fmt: skip
+
+
+def test_an_owned_output_is_solved_on_the_rows_of_its_owner() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, r = (torch.randn(200, width, generator=generator, dtype=torch.float64) for width in (5, 4))
+    believed = 0.01 + torch.rand(2, 200, generator=generator, dtype=torch.float64)
+    owners = torch.tensor([0, 1, 1, 0])
+    regression = OwnedRegression(owners)
+    for rows in torch.arange(200).split(70):
+        regression.add(x[rows], r[rows], r[rows], believed[:, rows])
+    change = regression.solve(0.0, 0.0).change
+    for column, owner in enumerate(owners.tolist()):
+        scale = believed[owner].sqrt().numpy()
+        expected = np.linalg.lstsq(x.numpy() * scale[:, None], r[:, column].numpy() * scale, rcond=None)[0]
+        np.testing.assert_allclose(change[:, column].numpy(), expected, atol=1e-9)
+
+
+def test_the_output_fit_is_the_optimum_that_scipy_finds() -> None:
+    found = merged(start="parent", features="mean", output="predictions", ridge=1e9)  # the map stays, then it is fitted
+    tried = found.report()["start"]["tried"]
+    kept = min(range(2), key=lambda m: tried[m]["held_out"])
+    first = [torch.cat([b["input_ids"] for b in batches(m)()]) for m in (0, 1)]
+    with torch.no_grad():
+        f = torch.cat([parent(kept).model(input_ids=ids).last_hidden_state.flatten(0, 1) for ids in first])
+        p = torch.cat([parent(m)(input_ids=ids).logits.flatten(0, 1).softmax(-1) for m, ids in enumerate(first)])
+    f, p = f.double().numpy(), p.double().numpy()
+    gram = f.T @ f / len(f)
+    gram += DAMPING * np.diag(gram).mean() * np.eye(len(gram))
+    start = parent(kept).lm_head.weight.detach().double().numpy().T
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        weight = flat.reshape(start.shape)
+        scores, change = f @ weight, weight - start
+        value = (scipy.special.logsumexp(scores, 1) - (p * scores).sum(1)).mean() + PULL * np.sum(
+            change * (gram @ change)
+        )
+        slope = f.T @ (scipy.special.softmax(scores, 1) - p) / len(f) + 2 * PULL * gram @ change
+        return float(value), slope.flatten()
+
+    best = scipy.optimize.minimize(objective, start.flatten(), jac=True, method="L-BFGS-B", options={"maxiter": 2000})
+    ours = objective(found.state_dict()["lm_head.weight"].double().numpy().T.flatten())[0]
+    gained, possible = (objective(start.flatten())[0] - value for value in (ours, best.fun))
+    assert 0.97 * possible < gained <= possible + 1e-6
+
+
+@pytest.mark.parametrize(("anchor", "share", "count"), [(0, 0.8, 2), (2, 0.95, 4)])
+def test_shares_that_lean_sum_to_one(anchor: int, share: float, count: int) -> None:
+    shares = leaning(anchor, share, count)
+    assert sum(shares) == pytest.approx(1) and shares[anchor] == share and len(set(shares)) == 2
