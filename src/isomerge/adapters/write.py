@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
+from isomerge import system
 from isomerge.adapters.adapter import CONFIG, PREFIX, WEIGHTS
 from isomerge.checkpoint import TensorInfo, Written
 from isomerge.checkpoint.hashing import raw_bytes
 from isomerge.checkpoint.header import build_header
-from isomerge.checkpoint.shards import sync
 from isomerge.checkpoint.staging import Staging, check_space, disk_failure
 
 
@@ -67,10 +67,10 @@ def write_adapter(
                     data = raw_bytes(named[name])
                     file.write(data)
                     digest.update(data)
-                sync(file)
+                system.sync(file)
             with staging.create(CONFIG) as file:
                 file.write(text)
-                sync(file)
+                system.sync(file)
             staging.commit(last=CONFIG)
     except OSError as error:
         raise disk_failure(out, weight_bytes + len(text), error) from error

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from isomerge import system
 from isomerge.checkpoint.base import TensorInfo, WeightFile, failure, first_line
 from isomerge.checkpoint.header import HeaderError, read_header
 from isomerge.errors import CheckpointError
@@ -78,7 +79,7 @@ class SafetensorsFile(WeightFile):
         try:
             descriptor = self._open()
             while got < len(view):
-                count = os.preadv(descriptor, [view[got:]], start + got)
+                count = system.read_at(descriptor, view[got:], start + got)
                 if not count:
                     break
                 got += count
@@ -100,7 +101,7 @@ class SafetensorsFile(WeightFile):
         if self._descriptor is None:
             with self._opening:
                 if self._descriptor is None:
-                    self._descriptor = os.open(self.path, os.O_RDONLY)
+                    self._descriptor = system.open_to_read(self.path)
         return self._descriptor
 
     def __del__(self) -> None:

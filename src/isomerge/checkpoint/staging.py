@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from isomerge import system
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
@@ -117,7 +118,7 @@ class Staging:
 
     def commit(self, last: str) -> None:
         """Rename everything to its place in the order it was staged, `last` at the very end."""
-        _fsync_folder(self._folder)
+        system.sync_folder(self._folder)
         (self.out / "config.json").unlink(missing_ok=True)  # from here on the older model no longer looks finished
         for name in [name for name in self._staged if name != last]:
             self._place(name)
@@ -125,9 +126,9 @@ class Staging:
             stale = STALE.fullmatch(path.name) or SIDE.fullmatch(path.name)
             if stale and path.name not in self._staged:
                 path.unlink()  # of the model that was here: beside another's weights it would be wrong
-        _fsync_folder(self.out)
+        system.sync_folder(self.out)
         self._place(last)
-        _fsync_folder(self.out)
+        system.sync_folder(self.out)
 
     def _place(self, name: str) -> None:
         target = self.out / name
@@ -181,31 +182,13 @@ def _refuse_occupied(out: Path, force: bool) -> None:
 
 def _lock_folder(folder: Path) -> int:
     """Two writers in one folder would mix their files; the lock goes away with the process, however it ends."""
-    descriptor = os.open(folder, os.O_RDONLY) if os.name == "posix" else os.open(os.devnull, os.O_RDONLY)
-    if os.name == "posix":
-        import fcntl
-
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise CheckpointError(
-                f"While preparing to write {folder.parent}: another process is writing into this folder. "
-                "Wait until it has finished, or name another folder."
-            ) from error
-        except OSError:
-            pass  # a file system without locks: write all the same
-    return descriptor
-
-
-def _fsync_folder(folder: Path) -> None:
-    """Make renames survive a power cut; systems that cannot open a folder have their own way of doing that."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    try:
+        return system.lock_folder(folder)
+    except BlockingIOError as error:
+        raise CheckpointError(
+            f"While preparing to write {folder.parent}: another process is writing into this folder. "
+            "Wait until it has finished, or name another folder."
+        ) from error
 
 
 def check_space(out: Path, needed: int) -> None:

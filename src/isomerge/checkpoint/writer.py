@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -17,10 +16,11 @@ from typing import IO, Any
 
 import torch
 
+from isomerge import system
 from isomerge.checkpoint.base import Checkpoint, Progress, TensorInfo
 from isomerge.checkpoint.dtypes import parse_size
 from isomerge.checkpoint.hashing import raw_bytes, tensors_digest
-from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards, sync
+from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards
 from isomerge.checkpoint.staging import Staging, check_space, disk_failure
 from isomerge.errors import RequestError
 from isomerge.results import Result
@@ -111,8 +111,8 @@ class CheckpointWriter:
         check_space(self.out, self._needed - sum(self._layout[name].nbytes for name in kept))
         for name in [name for name in self._layout if name not in kept]:
             file, shard = self._files[name], self._layout[name]
-            _reserve(file, shard.nbytes)
-            os.pwrite(file.fileno(), shard.header, 0)
+            system.reserve(file, shard.nbytes)
+            system.write_at(file.fileno(), shard.header, 0)
         return kept
 
     def _keep_finished(self, kept: set[str]) -> None:
@@ -139,7 +139,7 @@ class CheckpointWriter:
         with self._blaming_the_disk():
             descriptor = self._files[file].fileno()
             while view:
-                done = os.pwrite(descriptor, view, start)
+                done = system.write_at(descriptor, view, start)
                 view, start = view[done:], start + done
 
     def finish(self, name: str, sha256: str | None, *, vanished: int = 0) -> None:
@@ -152,10 +152,8 @@ class CheckpointWriter:
 
     def _start_writing(self, name: str) -> None:
         """Ask the system to bring a finished tensor to the disk now, so that little is left to wait for at the end."""
-        if hasattr(os, "posix_fadvise"):
-            file = self._file_of[name]
-            start, size = self._layout[file].starts[name], self.plan[name].nbytes
-            os.posix_fadvise(self._files[file].fileno(), start, size, os.POSIX_FADV_DONTNEED)
+        file = self._file_of[name]
+        system.start_writing(self._files[file].fileno(), self._layout[file].starts[name], self.plan[name].nbytes)
 
     def file_of(self, name: str) -> str:
         """The weight file that holds a tensor."""
@@ -184,17 +182,17 @@ class CheckpointWriter:
             raise RuntimeError(f"{len(unfinished)} tensors were not written, {unfinished[0]} the first of them")
         with self._blaming_the_disk():
             for file in self._files.values():
-                sync(file)
+                system.sync(file)
                 file.close()
             for name, path in self._copies.items():
                 with path.open("rb") as source, self._staging.create(name) as file:
                     shutil.copyfileobj(source, file)
-                    sync(file)
+                    system.sync(file)
             texts = self._texts if self._config is None else {**self._texts, "config.json": self._config}
             for name, text in texts.items():
                 with self._staging.create(name) as file:
                     file.write(text)
-                    sync(file)
+                    system.sync(file)
             self._staging.commit(last=list(texts or self._layout)[-1])
         files = [*self._layout, *self._copies, *texts]
         return Written(self.out, tuple(self.out / name for name in files), len(self.plan), self.bytes, self.sha256())
@@ -210,11 +208,11 @@ class CheckpointWriter:
         """A tensor's hash as it lies in the staged file: what a power cut took is written again."""
         file = self._file_of[name]
         start, left = self._layout[file].starts[name], self.plan[name].nbytes
-        digest = hashlib.sha256()
+        digest, buffer = hashlib.sha256(), memoryview(bytearray(min(left, CHUNK)))
         while left:
-            piece = os.pread(self._files[file].fileno(), min(left, CHUNK), start)
-            digest.update(piece)
-            start, left = start + len(piece), left - len(piece)
+            count = system.read_at(self._files[file].fileno(), buffer[: min(left, CHUNK)], start)
+            digest.update(buffer[:count])
+            start, left = start + count, left - count
         return digest.hexdigest()
 
     @contextlib.contextmanager
@@ -256,19 +254,6 @@ def write_checkpoint(
             writer.finish(name, digest.hexdigest())
         stream.end()
         return writer.commit()
-
-
-def _reserve(file: IO[bytes], size: int) -> None:
-    """Take the room now, so that a full disk is known before hours of work; where that cannot be done, only name it."""
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file.fileno(), 0, size)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV):
-                raise
-    with contextlib.suppress(OSError):
-        file.truncate(size)
 
 
 def config_text(changes: Mapping[str, Any] | None, donor: Checkpoint | None) -> bytes | None:

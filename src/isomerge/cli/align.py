@@ -149,7 +149,7 @@ def _request(context: typer.Context) -> dict[str, Any]:
 
 
 def _took(start: float, threads: int | None, device: str) -> dict[str, Any]:
-    from isomerge.merging.run.memory import peak_memory
+    from isomerge.system import peak_memory
     from isomerge.threads import thread_count
 
     return {

@@ -85,8 +85,8 @@ def merge(
     reserve_output(out, [*references, *map(str, data_use.data or ())], force=force)
 
     import isomerge
-    from isomerge.merging.run.memory import keep_freed_memory
     from isomerge.reporting.terminal import merge_table
+    from isomerge.system import keep_freed_memory
 
     keep_freed_memory()
     with voice.work("both") as progress:

@@ -30,6 +30,7 @@ from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.class_fit import Fit, fit_stock_class, same_structure
 from isomerge.evaluation.tokens import special_token_problems, tokenizer_problems, vocabulary_rows
 from isomerge.results import Result
+from isomerge.threads import thread_count
 
 
 @dataclass
@@ -82,7 +83,7 @@ def verify(
         )
     if not folder.is_dir():
         raise RequestError(f"While verifying {folder}: there is no such folder. Name the folder of a model.")
-    checks = list(_checks(folder, deep, same_structure_as, threads or os.cpu_count() or 1, progress))
+    checks = list(_checks(folder, deep, same_structure_as, thread_count(threads), progress))
     problems = [f"{check.name}: {check.detail}" for check in checks if check.passed is False]
     verdict = "bad" if problems else "good"
     return Verification(str(folder), verdict, checks, problems, time.perf_counter() - start)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from isomerge import __version__
+from isomerge import __version__, system
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.hashing import hash_tensors
 from isomerge.checkpoint.lock import Lock, LockedInput, current_versions, locked_input, locked_tensors
@@ -38,7 +38,7 @@ def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[
         return None
     if not options["hashed"]:
         # Without hashes nothing tells what a power cut took from the disk's cache; a kill takes nothing.
-        boot = _boot()
+        boot = system.boot()
         if boot is None:
             return None
         options = {**options, "boot": boot}
@@ -61,14 +61,6 @@ def _data_options(merged: Merged) -> dict[str, Any]:
     if not merged.data:
         return {}
     return {"data": [data.locked() for data in merged.data], "torch_threads": torch.get_num_threads()}
-
-
-def _boot() -> str | None:
-    """A name for the time since the machine was started; None where the system has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isomerge import system
 from isomerge.checkpoint import Checkpoint, TensorInfo, Written, parse_dtype, refuse_overwrite
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
@@ -31,7 +32,7 @@ from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe_data import DataSet
 from isomerge.merging.regression import one_shortage_warning
 from isomerge.merging.run.jobs import Job, run
-from isomerge.merging.run.memory import fitting_threads, peak_memory
+from isomerge.merging.run.memory import fitting_threads
 from isomerge.merging.run.sources import InputHashes
 from isomerge.merging.vocabulary import Vocabulary
 from isomerge.reporting.page import finish_report
@@ -234,7 +235,7 @@ class Merged:
             vocabulary=self.vocabulary.report if self.vocabulary else None,
             data=[data.record() for data in self.data],
             threads=thread_count(self.threads),
-            peak_memory_bytes=peak_memory(),
+            peak_memory_bytes=system.peak_memory(),
             notes=notes,
             seconds=self.seconds if self.seconds is not None else time.perf_counter() - self.started,
             _details=self.details,
