@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from isomerge.cli.interruption import what_is_left
-from isomerge.errors import IsomergeError, did_you_mean
+from isomerge.errors import IsomergeError, RequestError, did_you_mean
+from isomerge.text import visible
 
 FAILED, WRONG_REQUEST, INTERRUPTED = 1, 2, 130
 
@@ -29,9 +30,19 @@ def report_error(error: Exception, *, as_json: bool, debug: bool, verb: Any = No
     """Print an error to stderr (with `--json` also to stdout), and return the exit code. `verb` is the command."""
     message, code = _describe(error, verb)
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        print(visible("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     _print(message, type(error).__name__, code, as_json)
     return code
+
+
+def require_text(words: Sequence[str]) -> None:
+    """Refuse names whose bytes are no text: neither a lock file nor the libraries that load models can hold them."""
+    for word in words:
+        if not word.isascii() and any(0xD800 <= ord(one) <= 0xDFFF for one in word):
+            raise RequestError(
+                f"The argument {word} has bytes that are no text in {sys.getfilesystemencoding()}. Rename the file, or "
+                "choose a locale with UTF-8, such as LC_ALL=C.UTF-8."
+            )
 
 
 def report_interruption(command: str, *, as_json: bool) -> None:
@@ -41,7 +52,7 @@ def report_interruption(command: str, *, as_json: bool) -> None:
 
 
 def _print(message: str, kind: str, code: int, as_json: bool) -> None:
-    print(f"isomerge: {message}", file=sys.stderr)
+    print(f"isomerge: {visible(message, keep='')}", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": message, "kind": kind, "exit_code": code}))
 
