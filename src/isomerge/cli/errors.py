@@ -11,19 +11,10 @@ from typing import Any
 
 from isomerge.cli.interruption import what_is_left
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
+from isomerge.packages import EXTRAS, first_cause, why_not_imported
 from isomerge.text import visible
 
 FAILED, WRONG_REQUEST, INTERRUPTED = 1, 2, 130
-
-# The extra of isomerge that brings a package which is only imported where it is used.
-_EXTRAS = {
-    "transformers": "hf",
-    "PIL": "hf",
-    "sklearn": "demo",
-    "ot": "ot",
-    "matplotlib": "report",
-    "jinja2": "report",
-}
 
 
 def report_error(error: Exception, *, as_json: bool, debug: bool, verb: Any = None) -> int:
@@ -71,13 +62,9 @@ def _describe(error: Exception, verb: Any) -> tuple[str, int]:
             "free some space, or name another disk with -o, and run the same command again.",
             FAILED,
         )
-    if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] in _EXTRAS:
-        package = error.name.split(".")[0]
-        return (
-            f"This needs the package '{package}', which is not installed. "
-            f'Install it with: pip install "isomerge[{_EXTRAS[package]}]".',
-            FAILED,
-        )
+    package = (getattr(first_cause(error), "name", None) or "").split(".")[0]
+    if isinstance(error, ImportError) and package in EXTRAS:
+        return f"This cannot be done: {why_not_imported(package, error)}.", FAILED
     if isinstance(error, OSError):
         return f"A file could not be used: {error}. Check the path and its permissions.", FAILED
     if isinstance(error, MemoryError):

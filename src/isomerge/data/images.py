@@ -20,6 +20,7 @@ from isomerge.data.base import KEPT, Batch, Data, Wanted, floating
 from isomerge.data.splits import pick_split, same_split, split_in
 from isomerge.data.task_heads import match_labels
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.packages import why_not_imported
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 FILE = "preprocessor_config.json"
@@ -76,9 +77,9 @@ class Pixels:
 def pixels_for(checkpoint: Checkpoint) -> Pixels:
     """From the file beside the weights; without one, pixels from −1 to 1 at the size config.json names."""
     try:
-        import PIL  # noqa: F401
+        import PIL.Image  # noqa: F401  the part that is compiled
     except ImportError as error:
-        raise RequestError("Reading images: the package 'pillow' is not installed (pip install pillow).") from error
+        raise RequestError(f"Reading images: {why_not_imported('PIL', error)}.") from error
     config = checkpoint.config
     channels = int(config.get("num_channels") or 3)
     if channels not in MODES:

@@ -11,6 +11,7 @@ from typing import Any
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.packages import why_not_imported
 
 UNSET = 1 << 30  # tokenizers write "no limit" as a number larger than any context
 WITHOUT_LIMIT = 512  # for models whose positions have no table and no stated end
@@ -30,7 +31,7 @@ def tokenizer_for(checkpoint: Checkpoint, given: Any = None, *, words: bool = Fa
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise RequestError("Reading texts: 'transformers' is not installed (pip install isomerge[hf]).") from error
+        raise RequestError(f"Reading texts: {why_not_imported('transformers', error)}.") from error
     more = {"add_prefix_space": True} if words else {}
     if checkpoint.revision is not None:
         checkpoint.side_files()  # of a hub model: fetches what lies beside the weights

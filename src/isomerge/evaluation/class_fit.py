@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import is_harmless_buffer
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.errors import CheckpointError
+from isomerge.packages import first_cause, is_installed
 from isomerge.running.stock import stock_class
 
 # What may differ between a model and its donor without another class or another set of tensors being meant.
@@ -47,7 +47,7 @@ def fit_stock_class(checkpoint: Checkpoint) -> Fit:
     if checkpoint.config.get("quantization_config"):
         return Fit(None, "not checked: it is quantised, and its tensors are not those of the class")
     for package in ("transformers", "accelerate"):  # transformers needs the second for the meta device
-        if importlib.util.find_spec(package) is None:
+        if not is_installed(package):
             return Fit(None, f"not checked: the package '{package}' is not installed (pip install {package})")
     try:
         kind = stock_class(checkpoint.config)
@@ -56,7 +56,7 @@ def fit_stock_class(checkpoint: Checkpoint) -> Fit:
     try:
         model, info = _load_headers(kind, checkpoint)
     except ImportError as error:
-        return Fit(None, f"not checked: {kind.__name__} needs more than is installed ({_line(error)})")
+        return Fit(None, f"not checked: {kind.__name__} needs more than is installed ({_line(first_cause(error))})")
     except Exception as error:  # whatever the class cannot be built from is wrong in config.json
         return Fit(False, f"{kind.__name__} cannot be built from config.json: {_line(error)}")
     problems = _problems(model, info)

@@ -22,6 +22,7 @@ from isomerge.reporting.curve_sections import is_line, is_plane, read_curve
 from isomerge.reporting.record import PAGE, RECORD, Record, read_record, record_text, write_text
 from isomerge.reporting.sections import cards, headline, sections
 from isomerge.results import Result, plain
+from isomerge.text import all_visible, visible
 
 MISSING = 'report.html was not written: jinja2 is not installed (pip install "isomerge[report]")'
 
@@ -149,12 +150,13 @@ def render(name: str, content: Record) -> str | None:
 
     # Everything is escaped but the drawings, which escape their own text, and our own style and script.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    record = content["record"]
-    shown = sections(record, content["lock"], content["curves"])
+    # What is embedded stays as it was; what is shown has names that could reverse or hide what stands beside them.
+    record, lock, curves = (all_visible(content[key]) for key in ("record", "lock", "curves"))
+    shown = sections(record, lock, curves)
     layers = {section.id: max(layers_of(section.blocks), default=0) for section in shown}
     layered = [name for name, last in layers.items() if last > 0]
     return environment.from_string(part("page.html")).render(
-        name="The demo" if record["kind"] == "demo" else name,
+        name="The demo" if record["kind"] == "demo" else visible(name, keep=""),
         headline=headline(record),
         cards=cards(record),
         sections=shown,

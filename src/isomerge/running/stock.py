@@ -21,6 +21,7 @@ from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.data.base import Batch, floating
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.packages import why_not_imported
 from isomerge.running.linear_maps import LinearMap, linear_maps
 
 
@@ -40,7 +41,7 @@ def require_runnable(checkpoint: Checkpoint) -> None:
     try:
         import transformers  # noqa: F401
     except ImportError as error:
-        raise RequestError("Running a model: 'transformers' is not installed (pip install isomerge[hf]).") from error
+        raise RequestError(f"Running a model: {why_not_imported('transformers', error)}.") from error
     require_model(checkpoint)
     if not checkpoint.config:
         raise RequestError(

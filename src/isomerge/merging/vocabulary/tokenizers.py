@@ -13,6 +13,7 @@ from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.errors import CheckpointError, IsomergeError
 from isomerge.merging.vocabulary.files import declared_rows, has_tokenizer
 from isomerge.merging.vocabulary.rules import ModelTokens
+from isomerge.packages import why_not_imported
 
 # What save_pretrained records about where it was loaded from: not part of the tokenizer, and not the same everywhere.
 ABOUT_THE_MACHINE = ("is_local", "local_files_only", "name_or_path")
@@ -31,8 +32,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise IsomergeError(
-            f"While merging vocabularies: the tokenizer of {checkpoint.name} needs transformers, which is not "
-            "installed. Install it with `pip install 'isomerge[hf]'`."
+            f"While merging vocabularies: the tokenizer of {checkpoint.name} needs transformers, and "
+            f"{why_not_imported('transformers', error)}."
         ) from error
     if not has_tokenizer(checkpoint):
         raise CheckpointError(f"While merging vocabularies: {no_tokenizer(checkpoint.name)}.")

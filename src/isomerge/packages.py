@@ -1,0 +1,59 @@
+"""Optional packages: one that is not installed is told from one that is there and cannot be imported."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+# The extra of isomerge that brings each package; the name it is installed by, where that is another.
+EXTRAS = {
+    "transformers": "hf",
+    "PIL": "hf",
+    "accelerate": "hf",
+    "sklearn": "demo",
+    "ot": "ot",
+    "matplotlib": "report",
+    "jinja2": "report",
+    "datasets": "eval",
+    "lm_eval": "eval",
+}
+INSTALLED_AS = {"PIL": "pillow", "sklearn": "scikit-learn", "ot": "POT", "lm_eval": "lm-eval"}
+
+
+def why_not_imported(package: str, error: ImportError) -> str:
+    """What is wrong with a package whose import failed, and what to do; the end of a sentence.
+
+    >>> why_not_imported("ot_missing", ImportError("no module"))
+    "the package 'ot_missing' is not installed. Install it with: pip install ot_missing"
+    """
+    name = INSTALLED_AS.get(package, package)
+    wanted = f'"isomerge[{EXTRAS[package]}]"' if package in EXTRAS else name
+    if not is_installed(package):
+        return f"the package '{name}' is not installed. Install it with: pip install {wanted}"
+    cause = first_cause(error)
+    return (
+        f"the package '{name}' {_version(name)}is installed but cannot be imported ({type(cause).__name__}: {cause}). "
+        f"Repair its installation, for example with: pip install --force-reinstall {name}"
+    )
+
+
+def is_installed(package: str) -> bool:
+    """Whether the package is there, without importing it."""
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The error that began a chain: transformers reports one of a library below it as its own."""
+    while error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__):
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return error
+
+
+def _version(name: str) -> str:
+    try:
+        return f"{version(name)} "
+    except PackageNotFoundError:
+        return ""
