@@ -15,8 +15,10 @@ import torch
 from isomerge.checkpoint.base import Checkpoint, TensorInfo, WeightFile, failure, name_some
 from isomerge.checkpoint.files import open_weight_file
 from isomerge.checkpoint.header import HeaderError
+from isomerge.checkpoint.identity import deciding_files, described
 from isomerge.checkpoint.side_files import is_weight, side_files_of
 from isomerge.checkpoint.staging import was_interrupted
+from isomerge.checkpoint.stamp import Stamp
 from isomerge.errors import CheckpointError
 
 # In the order in which transformers itself looks for them.
@@ -47,6 +49,7 @@ class FileCheckpoint(Checkpoint):
         self._files = files
         self._side_files = side_files
         self.tensors: Mapping[str, TensorInfo] = {tensor: files[tensor].tensors[tensor] for tensor in sorted(files)}
+        self._deciding = deciding_files(folder) if revision is None else {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a pickle or a copy: the files have been opened again, and must be what they were."""
@@ -74,7 +77,11 @@ class FileCheckpoint(Checkpoint):
         if self.revision is not None:
             return self.revision
         files = {file.label: file.identity() for file in self._files.values()}
-        return None if None in files.values() else sorted(files.items())
+        return None if None in files.values() else {"weights": sorted(files.items()), "beside": described(self)}
+
+    def changed(self) -> list[Path]:
+        weights = [path for file in dict.fromkeys(self._files.values()) for path in file.changed()]
+        return weights + [path for path, stamp in self._deciding.items() if Stamp.of(path) != stamp]
 
     def side_files(self) -> list[Path]:
         return self._side_files()

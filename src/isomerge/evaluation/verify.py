@@ -24,7 +24,9 @@ from isomerge.checkpoint.checks import FLOATING
 from isomerge.checkpoint.hashing import hash_file, hash_tensors, raw_bytes, scan_tensors
 from isomerge.checkpoint.local import SINGLE_OR_INDEX, find_shards, open_folder
 from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, locked_tensors, read_lock
-from isomerge.checkpoint.staging import STALE
+from isomerge.checkpoint.journal import Journal
+from isomerge.checkpoint.renaming import STALE
+from isomerge.checkpoint.staging import is_unfinished, was_interrupted
 from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.class_fit import Fit, fit_stock_class, same_structure
@@ -118,7 +120,14 @@ def _checks(
 
 
 def _complete(folder: Path) -> Check:
-    if (folder / STAGING).exists():
+    staged = folder / STAGING
+    if is_unfinished(folder):
+        detail = f"the model is complete; {STAGING} is left, as the run that wrote it was stopped before its end"
+        return Check("complete", True, f"{detail}: run that command again to end it, or delete that folder")
+    if not was_interrupted(folder) and Journal(staged).exists:
+        detail = f"the model is complete; {STAGING} is left of a write that was to replace it and was interrupted"
+        return Check("complete", True, f"{detail}: run that command again, or delete that folder")
+    if any(staged.glob("*")):
         return Check("complete", False, f"{STAGING} is left of a write that was interrupted; run that command again")
     return Check("complete", True, "no unfinished write is left in the folder")
 

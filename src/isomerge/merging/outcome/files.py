@@ -14,7 +14,7 @@ import torch
 
 from isomerge import __version__, system
 from isomerge.checkpoint import Checkpoint, TensorInfo
-from isomerge.checkpoint.hashing import hash_tensors
+from isomerge.checkpoint.hashing import hash_file, hash_tensors
 from isomerge.checkpoint.lock import Lock, LockedInput, current_versions, locked_input, locked_tensors
 from isomerge.checkpoint.writer import CheckpointWriter, side_copies
 from isomerge.merging.data_methods import ALL_METHODS
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from isomerge.merging.outcome.merged import Merged
 
 
-def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[str, Any]) -> str | None:
-    """Names exactly this work: what a killed run has finished may be kept if the name is the same. None where an input
-    cannot be told from a changed one."""
+def resume_key(
+    merged: Merged, plan: Mapping[str, TensorInfo], copies: Mapping[str, Path], options: Mapping[str, Any]
+) -> str | None:
+    """Names exactly this work, by all that decides a byte of the result: what a killed run has finished may be kept if
+    the name is the same. None where an input cannot be told from a changed one."""
     inputs = {reference: checkpoint.identity() for reference, checkpoint in merged.inputs.items()}
     if None in inputs.values():
         return None
@@ -46,6 +48,8 @@ def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[
         "versions": run_versions() if merged.data else current_versions(),
         "recipes": [recipe.to_yaml() for recipe in merged.recipes],
         "inputs": inputs,
+        "config": merged.config,
+        "side_files": {name: hash_file(path) for name, path in copies.items()},
         "plan": {name: [list(info.shape), str(info.dtype)] for name, info in plan.items()},
         "seed": merged.seed,
         "device": merged.device,
@@ -53,7 +57,7 @@ def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[
         **_data_options(merged),
         **options,
     }
-    return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(work, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _data_options(merged: Merged) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from isomerge import system
 from isomerge.checkpoint import Checkpoint, TensorInfo, Written, parse_dtype, refuse_overwrite
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
+from isomerge.checkpoint.identity import require_unchanged
 from isomerge.checkpoint.memory import load_into_module, require_config
 from isomerge.checkpoint.side_files import side_files_of
 from isomerge.checkpoint.writer import CheckpointWriter, counted
@@ -152,15 +153,18 @@ class Merged:
         force: bool = False,
         lock: bool = True,
         report: bool = True,
+        finish: bool = True,
     ) -> Written:
         """Write the merged model with the donor's config and side files.
 
         `lock` hashes every input and output tensor into isomerge.lock.json; `report` writes the model card, and what
         `isomerge report` needs into isomerge.json. A run that was killed or interrupted continues from its
-        finished tensors when the same call is made again.
+        finished tensors when the same call is made again; with `finish=False` also after the model is complete, until
+        `Written.finish()` is called. An input that changes in the meantime is an error, and nothing is written.
         """
         paths = [data.settings.path for data in self.data if not data.in_memory]
         refuse_overwrite(out, [*self.inputs.values(), self.donor, *paths])
+        require_unchanged(self.inputs.values(), Path(out))
         if isinstance(out_dtype, torch.dtype):
             out_dtype = str(out_dtype).removeprefix("torch.")
         jobs, changes = self._in_dtype(out_dtype)
@@ -169,27 +173,43 @@ class Merged:
         self.hashes.wanted = lock
         threads = fitting_threads(jobs, self.threads, self.max_memory)
         options = {"shard_size": str(shard_size), "out_dtype": out_dtype}
-        key = resume_key(self, plan, {**options, "hashed": lock})
         tell = counted(self.progress, plan, f"writing {Path(out).name}")
         comparison = InputRelations(self)
         with side_files(self) as copies:
+            key = resume_key(self, plan, copies, {**options, "hashed": lock, "report": report})
             writer = CheckpointWriter(
                 out, plan, config={**self.config_changes, **changes}, donor=self.donor, copies=copies,
-                shard_size=shard_size, force=force, key=key,
+                shard_size=shard_size, force=force, key=key, finish=finish,
             )  # fmt: skip
             with writer:
-                run(comparison.watched(jobs) if report else jobs, writer, threads=threads, hashing=lock, progress=tell)
+                if writer.written is None:
+                    watched = comparison.watched(jobs) if report else jobs
+                    run(watched, writer, threads=threads, hashing=lock, progress=tell)
                 self._vanished = {name: count for name, count in writer.vanished.items() if count}
-                if lock:
-                    writer.add("isomerge.lock.json", lock_text(self, writer, options).encode())
-                if report:
-                    files = card_files(self, writer, writer.sha256())
-                    files |= record_files(self, comparison.record(jobs), writer.sha256())
-                    for name, text in files.items():
-                        writer.add(name, text.encode())
-                written = writer.commit()
+                written = writer.written or self._completed(writer, comparison, jobs, options, lock, report)
         self.seconds = time.perf_counter() - self.started
         return written
+
+    def _completed(
+        self,
+        writer: CheckpointWriter,
+        comparison: InputRelations,
+        jobs: list[Job],
+        options: dict[str, Any],
+        lock: bool,
+        report: bool,
+    ) -> Written:
+        """Add what is written beside the weights, and make it a model."""
+        if lock:
+            writer.add("isomerge.lock.json", lock_text(self, writer, options).encode())
+        if report:
+            files = card_files(self, writer, writer.sha256())
+            files |= record_files(self, comparison.record(jobs), writer.sha256())
+            for name, text in files.items():
+                writer.add(name, text.encode())
+        writer.stage()
+        require_unchanged(self.inputs.values(), writer.out)
+        return writer.commit()
 
     def verify(self, written: Written) -> bool:
         """Check that the output is complete, has the structure of its class and rows for all tokens; raise if not."""
