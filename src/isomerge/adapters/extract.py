@@ -208,7 +208,7 @@ def extract(
             f"While extracting an adapter from {finetuned.name}: nothing that an adapter can hold differs from "
             f"{base.name}{' in the named layers' if targets else ''}. Check that these are two models."
         )
-    written = write_adapter(out, extracted.tensors, extracted.config(), force=force)
+    written = write_adapter(out, extracted.tensors, extracted.config(), force=force, inputs=[base, finetuned])
     changed, missed = extracted.squares
     return ExtractedAdapter(
         out=written.out,

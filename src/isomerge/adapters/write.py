@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from isomerge import system
 from isomerge.adapters.adapter import CONFIG, PREFIX, WEIGHTS
-from isomerge.checkpoint import TensorInfo, Written
+from isomerge.checkpoint import Checkpoint, TensorInfo, Written
 from isomerge.checkpoint.hashing import raw_bytes
 from isomerge.checkpoint.header import build_header
+from isomerge.checkpoint.permissions import closed_by
 from isomerge.checkpoint.staging import Staging, check_space, disk_failure
 
 
@@ -48,7 +49,12 @@ def lora_config(ranks: Mapping[str, int], targets: list[str], about: Mapping[str
 
 
 def write_adapter(
-    out: str | os.PathLike[str], tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, force: bool = False
+    out: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    force: bool = False,
+    inputs: Iterable[Checkpoint] = (),
 ) -> Written:
     """Write the tensors (named without PEFT's prefix) and the config, which is renamed to its place last."""
     out = Path(out).expanduser()
@@ -59,7 +65,7 @@ def write_adapter(
     check_space(out, weight_bytes + len(text))
     digest = hashlib.sha256()
     try:
-        with Staging(out, force=force) as staging:
+        with Staging(out, force=force, closed=closed_by(inputs)) as staging:
             with staging.create(WEIGHTS[0]) as file:
                 file.write(header)
                 digest.update(header)

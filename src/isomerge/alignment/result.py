@@ -28,6 +28,7 @@ from isomerge.alignment.storage import save_transform
 from isomerge.architectures import describe
 from isomerge.checkpoint import (
     CastReport,
+    Checkpoint,
     Written,
     load_into_module,
     open_checkpoint,
@@ -223,8 +224,12 @@ class Alignment:
         changes = {**moved.model.architecture.untied_config, **dtype_entry(donor.config, dtype)}
         return write_checkpoint(
             out, plan, moved.produce(plan, record), config=changes, donor=donor, shard_size=shard_size, force=force,
-            progress=counted(self.progress, plan, f"writing {out.name}"),
+            progress=counted(self.progress, plan, f"writing {out.name}"), inputs=self.checkpoints(),
         )  # fmt: skip
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The source, and the anchor if there is one."""
+        return [model.checkpoint for model in (self.source, self.anchor) if model is not None]
 
     # --- reporting it -----------------------------------------------------------------------------------------------
     def distances(self) -> dict[str, Distance]:

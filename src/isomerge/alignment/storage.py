@@ -16,6 +16,7 @@ from torch import Tensor
 from isomerge.alignment.levels import Scope
 from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.permissions import closed_by, restrict
 from isomerge.errors import AlignmentError, RequestError
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.groups import GROUPS, Group
@@ -43,6 +44,7 @@ def save_transform(alignment: Alignment, path: Path) -> None:
     aside = path.with_name(path.name + ".partial")
     try:
         save_file(tensors or {"empty": torch.zeros(1)}, aside, metadata=metadata)
+        restrict(aside, closed_by(alignment.checkpoints()))
         aside.replace(path)
     except (OSError, SafetensorError) as error:
         raise AlignmentError(

@@ -18,6 +18,7 @@ from typing import IO, Any
 from isomerge import system
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.journal import JOURNAL, Entry, Journal
+from isomerge.checkpoint.permissions import restrict
 from isomerge.checkpoint.renaming import LAST, Renaming, sync_folders
 from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
@@ -58,18 +59,27 @@ class Staging:
     an interruption keeps what a run with the same `key` can go on from."""
 
     def __init__(
-        self, out: Path, *, force: bool, key: str | None = None, solved: str | None = None, finish: bool = True
+        self,
+        out: Path,
+        *,
+        force: bool,
+        key: str | None = None,
+        solved: str | None = None,
+        finish: bool = True,
+        closed: int = 0,
     ) -> None:
         """`key` names the work: the staged files of a run that was killed are kept for one that has the same.
 
         `solved` is the key of what this run has solved beforehand and kept beside them. Without `finish`, the journal
-        stays after a commit, so that the same run can be made again if what follows is stopped: `finish_output` ends it.
+        stays after a commit, so that the same run can be made again if what follows is stopped; `finish_output` ends
+        it. `closed` are the permission bits that nothing here may have.
         """
         self.out = out
         self.is_done = False
         """A run with the same key has committed already, and was stopped before its end."""
         self.folder = out / STAGING
         self._key, self._solved, self._finish, self._force = key, solved, finish, force
+        self._closed = closed
         self._staged: list[str] = []
         self._created: list[Path] = []
         self._lock: int | None = None
@@ -138,7 +148,9 @@ class Staging:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         self._stage(name)
-        return path.open("w+b")
+        file = path.open("w+b")
+        restrict(path, self._closed)
+        return file
 
     def reopen(self, name: str, size: int) -> IO[bytes] | None:
         """The file that an interrupted run staged under this name, if it has its size."""
@@ -199,6 +211,7 @@ class Staging:
         for folder in reversed(missing):
             folder.mkdir(exist_ok=True)
             self._created.append(folder)
+            restrict(folder, self._closed)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

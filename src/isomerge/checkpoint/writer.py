@@ -19,6 +19,7 @@ from isomerge import system
 from isomerge.checkpoint.base import Checkpoint, Progress, TensorInfo
 from isomerge.checkpoint.dtypes import parse_size
 from isomerge.checkpoint.hashing import raw_bytes, tensors_digest
+from isomerge.checkpoint.permissions import closed_by
 from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards
 from isomerge.checkpoint.staging import Staging, check_space, disk_failure, finish_output
 from isomerge.errors import RequestError
@@ -65,9 +66,10 @@ class CheckpointWriter:
         key: str | None = None,
         solved: str | None = None,
         finish: bool = True,
+        inputs: Iterable[Checkpoint] = (),
     ) -> None:
         """`config` holds what changes in the donor's config.json; `copies`: the side files, by default the donor's;
-        `key`, `solved` and `finish` as for `Staging`."""
+        `key`, `solved` and `finish` as for `Staging`; who may not read one of the `inputs` may not read the output."""
         self.out = Path(out).expanduser()
         if not plan:
             raise RequestError(
@@ -87,7 +89,8 @@ class CheckpointWriter:
             + sum(map(len, self._texts.values()))
             + len(self._config or b"")
         )
-        self._staging = Staging(self.out, force=force, key=key, solved=solved, finish=finish)
+        closed = closed_by([*inputs, *([donor] if donor else [])], self._copies.values())
+        self._staging = Staging(self.out, force=force, key=key, solved=solved, finish=finish, closed=closed)
         self._files: dict[str, IO[bytes]] = {}
         self._hashes: dict[str, str | None] = {}
         self.vanished: dict[str, int] = {}
@@ -290,6 +293,7 @@ def write_checkpoint(
     shard_size: int | str = "5GB",
     force: bool = False,
     progress: Callable[[int], None] | None = None,
+    inputs: Iterable[Checkpoint] = (),
 ) -> Written:
     """Write the tensors that `produce` yields, in the plan's order, as a folder that loads in the stock library.
 
@@ -297,7 +301,7 @@ def write_checkpoint(
     are copied. `progress` is told the bytes of each piece written. After any failure nothing new looks finished.
     """
     stream = TensorStream(produce, Path(out).expanduser())
-    writer = CheckpointWriter(out, plan, config=config, donor=donor, shard_size=shard_size, force=force)
+    writer = CheckpointWriter(out, plan, config=config, donor=donor, shard_size=shard_size, force=force, inputs=inputs)
     with writer:
         for name, info in plan.items():
             view = raw_bytes(stream.take(name, info))

@@ -22,9 +22,9 @@ from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Checkpoint, Progress, name_some
 from isomerge.checkpoint.checks import FLOATING
 from isomerge.checkpoint.hashing import hash_file, hash_tensors, raw_bytes, scan_tensors
+from isomerge.checkpoint.journal import Journal
 from isomerge.checkpoint.local import SINGLE_OR_INDEX, find_shards, open_folder
 from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, locked_tensors, read_lock
-from isomerge.checkpoint.journal import Journal
 from isomerge.checkpoint.renaming import STALE
 from isomerge.checkpoint.staging import is_unfinished, was_interrupted
 from isomerge.choices import STAGING

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isomerge import __version__
+from isomerge.checkpoint.permissions import restrict_like
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.results import plain
 
@@ -31,6 +32,7 @@ def write_text(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         aside.write_text(text, encoding="utf-8")
+        restrict_like(aside, path, *(path.with_name(name) for name in (RECORD, "config.json", "adapter_config.json")))
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

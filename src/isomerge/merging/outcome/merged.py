@@ -179,7 +179,7 @@ class Merged:
             key = resume_key(self, plan, copies, {**options, "hashed": lock, "report": report})
             writer = CheckpointWriter(
                 out, plan, config={**self.config_changes, **changes}, donor=self.donor, copies=copies,
-                shard_size=shard_size, force=force, key=key, finish=finish,
+                shard_size=shard_size, force=force, key=key, finish=finish, inputs=self.inputs.values(),
             )  # fmt: skip
             with writer:
                 if writer.written is None:
