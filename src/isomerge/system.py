@@ -146,6 +146,14 @@ def boot() -> str | None:
         return None
 
 
+def machine_memory() -> int | None:
+    """How much memory the machine has, in bytes; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
 def peak_memory() -> int:
     """Largest resident size of this program so far, in bytes; 0 where the system does not tell.
 
@@ -169,6 +177,38 @@ def anonymous_memory() -> int | None:
     """What this process has allocated now: no pages of files, which the system takes back when it needs them. None
     where the system does not tell."""
     return _status("RssAnon")
+
+
+class PeakOfAnonymous:
+    """The most memory that was allocated while it is entered, looked at twenty times a second.
+
+    The kernel keeps a peak only of the resident size, in which mapped files count too.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: int | None = None
+        self._over = threading.Event()
+
+    def __enter__(self) -> PeakOfAnonymous:
+        self.bytes = anonymous_memory()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        if self.bytes is not None:
+            self._watcher.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.05):
+            self._look()
+
+    def _look(self) -> None:
+        self.bytes = max(self.bytes or 0, anonymous_memory() or 0)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+        if self.bytes is not None:
+            self._look()
 
 
 def _status(key: str) -> int | None:

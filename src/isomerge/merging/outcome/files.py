@@ -158,7 +158,14 @@ def card_files(merged: Merged, writer: CheckpointWriter, sha256: str | None) -> 
 
 def record_files(merged: Merged, measured: Mapping[str, Any] | None, sha256: str | None) -> dict[str, str]:
     """isomerge.json, for `isomerge report`: what was merged, how, and how the models relate."""
-    moment = ("seconds", "peak_memory_bytes", "threads", "models", "aligned")  # of this run, or told otherwise
+    moment = (
+        "seconds",
+        "peak_memory_bytes",
+        "peak_anonymous_bytes",
+        "threads",
+        "models",
+        "aligned",
+    )  # of this run, or told otherwise
     record = {
         **{key: value for key, value in merged.report().to_dict().items() if key not in moment},
         **_facts(merged),

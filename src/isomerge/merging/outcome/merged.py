@@ -7,7 +7,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe_data import DataSet
 from isomerge.merging.regression import one_shortage_warning
 from isomerge.merging.run.jobs import Job, run
-from isomerge.merging.run.memory import fitting_threads
+from isomerge.merging.run.memory import Room, fitting_threads, in_flight, job_memory
 from isomerge.merging.run.sources import InputHashes
 from isomerge.merging.vocabulary import Vocabulary
 from isomerge.reporting.page import finish_report
@@ -56,6 +57,9 @@ class MergeReport(Result):
     """What models were run on."""
     threads: int
     peak_memory_bytes: int
+    """The largest resident size of the program, mapped files and libraries included."""
+    peak_anonymous_bytes: int | None
+    """The most it had allocated while it wrote, seen twenty times a second; None where the system does not tell."""
     notes: list[str]
     seconds: float
     _details: dict[str, Any] = field(default_factory=dict)
@@ -98,6 +102,7 @@ class Merged:
     seconds: float | None = None
     checks: list[dict[str, Any]] = field(default_factory=list)
     """What `verify` asked of the written folder, and the answers."""
+    _peak_anonymous: int | None = None
     _vanished: dict[str, int] = field(default_factory=dict)
     _narrowed: list[str] = field(default_factory=list)
 
@@ -184,11 +189,18 @@ class Merged:
             with writer:
                 if writer.written is None:
                     watched = comparison.watched(jobs) if report else jobs
-                    run(watched, writer, threads=threads, hashing=lock, progress=tell)
+                    with system.PeakOfAnonymous() as peak:
+                        run(watched, writer, threads=threads, hashing=lock, progress=tell, holding=self._holding())
+                    self._peak_anonymous = peak.bytes
                 self._vanished = {name: count for name, count in writer.vanished.items() if count}
                 written = writer.written or self._completed(writer, comparison, jobs, options, lock, report)
         self.seconds = time.perf_counter() - self.started
         return written
+
+    def _holding(self) -> Callable[[Job], AbstractContextManager[None]]:
+        """What all workers hold together is bounded, however many they are."""
+        room = Room(in_flight(self.max_memory))
+        return lambda job: room.taken(job_memory(job))
 
     def _completed(
         self,
@@ -225,7 +237,8 @@ class Merged:
         """Write report.html beside the weights, with what this run took and found; None where jinja2 is missing."""
         report = self.report()
         run = {
-            "seconds": report.seconds, "peak_memory_bytes": report.peak_memory_bytes, "threads": report.threads,
+            "seconds": report.seconds, "peak_memory_bytes": report.peak_memory_bytes,
+            "peak_anonymous_bytes": report.peak_anonymous_bytes, "threads": report.threads,
             "device": self.device, "tensors": written.tensors, "bytes": written.bytes, "checks": self.checks,
         }  # fmt: skip
         return finish_report(written.out, run)
@@ -256,6 +269,7 @@ class Merged:
             data=[data.record() for data in self.data],
             threads=thread_count(self.threads),
             peak_memory_bytes=system.peak_memory(),
+            peak_anonymous_bytes=self._peak_anonymous,
             notes=notes,
             seconds=self.seconds if self.seconds is not None else time.perf_counter() - self.started,
             _details=self.details,

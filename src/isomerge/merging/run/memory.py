@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -36,6 +38,36 @@ def job_memory(job: Job) -> int:
     if job.method is not None and job.method.whole and len(job.info.shape) > 1:
         held += (3 * inputs + 2) * whole * width  # the inputs, and the factors of each
     return held
+
+
+def in_flight(max_memory: int | str | None) -> int:
+    """How many bytes all workers together may hold: what `max_memory` leaves, else a quarter of the machine's memory,
+    and a gigabyte where that is less or unknown."""
+    if max_memory is not None:
+        return max(0, parse_size(max_memory) - system.present_memory() - RESERVE)
+    return max(2**30, (system.machine_memory() or 0) // 4)
+
+
+class Room:
+    """Memory that workers share. Each takes what its tensor needs and waits while there is not enough; the one that
+    needs more than there is works alone."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._taken = size, 0
+        self._freed = threading.Condition()
+
+    @contextmanager
+    def taken(self, count: int) -> Iterator[None]:
+        count = min(count, self._size)
+        with self._freed:
+            self._freed.wait_for(lambda: not self._taken or self._taken + count <= self._size)
+            self._taken += count
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._taken -= count
+                self._freed.notify_all()
 
 
 def fitting_threads(jobs: Sequence[Job], threads: int | None, max_memory: int | str | None) -> int:
