@@ -96,9 +96,10 @@ def sync(file: IO[bytes]) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make renames survive a power cut; systems that cannot open a folder have their own way of doing that."""
-    if os.name != "posix":
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # Windows
         return
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
