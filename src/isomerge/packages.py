@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -20,6 +21,22 @@ EXTRAS = {
 INSTALLED_AS = {"PIL": "pillow", "sklearn": "scikit-learn", "ot": "POT", "lm_eval": "lm-eval"}
 
 
+LEAST = {"transformers": 5}
+"""The major version below which a package cannot be used: its classes load weights under other names."""
+
+
+class TooOldError(ImportError):
+    """An installed package is older than what isomerge works with."""
+
+
+def require_version(package: str) -> None:
+    """Raise where a package is installed in a version that is too old; a missing one is met when it is imported."""
+    with contextlib.suppress(PackageNotFoundError):
+        installed = version(INSTALLED_AS.get(package, package))
+        if int(installed.partition(".")[0]) < LEAST[package]:
+            raise TooOldError(f"{package} {installed} is installed, and isomerge needs {LEAST[package]} or later")
+
+
 def why_not_imported(package: str, error: ImportError) -> str:
     """What is wrong with a package whose import failed, and what to do; the end of a sentence.
 
@@ -30,6 +47,8 @@ def why_not_imported(package: str, error: ImportError) -> str:
     wanted = f'"isomerge[{EXTRAS[package]}]"' if package in EXTRAS else name
     if not is_installed(package):
         return f"the package '{name}' is not installed. Install it with: pip install {wanted}"
+    if isinstance(error, TooOldError):
+        return f"{error}. Install it with: pip install --upgrade {wanted}"
     cause = first_cause(error)
     return (
         f"the package '{name}' {_version(name)}is installed but cannot be imported ({type(cause).__name__}: {cause}). "

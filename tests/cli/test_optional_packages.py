@@ -60,3 +60,13 @@ def test_a_selftest_without_transformers_says_that_it_measured_nothing(tmp_path:
     code, told = run(tmp_path, "selftest", str(model("llama")))
     assert code == 1 and "function after scrambling" in told
     assert "CHANGED" not in told and told.count("not measured") == 2
+
+
+def test_a_transformers_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> None:
+    """Its classes load weights under other names, which would end in errors that explain nothing."""
+    about = tmp_path / "transformers-4.57.6.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.57.6\n")
+    (tmp_path / "texts.txt").write_text("the cat sat")
+    code, told = run(tmp_path, "eval", str(model("llama")), "--data", "texts.txt")
+    assert code != 0 and "transformers 4.57.6 is installed, and isomerge needs 5 or later" in told

@@ -11,7 +11,7 @@ from typing import Any
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.packages import why_not_imported
+from isomerge.packages import require_version, why_not_imported
 
 UNSET = 1 << 30  # tokenizers write "no limit" as a number larger than any context
 WITHOUT_LIMIT = 512  # for models whose positions have no table and no stated end
@@ -29,6 +29,7 @@ def tokenizer_for(checkpoint: Checkpoint, given: Any = None, *, words: bool = Fa
             "folder, or open_data(…, tokenizer=…)."
         )
     try:
+        require_version("transformers")
         from transformers import AutoTokenizer
     except ImportError as error:
         raise RequestError(f"Reading texts: {why_not_imported('transformers', error)}.") from error

@@ -13,7 +13,7 @@ from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import is_harmless_buffer
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.errors import CheckpointError
-from isomerge.packages import first_cause, is_installed
+from isomerge.packages import TooOldError, first_cause, is_installed, require_version
 from isomerge.running.stock import stock_class
 
 # What may differ between a model and its donor without another class or another set of tensors being meant.
@@ -50,8 +50,9 @@ def fit_stock_class(checkpoint: Checkpoint) -> Fit:
         if not is_installed(package):
             return Fit(None, f"not checked: the package '{package}' is not installed (pip install {package})")
     try:
+        require_version("transformers")
         kind = stock_class(checkpoint.config)
-    except CheckpointError as error:
+    except (CheckpointError, TooOldError) as error:
         return Fit(None, f"not checked: {error}")
     try:
         model, info = _load_headers(kind, checkpoint)

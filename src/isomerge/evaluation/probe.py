@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.packages import why_not_imported
+from isomerge.packages import require_version, why_not_imported
 from isomerge.running.stock import load_stock
 
 LENGTH = 12  # tokens: long enough for every position-dependent part, short enough for any position table
@@ -63,6 +63,7 @@ def largest_difference(
 ) -> tuple[float | None, str]:
     """max |f(x) − g(x)| over random inputs, relative to max |f(x)|; or None with the reason it could not be had."""
     try:
+        require_version("transformers")
         import transformers  # noqa: F401
     except ImportError as error:
         return None, f"comparing outputs needs transformers: {why_not_imported('transformers', error)}"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.evaluation.probe import outputs, random_inputs
-from isomerge.packages import why_not_imported
+from isomerge.packages import require_version, why_not_imported
 from isomerge.running.stock import load_stock
 from isomerge.symmetry.groups import Group, Trivial
 from isomerge.symmetry.patterns import Layout, bind
@@ -127,6 +127,7 @@ class Prover:
 
     def _run(self, state: Mapping[str, Tensor]) -> Tensor:
         try:
+            require_version("transformers")
             model = load_stock(self.config, state, dtype=self.dtype)
             return outputs(model, random_inputs(model))
         except ImportError as error:
