@@ -63,7 +63,7 @@ class Staging:
         """`key` names the work: the staged files of a run that was killed are kept for one that has the same.
 
         `solved` is the key of what this run has solved beforehand and kept beside them. Without `finish`, the journal
-        stays after a commit, so that the same run can be made again if what follows is stopped: `finish_output` ends it.
+        stays after a commit, so that the same run can be made again if what follows is stopped, until `finish_output`.
         """
         self.out = out
         self.is_done = False

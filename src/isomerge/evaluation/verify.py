@@ -22,9 +22,9 @@ from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Checkpoint, Progress, name_some
 from isomerge.checkpoint.checks import FLOATING
 from isomerge.checkpoint.hashing import hash_file, hash_tensors, raw_bytes, scan_tensors
+from isomerge.checkpoint.journal import Journal
 from isomerge.checkpoint.local import SINGLE_OR_INDEX, find_shards, open_folder
 from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, locked_tensors, read_lock
-from isomerge.checkpoint.journal import Journal
 from isomerge.checkpoint.renaming import STALE
 from isomerge.checkpoint.staging import is_unfinished, was_interrupted
 from isomerge.choices import STAGING
@@ -94,7 +94,7 @@ def verify(
 def _checks(
     folder: Path, deep: bool, donor: Checkpoint | None, threads: int, progress: Progress | None
 ) -> Iterator[Check]:
-    yield _complete(folder)
+    yield _complete(folder, writing=donor is not None)
     try:
         checkpoint = open_folder(folder)
     except CheckpointError as error:
@@ -119,15 +119,16 @@ def _checks(
     yield _locked(folder, locked_tensors(checkpoint.tensors, hashes))
 
 
-def _complete(folder: Path) -> Check:
-    staged = folder / STAGING
-    if is_unfinished(folder):
+def _complete(folder: Path, *, writing: bool) -> Check:
+    """Of a folder whose writer asks, which comes to its end after this, a journal is no leftover."""
+    staged, unfinished = folder / STAGING, is_unfinished(folder)
+    if unfinished and not writing:
         detail = f"the model is complete; {STAGING} is left, as the run that wrote it was stopped before its end"
         return Check("complete", True, f"{detail}: run that command again to end it, or delete that folder")
-    if not was_interrupted(folder) and Journal(staged).exists:
+    if not unfinished and not was_interrupted(folder) and Journal(staged).exists:
         detail = f"the model is complete; {STAGING} is left of a write that was to replace it and was interrupted"
         return Check("complete", True, f"{detail}: run that command again, or delete that folder")
-    if any(staged.glob("*")):
+    if not unfinished and any(staged.glob("*")):
         return Check("complete", False, f"{STAGING} is left of a write that was interrupted; run that command again")
     return Check("complete", True, "no unfinished write is left in the folder")
 

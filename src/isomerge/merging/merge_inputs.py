@@ -10,6 +10,7 @@ from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.base import Progress
+from isomerge.checkpoint.kept import KeptWork
 from isomerge.merging.aligned import AlignedModels
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class MergeInputs:
     """Aligns the models, at the first call only; None: take them as they are."""
     device: str = "cpu"
     progress: Progress | None = None
+    kept: KeptWork | None = None
+    """Where to keep finished parts for a run that is made again; None: nowhere."""
 
     def aligned(self) -> AlignedModels | None:
         """The models next to the first, where that is asked for and there are several."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from isomerge.calibration import Statistics
 from isomerge.checkpoint import Checkpoint, TensorInfo, require_floating
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
+from isomerge.checkpoint.kept import KeptWork, work_key
+from isomerge.checkpoint.lock import current_versions
 from isomerge.merging.aligned import AlignedModels, align_models
 from isomerge.merging.data_methods import DATA_METHODS, MergedWeights, MergeInputs
 from isomerge.merging.measured import MeasuredModels, measure, name_uneven
@@ -30,7 +36,7 @@ from isomerge.merging.run.rows import TensorSource
 from isomerge.merging.run.sources import InputHashes, Stored
 from isomerge.merging.vocabulary import Vocabulary, chat_template
 from isomerge.merging.vocabulary.from_recipe import merged_vocabulary, require_same_ids
-from isomerge.running.stock import require_device
+from isomerge.running.stock import require_device, run_versions
 
 Models = Mapping[ModelReference, Checkpoint]
 
@@ -47,6 +53,10 @@ class RunSettings:
     statistics: dict[str, Statistics] = field(default_factory=dict)
     """Statistics that were given as objects, by the name that stands for them in the recipe."""
     hashes: InputHashes = field(default_factory=InputHashes)
+    resume: str | os.PathLike[str] | None = None
+    """The folder in which to keep what is solved on the way."""
+    kept: KeptWork | None = None
+    """The same, for one document."""
 
 
 @dataclass
@@ -85,9 +95,35 @@ def merge_documents(
     notes += [note for document in documents for note in base_among_models(document)]
     if same_ids:
         require_same_ids(documents[-1], list(known.values()))
+    kept = _kept(documents, checkpoints, settings) if solve else None
+    with kept.unless_it_fails() if kept is not None else contextlib.nullcontext():
+        merged, files, warnings = _merge_each(documents, known, checkpoints, settings, kept, solve=solve)
+    return replace(
+        merged,
+        data=list(settings.data.opened.values()),
+        recipes=list(documents),
+        inputs={str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files,
+        files=frozenset(files),
+        notes=notes + merged.notes + warnings,
+        started=start,
+        kept=kept,
+    )
+
+
+def _merge_each(
+    documents: Sequence[Recipe],
+    known: dict[ModelReference, Checkpoint],
+    checkpoints: Models,
+    settings: RunSettings,
+    kept: KeptWork | None,
+    *,
+    solve: bool,
+) -> tuple[Merged, dict[str, Checkpoint], list[str]]:
+    """The model of the last document, the files that options name, and what to warn of."""
     warnings: list[str] = []
     files: dict[str, Checkpoint] = {}
-    for document in documents:
+    for number, document in enumerate(documents):
+        settings = replace(settings, kept=kept.within(str(number)) if kept is not None else None)
         models = {reference: known[reference] for reference in document.referenced_models()}
         plan = plan_tensors(document, models)
         if solve:
@@ -103,15 +139,22 @@ def merge_documents(
         if document is not documents[-1]:
             name = str(document.name)
             known[ModelReference.parse(name)] = MergedCheckpoint(merged, name)
-    return replace(
-        merged,
-        data=list(settings.data.opened.values()),
-        recipes=list(documents),
-        inputs={str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files,
-        files=frozenset(files),
-        notes=notes + merged.notes + warnings,
-        started=start,
-    )
+    return merged, files, warnings
+
+
+def _kept(documents: Sequence[Recipe], checkpoints: Models, settings: RunSettings) -> KeptWork | None:
+    """Where to keep what is solved; None where that is not asked for, or an input cannot be told from a changed one."""
+    solves = [document.align is not None or document.merge_method in DATA_METHODS for document in documents]
+    identities = {str(reference): checkpoint.identity() for reference, checkpoint in checkpoints.items()}
+    if settings.resume is None or not any(solves) or None in identities.values():
+        return None
+    data = [use.open(settings.data).locked() for document in documents for use in data_uses(document)]
+    key = work_key(
+        work="merge", versions=run_versions() if data else current_versions(), models=identities, data=data,
+        recipes=[document.to_yaml() for document in documents], device=settings.device,
+        torch_threads=torch.get_num_threads(),
+    )  # fmt: skip
+    return KeptWork(settings.resume, key)
 
 
 # --- before tensors are merged ----------------------------------------------------------------------------------------
@@ -134,7 +177,7 @@ def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSett
         ordered = [models[entry.model] for entry in recipe.models or ()]
         data = [use.open(settings.data) for use in method_data(recipe)]
         aligned_once = align if recipe.align is not None else None
-        inputs = MergeInputs(ordered, data, aligned_once, settings.device, settings.progress)
+        inputs = MergeInputs(ordered, data, aligned_once, settings.device, settings.progress, settings.kept)
         solved = method(inputs, method.options_in(recipe))
         return PreparedModels(solved=solved, notes=[*solved.notes, *settings.data.notes], align=align)
     aligned = _aligned(recipe, donor, models, settings)
@@ -152,7 +195,7 @@ def _aligned(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSet
     return align_models(
         list(models.values()), anchor, **recipe.align.options(),
         data=settings.data.open(data).passes(anchor) if data is not None else None, threads=settings.threads,
-        max_memory=settings.max_memory, device=settings.device, progress=settings.progress,
+        max_memory=settings.max_memory, device=settings.device, progress=settings.progress, resume=settings.kept,
     )  # fmt: skip
 
 
