@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -60,12 +61,15 @@ class KeptWork:
             return None
         if known.get("key") != self.key or known.get("name") != name or known.get("sha256") != _digest(tensors, record):
             return None
-        return tensors, record
+        strides, record = record
+        return {key: _strided(tensor, strides[key]) for key, tensor in tensors.items()}, record
 
     def store(self, name: str, tensors: Mapping[str, Tensor], record: Any = None) -> None:
         """Keep a part: on the disk, then under its name."""
-        held = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-        record = json.loads(json.dumps(record))
+        here = {key: tensor.detach().cpu() for key, tensor in tensors.items()}
+        held = {key: tensor.contiguous().clone() for key, tensor in here.items()}
+        strides = {key: list(tensor.stride()) for key, tensor in here.items()}
+        record = json.loads(json.dumps([strides, record]))
         about = {"key": self.key, "name": name, "record": json.dumps(record), "sha256": _digest(held, record)}
         content = save(held, metadata=about)
         path = self._path(name)
@@ -90,6 +94,13 @@ class KeptWork:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{self.key[:16]}-{self._prefix}{name}.safetensors"
+
+
+def _strided(tensor: Tensor, stride: list[int]) -> Tensor:
+    """In the layout it had: a product with a transposed matrix may be rounded in another order."""
+    if list(tensor.stride()) == stride or 0 in stride:
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
 
 
 def work_key(**parts: Any) -> str:

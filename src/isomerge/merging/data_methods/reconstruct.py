@@ -19,6 +19,7 @@ from isomerge.merging.layerwise.assembly import FeatureAssembly
 from isomerge.merging.layerwise.gradient_steps import BlockRefinement
 from isomerge.merging.layerwise.gradient_steps import polish as polish_model
 from isomerge.merging.layerwise.joint import find_assembly
+from isomerge.merging.layerwise.kept_stages import KeptStages, owners_of
 from isomerge.merging.layerwise.layerwise_run import LayerwiseRun
 from isomerge.merging.layerwise.solver import LayerSolver, LayerTargets
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
@@ -65,10 +66,14 @@ def reconstruct(
     record: dict[str, Any] = {}
     assembly = FeatureAssembly(run.parents.bound, run.shares, names=run.roles.stored)
     if features == "joint":
-        assembly = find_assembly(
+        kept = KeptStages(run)
+        known = kept.restore_features(assembly)
+        assembly = known or find_assembly(
             lambda: run.runners()[1:], run.plan.stages, run.examples[0], assembly,
             lambda done, total: inputs.report(done, total, "choosing features"),
         )  # fmt: skip
+        if known is None:
+            kept.store_features(assembly)
         record["features"] = assembly.summary()
         run.start_from(assembly)
     record |= _solve(run, assembly, ridge, floor, refine, polish)
@@ -85,15 +90,25 @@ def _solve(
     solver = LayerSolver(merged, targets, ridge, floor, run.report)
     refinement = BlockRefinement(merged, parents, assembly, run.roles, run.plan, refine, run.budget)
     last = {stage.place: stage for stage in stages}
-    refined = []
+    refined, kept = [], KeptStages(run)
     for number, stage in enumerate(stages):
-        solver.solve(stage, examples)
-        if refine and last[stage.place] is stage and (done := refinement.refine(stage.place, examples)):
+        known = kept.restore(f"stage-{number}")
+        done = known["note"] if known else None
+        if known is None:
+            solver.solve(stage, examples)
+            if refine and last[stage.place] is stage:
+                done = refinement.refine(stage.place, examples)
+            owners = [*owners_of(stage), *([str(refinement.block(stage.place))] if done else [])]
+            kept.store(f"stage-{number}", owners, done)
+        if done:
             refined.append(done)
         inputs.report(number + 1, len(stages), "reconstructing")
     record: dict[str, Any] = {"refined": refined} if refine else {}
     if polish:
-        record["polished"] = polish_model(
+        known = kept.restore("polished")
+        record["polished"] = known["note"] if known else polish_model(
             merged, parents, run.shares, examples, polish, lambda step: inputs.report(step, polish, "polishing")
-        )
+        )  # fmt: skip
+        if known is None:
+            kept.store("polished", [""], record["polished"])
     return record
