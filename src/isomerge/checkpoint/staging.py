@@ -26,6 +26,10 @@ SOLVED = ".solved"
 """In the staging folder: what was solved before the first tensor was written."""
 
 
+ASIDE_OF_REPORTS = ".*.partial"
+"""What a run that was killed while it wrote its report has left beside the weights."""
+
+
 def was_interrupted(folder: Path) -> bool:
     """Whether a write into this folder stopped midway. A forced write that stopped before it replaced anything leaves
     the older model complete, and one that stopped after its last rename has written the new one."""
@@ -47,6 +51,9 @@ def is_unfinished(folder: Path) -> bool:
 def finish_output(out: Path) -> None:
     """Forget how a complete model was written; the journal goes last, since it says that the model is complete."""
     folder = out / STAGING
+    with contextlib.suppress(OSError):
+        for path in out.glob(ASIDE_OF_REPORTS):
+            path.unlink()
     _empty(folder, keep=(JOURNAL,))
     with contextlib.suppress(OSError):
         (folder / JOURNAL).unlink(missing_ok=True)
