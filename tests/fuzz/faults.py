@@ -247,6 +247,25 @@ def run(command: Command, work: Path, injector: Injector | None = None) -> tuple
     return code, log.read_text().splitlines() if log.exists() else []
 
 
+def compile_once() -> None:
+    """Thousands of children are forked: none of them has to build the command line and the template of the page."""
+    import functools
+
+    import jinja2
+    import typer.main
+
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    compiled = jinja2.Environment.compile
+    known: dict[str, Any] = {}
+
+    def compile_known(environment: Any, source: Any, *given: Any, **more: Any) -> Any:
+        if source not in known:
+            known[source] = compiled(environment, source, *given, **more)
+        return known[source]
+
+    jinja2.Environment.compile = compile_known  # type: ignore[method-assign]
+
+
 def _in_process(command: Command, work: Path) -> None:
     before, arguments = Path.cwd(), sys.argv
     os.chdir(work)
@@ -429,6 +448,7 @@ def attack(*, share: float = 1.0, seed: int = 0, only: str | None = None) -> dic
     import torch
 
     torch.set_num_threads(1)
+    compile_once()
     with tempfile.TemporaryDirectory(prefix="isomerge-faults-") as scratch:
         work = Path(scratch).resolve() / "work"
         work.mkdir()
