@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from fuzz import mutators as m
 
@@ -281,11 +280,12 @@ def read_barrier(folder: Path) -> None:
 
 
 def _records(scratch: Path) -> list[Seed]:
+    from typer.testing import CliRunner
+
     import isomerge
     from isomerge.checkpoint.lock import LOCK
     from isomerge.cli.app import app
     from models import model
-    from typer.testing import CliRunner
 
     for seed in (0, 1):
         shutil.copytree(model("llama", seed, torch.float32), scratch / f"m{seed}", dirs_exist_ok=True)
@@ -409,8 +409,8 @@ CARD = b"---\nbase_model: [a/b]\ntags: &t [x, y]\nlicense: mit\n---\n# A model\n
 
 @reader("card", lambda scratch: [{"README.md": CARD, "model.safetensors": stored(SMALL)}], {"README.md": m.mutate_yaml_head})
 def read_card(folder: Path) -> None:
-    from isomerge.checkpoint import open_checkpoint
     from isomerge.checking.headers import stated_base
+    from isomerge.checkpoint import open_checkpoint
     from isomerge.reporting.card import card_data
 
     checkpoint = open_checkpoint(folder)
