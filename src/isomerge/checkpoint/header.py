@@ -74,7 +74,8 @@ def parse_header(text: bytes) -> dict[str, Entry]:
         raise HeaderError(f"its header cannot be read: {error}") from error
     if not isinstance(entries, dict):
         raise HeaderError("its header is not a JSON object")
-    metadata = entries.pop("__metadata__", None) or {}
+    metadata = entries.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise HeaderError("its __metadata__ is not a table from names to texts")
     data = 8 + len(text)

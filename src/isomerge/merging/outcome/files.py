@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from isomerge.merging.outcome.merged import Merged
 
 
+from isomerge.merging.vocabulary.files import read_json
+
+
 def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[str, Any]) -> str | None:
     """Names exactly this work: what a killed run has finished may be kept if the name is the same. None where an input
     cannot be told from a changed one."""
@@ -101,7 +104,7 @@ def _renumber_generation(merged: Merged, files: Mapping[str, Path], folder: Path
     assert merged.vocabulary is not None
     changes = merged.vocabulary.generation_config_changes()
     if changes and "generation_config.json" in files:
-        config = json.loads(files["generation_config.json"].read_text(encoding="utf-8"))
+        config = read_json(files["generation_config.json"])
         text = json.dumps({**config, **changes}, indent=2, ensure_ascii=False) + "\n"
         (folder / "generation_config.json").write_text(text, encoding="utf-8")
 
