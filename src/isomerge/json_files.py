@@ -79,9 +79,21 @@ def checked(model: type[Model], value: Any) -> Model:
         raise JsonError(first_fault(error)) from error
 
 
+def faults(model: type[BaseModel], value: Any) -> list[str]:
+    """Everything that keeps a value from being this model; nothing if it is one."""
+    try:
+        model.model_validate(value, strict=True)
+    except ValidationError as error:
+        return [_fault(one) for one in error.errors(include_url=False)]
+    return []
+
+
 def first_fault(error: ValidationError) -> str:
     """The first complaint of pydantic, as the end of a sentence."""
-    one = error.errors(include_url=False)[0]
+    return _fault(error.errors(include_url=False)[0])
+
+
+def _fault(one: Any) -> str:
     shown = repr(one["input"])
     where = ".".join(str(step) for step in one["loc"]) or "it"
     if one["type"] == "missing":

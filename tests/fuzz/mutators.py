@@ -6,6 +6,7 @@ same bytes.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import random
@@ -98,7 +99,7 @@ def mutate_lines(content: bytes, rng: random.Random) -> bytes:
         elif way == 2:
             lines[here], lines[there] = lines[there], lines[here]
         elif way == 3:
-            lines[here] = json.dumps(rng.choice(EDGES), ensure_ascii=rng.random() < 0.5).encode("utf-8", "replace")
+            lines[here] = json.dumps(_edge(rng), ensure_ascii=rng.random() < 0.5).encode("utf-8", "replace")
         elif way == 4:
             lines[here] = insert(lines[here], rng)
         else:
@@ -124,6 +125,11 @@ def tree_text(tree: Any, rng: random.Random) -> str:
     return text
 
 
+def _edge(rng: random.Random) -> Any:
+    """A copy: it may be changed in its turn."""
+    return copy.deepcopy(rng.choice(EDGES))
+
+
 def mutate_tree(tree: Any, rng: random.Random) -> Any:
     holder = [tree]
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -141,19 +147,19 @@ def _change(holder: list[Any], rng: random.Random) -> None:
     value = where[key]
     way = rng.randrange(12)
     if way <= 3:
-        where[key] = rng.choice(EDGES)
+        where[key] = _edge(rng)
     elif way == 4:
         where[key] = MARK
     elif way == 5 and where is not holder:
         del where[key]
     elif way == 6:
-        where[key] = rng.choice(([value], {"value": value}, [value] * 3, str(value), {str(key): value}))
+        where[key] = rng.choice(([value], {"value": value}, [value, 1], str(value), {str(key): value}))
     elif way == 7 and isinstance(where, dict):
-        where[str(rng.choice(EDGES))] = where.pop(key)
+        where[str(_edge(rng))] = where.pop(key)
     elif way == 8 and isinstance(where, dict):
-        where[str(rng.choice(("extra", "", "a" * 200, "__metadata__", "\u0000", "../x")))] = rng.choice(EDGES)
+        where[str(rng.choice(("extra", "", "a" * 200, "__metadata__", "\u0000", "../x")))] = _edge(rng)
     elif way == 9 and isinstance(value, list):
-        where[key] = rng.choice((value * 2, value[:-1], value[::-1], [*value, rng.choice(EDGES)], value * 50))
+        where[key] = rng.choice((value[:-1], value[::-1], [*value, _edge(rng)], json.loads(json.dumps(value * 20))))
     elif way == 10 and isinstance(value, (int, float)) and not isinstance(value, bool):
         where[key] = rng.choice((value + 1, value - 1, -value, value * 2, value * 10**9, float(value), value / 3))
     elif isinstance(value, str):

@@ -75,7 +75,7 @@ SMALL = {
 
 @reader(
     "safetensors", lambda scratch: [{"model.safetensors": stored(SMALL, {"format": "pt"})}],
-    {"model.safetensors": m.mutate_safetensors}, safetensors="model.safetensors", weight=2,
+    {"model.safetensors": m.mutate_safetensors}, safetensors="model.safetensors", weight=4,
 )  # fmt: skip
 def read_safetensors(folder: Path) -> None:
     from isomerge.checkpoint import open_checkpoint
@@ -160,12 +160,13 @@ def _pair(scratch: Path) -> list[Seed]:
     return [content_of(model("llama", 0, torch.float32))]
 
 
-@reader("merge", _pair, {"config.json": m.mutate_json, "generation_config.json": m.mutate_json}, weight=2)
+@reader("merge", _pair, {"config.json": m.mutate_json, "generation_config.json": m.mutate_json}, weight=0.5)
 def read_merge(folder: Path) -> None:
     """A plain merge, which needs no architecture."""
     import isomerge
 
-    isomerge.merge([str(folder), str(scratch_of("merge") / "second")], threads=1).save(folder / "out")
+    merged = isomerge.merge([str(folder), str(scratch_of("merge") / "second")], threads=1)
+    merged.save(scratch_of("merge") / "out", force=True)
 
 
 def scratch_of(name: str) -> Path:
@@ -190,7 +191,7 @@ def _adapter(scratch: Path) -> list[Seed]:
 
 @reader(
     "adapter", _adapter, {"adapter_config.json": m.mutate_json, "adapter_model.safetensors": m.mutate_safetensors},
-    safetensors="adapter_model.safetensors", weight=2,
+    safetensors="adapter_model.safetensors", weight=4,
 )  # fmt: skip
 def read_adapter(folder: Path) -> None:
     from isomerge.adapters.adapter import open_adapter
@@ -224,6 +225,18 @@ def read_transform(folder: Path) -> None:
     name = "llama" if (folder / "llama").exists() else "bert"
     models = [open_checkpoint(scratch_of("transform") / f"{name}-{seed}") for seed in (1, 0)]
     load_transform(folder / "transform.safetensors", *models)
+
+
+@reader("apply", _transform, {"transform.safetensors": m.mutate_safetensors})
+def read_and_apply(folder: Path) -> None:
+    """A stored transform, and the model that it moves."""
+    import isomerge
+
+    name = "llama" if (folder / "llama").exists() else "bert"
+    source = scratch_of("apply") / f"{name}-1"
+    moved = isomerge.align(source, transform=folder / "transform.safetensors", threads=1).moved()
+    for name, _ in moved.changed():
+        assert name
 
 
 def _statistics(scratch: Path) -> list[Seed]:
@@ -272,7 +285,7 @@ def _curves(scratch: Path) -> list[Seed]:
     return [{"curve.json": json.dumps(one).encode()} for one in (line, plane)]
 
 
-@reader("barrier", _curves, {"curve.json": m.mutate_json}, weight=2)
+@reader("barrier", _curves, {"curve.json": m.mutate_json}, weight=3)
 def read_barrier(folder: Path) -> None:
     from isomerge.reporting.curve_sections import connection_sections, read_curve
 
@@ -468,7 +481,7 @@ PICTURES = {"a.png": "PNG", "a.jpg": "JPEG", "a.gif": "GIF", "a.bmp": "BMP", "a.
 
 
 @reader("image", lambda scratch: [{name: _picture(kind)} for name, kind in PICTURES.items()],
-        dict.fromkeys(PICTURES, m.mutate_bytes), weight=2)  # fmt: skip
+        dict.fromkeys(PICTURES, m.mutate_bytes), weight=3)  # fmt: skip
 def read_image(folder: Path) -> None:
     from isomerge.data.images import Pixels
 
@@ -542,7 +555,7 @@ CHANGES: dict[str, m.Mutator] = {
 }
 
 
-@reader("table", lambda scratch: [{name: text} for name, text in TABLES.items()], CHANGES, weight=2)
+@reader("table", lambda scratch: [{name: text} for name, text in TABLES.items()], CHANGES, weight=4)
 def read_table(folder: Path) -> None:
     from isomerge.data.open import open_data
     from isomerge.data.texts import _Targets

@@ -19,7 +19,7 @@ from isomerge.checkpoint.base import failure, first_line, name_some
 from isomerge.checkpoint.hub import looks_like_hub_id
 from isomerge.checkpoint.local import SINGLE_OR_INDEX
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.json_files import JsonError, checked, read_json
+from isomerge.json_files import JsonError, faults, read_json
 from isomerge.name_patterns import NamePattern
 
 CONFIG = "adapter_config.json"
@@ -272,10 +272,6 @@ def not_exact(config: Mapping[str, Any]) -> list[str]:
     kind = config.get("peft_type")
     if kind != "LORA":
         return [f"its peft_type is {kind!r}, and only LORA is a change of the weights that can be added and merged"]
-    try:
-        checked(AdapterConfig, dict(config))
-    except JsonError as error:
-        return [f"{CONFIG}: {error}"]
     problems = [f"{key} is set: {why}" for key, why in NOT_EXACT.items() if config.get(key)]
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(CHANGES_BASE):
@@ -283,7 +279,7 @@ def not_exact(config: Mapping[str, Any]) -> list[str]:
             f"init_lora_weights is '{start}', so it belongs to a changed base: save it again with peft's "
             "save_pretrained(…, path_initial_model_for_weight_conversion=…), which makes it a plain LoRA"
         )
-    return problems
+    return problems + faults(AdapterConfig, dict(config))
 
 
 def scale_of(config: Mapping[str, Any], module: str, rank: int) -> float:
