@@ -428,7 +428,7 @@ def commands(work: Path) -> dict[str, Command]:
     data, outside = samples.digits(count=12), work.parent
     old = outside / "old"
     shutil.copytree(work / "c", old)
-    for name in ("tokenizer.json", "README.md", "notes.txt"):
+    for name in ("chat_template.jinja", "README.md", "notes.txt"):
         (old / name).write_text(f"{name} of the old model")
     shards = ["--shard-size", "900", "--threads", "1"]
     merge = ["merge", "a", "b", "-o", "out", *shards]

@@ -6,7 +6,6 @@ Every check passes, fails or could not be made, with one line that says why.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import time
@@ -31,6 +30,7 @@ from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.class_fit import Fit, fit_stock_class, same_structure
 from isomerge.evaluation.tokens import special_token_problems, tokenizer_problems, vocabulary_rows
+from isomerge.json_files import read_json
 from isomerge.results import Result
 from isomerge.threads import thread_count
 
@@ -144,7 +144,7 @@ def _index(folder: Path, checkpoint: Checkpoint) -> Check:
     forgotten = sorted(checkpoint.tensors.keys() - weight_map.keys())
     if forgotten:
         problems.append(f"{index} forgets {name_some(forgotten)}")
-    metadata = json.loads((folder / index).read_text(encoding="utf-8")).get("metadata")
+    metadata = read_json(folder / index).get("metadata")
     stated = metadata.get("total_size") if isinstance(metadata, dict) else None
     size = sum(info.nbytes for info in checkpoint.tensors.values())
     if stated != size:
