@@ -348,6 +348,10 @@ class Attack:
             for fault in FAULTS:
                 if draw.random() < share:
                     self.one(at, fault, seed + at)
+            if at % 20 == 0:
+                tried, wrong = sum(self.counts.values()), len(self.problems)
+                place = f"call {at} of {len(self.calls)}"
+                print(f"{self.command.name}: {place}, {tried} well, {wrong} not", file=sys.stderr)
         return {
             "command": " ".join(["isomerge", *self.command.words]), "calls": len(self.calls),
             "faults": sum(self.counts.values()), "outcomes": dict(sorted(self.counts.items())),
@@ -367,6 +371,7 @@ class Attack:
             told = (self.work.parent / "told").read_text()
             problem = self._after_the_rerun(code, again)
         if problem is not None:
+            print(json.dumps({**where, "problem": problem, "told": told[-600:]}), file=sys.stderr)
             self.problems.append({**where, "problem": problem, "exit": code, "told": told[-600:]})
 
     def _after_the_fault(self, code: int, fault: str, told: str) -> str | None:

@@ -115,7 +115,7 @@ class Staging:
             _require_empty(self.out)
 
     def _refuse_other_work(self) -> None:
-        unlike = self._journal.key != self._key and self._journal.tensors and not self._journal.commit
+        unlike = self._journal.key not in (None, self._key) and self._journal.tensors and not self._journal.commit
         if (unlike or self._others_solved()) and not self._force:
             raise RequestError(
                 f"While preparing to write {self.out}: an interrupted run has left finished work of another kind there "
