@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from isomerge.alignment.compatibility import require_compatible, require_same_spaces
-from isomerge.alignment.levels import Scope
 from isomerge.alignment.record import own_record
 from isomerge.alignment.report import (
     AlignmentReport,
@@ -26,6 +25,7 @@ from isomerge.alignment.report import (
     space_reports,
     warnings,
 )
+from isomerge.alignment.scope import Scope
 from isomerge.alignment.storage import save_transform
 from isomerge.architectures import describe
 from isomerge.checkpoint import (

@@ -10,16 +10,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from isomerge.merging.layerwise.assembly import ChosenUnits, FeatureAssembly, JointStream
-from isomerge.merging.layerwise.layerwise_run import LayerwiseRun
+from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
 from isomerge.merging.layerwise.stages import Stage
 
 
 class KeptStages:
     """The stages of one run; without a place to keep them, nothing is restored and nothing stored."""
 
-    def __init__(self, run: LayerwiseRun) -> None:
+    def __init__(self, run: LayerwiseMerge) -> None:
         self._run, self._kept = run, run.inputs.kept
         self._lines = self._warnings = 0
         self._has_read = False
@@ -85,7 +86,8 @@ class KeptStages:
     def store_features(self, assembly: FeatureAssembly) -> None:
         if self._kept is None:
             return
-        tensors, stream = {}, assembly.stream
+        stream = assembly.stream
+        tensors: dict[str, Tensor] = {}
         for m in range(len(stream.into) if stream else 0):
             assert stream is not None
             tensors |= {f"into{m}": stream.into[m], f"back{m}": stream.back[m]}
