@@ -225,9 +225,8 @@ def test_finished_work_of_another_run_is_not_thrown_away_unasked(tmp_path):
         with pytest.raises(RequestError, match="interrupted run has left finished work.*set force"):
             Staging(out, force=False, key=key).__enter__()
     with contextlib.suppress(KeyboardInterrupt), Staging(out, force=False, key="first") as staging:
-        assert [entry.tensor for entry in staging.finished()] == ["a"] and staging.reopen(
-            "model.safetensors", 4
-        ) is not None
+        assert [entry.tensor for entry in staging.finished()] == ["a"]
+        assert staging.reopen("model.safetensors", 4) is not None
         raise KeyboardInterrupt
     with contextlib.suppress(KeyboardInterrupt), Staging(out, force=True, key="second") as staging:
         assert staging.finished() == [] and staging.reopen("model.safetensors", 4) is None

@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from isomerge.alignment.evidence import common_part
+from isomerge.alignment.record import space_moves
 from isomerge.alignment.report import BeforeAndAfter, FamilyReport
 from isomerge.alignment.result import Alignment
 from isomerge.checkpoint import Checkpoint, Written, refuse_overwrite
@@ -49,6 +51,19 @@ class AlignedFamily:
         """What the solver noted of any member, each note once."""
         return list(dict.fromkeys(note for member in self.members for note in member.solver_notes))
 
+    def record(self) -> dict[str, Any]:
+        """What the record of a merge says of the members: what moved, and where to."""
+        models = [
+            {
+                "model": member.source.name,
+                "verdict": member.verdict,
+                "moved": len(member.transform.elements),
+                "spaces": space_moves(member),
+            }
+            for member in self.members
+        ]
+        return {"level": self.members[0].scope.level, "models": models}
+
     def moved(self, model: Checkpoint) -> MovedModel:
         """One of the models, moved; the anchor in the form that the others are written in."""
         for member in self.members:
@@ -77,6 +92,7 @@ class AlignedFamily:
         anchor_out: str | Path | None = None,
         verify: bool = True,
         report: bool = True,
+        finish: bool = True,
     ) -> Written:
         """Write every moved model into its own folder below `out`, as `Alignment.save` does."""
         folders = self.folders(Path(out))
@@ -85,19 +101,25 @@ class AlignedFamily:
         for target in (*folders, *([] if anchor_out is None else [anchor_out])):
             refuse_overwrite(target, inputs)
         self.require_one_gauge()
+        kept = self.members[0].kept
+        if kept is not None and kept.out == Path(out).expanduser():
+            kept.store("family", {})  # until all are written, the folder is that of an unfinished run
         written = []
         for number, (folder, member) in enumerate(folders.items()):
             written.append(
                 member.save(
                     folder, shard_size=shard_size, out_dtype=out_dtype, force=force, verify=verify, report=report,
-                    anchor_out=anchor_out if number == 0 else None,
+                    anchor_out=anchor_out if number == 0 else None, finish=False,
                 )
             )  # fmt: skip
         files = tuple(f for w in written for f in w.files)
         digest = written[0].sha256
         if len(written) > 1:
             digest = hashlib.sha256("".join(str(w.sha256) for w in written).encode()).hexdigest()
-        return Written(Path(out), files, sum(w.tensors for w in written), sum(w.bytes for w in written), digest)
+        whole = Written(Path(out), files, sum(w.tensors for w in written), sum(w.bytes for w in written), digest)
+        if finish:
+            whole.finish()
+        return whole
 
     def save_transform(self, path: str | Path) -> None:
         raise RequestError(

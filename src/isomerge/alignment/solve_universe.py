@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from isomerge.alignment.evidence import Pair, common_part
 from isomerge.alignment.head_scales import rescaled_all
-from isomerge.alignment.levels import Scope
 from isomerge.alignment.preparation import PreparedModel
 from isomerge.alignment.result import Alignment
 from isomerge.alignment.rounds import Sweeper, Tick, no_tick
+from isomerge.alignment.scope import Scope
 from isomerge.alignment.solve_pair import describe_all, prepare_all, rotates_the_stream, solve_to_anchor
 from isomerge.checkpoint import Checkpoint
 from isomerge.symmetry.patterns import Layout
@@ -46,7 +47,7 @@ def solve_universe(
     """
     medoid = nearest_to_mean(checkpoints)
     rest = [c for k, c in enumerate(checkpoints) if k != medoid]
-    options = {"run": run, "sweeps": sweeps, "budget": budget, "device": device, "tick": tick}
+    options: dict[str, Any] = {"run": run, "sweeps": sweeps, "budget": budget, "device": device, "tick": tick}
     others = solve_to_anchor(rest, checkpoints[medoid], scope, **options)
     anchor = others[0].anchor
     if anchor is not None and all(not s.transform.elements for s in others):  # siblings: the mean is the plain one

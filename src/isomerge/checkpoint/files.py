@@ -142,7 +142,7 @@ class PickledFile(LocalFile):
                 "Use the model's safetensors; or, where you trust its origin, load it once with transformers and save "
                 "it again.",
             ) from error
-        except (RuntimeError, OSError, EOFError, ValueError) as error:
+        except Exception as error:  # a damaged pickle can ask the loader for anything
             if _is_legacy(path):
                 raise HeaderError(
                     "it is in PyTorch's format of before 1.6", "Load it once and save it as safetensors."

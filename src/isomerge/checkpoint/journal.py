@@ -46,6 +46,7 @@ class Entry(BaseModel):
     tensor: str | None = None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     vanished: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    overflow: Annotated[int, Field(ge=0, lt=2**63)] = 0
     commit: Commit | None = None
     undone: bool = False
 

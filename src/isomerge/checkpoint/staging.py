@@ -27,6 +27,10 @@ SOLVED = ".solved"
 """In the staging folder: what was solved before the first tensor was written."""
 
 
+ASIDE_OF_REPORTS = ".*.partial"
+"""What a run that was killed while it wrote its report has left beside the weights."""
+
+
 def was_interrupted(folder: Path) -> bool:
     """Whether a write into this folder stopped midway. A forced write that stopped before it replaced anything leaves
     the older model complete, and one that stopped after its last rename has written the new one."""
@@ -48,6 +52,9 @@ def is_unfinished(folder: Path) -> bool:
 def finish_output(out: Path) -> None:
     """Forget how a complete model was written; the journal goes last, since it says that the model is complete."""
     folder = out / STAGING
+    with contextlib.suppress(OSError):
+        for path in out.glob(ASIDE_OF_REPORTS):
+            path.unlink()
     _empty(folder, keep=(JOURNAL,))
     with contextlib.suppress(OSError):
         (folder / JOURNAL).unlink(missing_ok=True)
@@ -118,7 +125,7 @@ class Staging:
             _require_empty(self.out)
 
     def _refuse_other_work(self) -> None:
-        unlike = self._journal.key != self._key and self._journal.tensors and not self._journal.commit
+        unlike = self._journal.key not in (None, self._key) and self._journal.tensors and not self._journal.commit
         if (unlike or self._others_solved()) and not self._force:
             raise RequestError(
                 f"While preparing to write {self.out}: an interrupted run has left finished work of another kind there "

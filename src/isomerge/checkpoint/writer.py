@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -17,8 +18,9 @@ import torch
 
 from isomerge import system
 from isomerge.checkpoint.base import Checkpoint, Progress, TensorInfo
-from isomerge.checkpoint.dtypes import parse_size
+from isomerge.checkpoint.dtypes import CastReport, parse_size
 from isomerge.checkpoint.hashing import raw_bytes, tensors_digest
+from isomerge.checkpoint.journal import Entry
 from isomerge.checkpoint.permissions import closed_by
 from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards
 from isomerge.checkpoint.staging import Staging, check_space, disk_failure, finish_output
@@ -93,8 +95,8 @@ class CheckpointWriter:
         self._staging = Staging(self.out, force=force, key=key, solved=solved, finish=finish, closed=closed)
         self._files: dict[str, IO[bytes]] = {}
         self._hashes: dict[str, str | None] = {}
-        self.vanished: dict[str, int] = {}
-        """How many values of each finished tensor became zero when they were rounded."""
+        self.lost: dict[str, CastReport] = {}
+        """What each finished tensor lost when it was rounded."""
         self._copied: dict[str, str] = {}
         self._noting = threading.Lock()
         self.written: Written | None = None
@@ -127,8 +129,7 @@ class CheckpointWriter:
                 )
         for entry in self._staging.finished():
             if entry.tensor in self.plan:
-                self._hashes[entry.tensor] = entry.sha256
-                self.vanished[entry.tensor] = entry.vanished
+                self._know(entry)
         self.written = self._result(self._staging.committed())
 
     def _open_files(self) -> set[str]:
@@ -154,8 +155,12 @@ class CheckpointWriter:
             if name not in self.plan or self._file_of[name] not in kept:
                 continue
             if entry.sha256 is None or self._hash_staged(name) == entry.sha256:
-                self._hashes[name] = entry.sha256
-                self.vanished[name] = entry.vanished
+                self._know(entry)
+
+    def _know(self, entry: Entry) -> None:
+        name = str(entry.tensor)
+        self._hashes[name] = entry.sha256
+        self.lost[name] = CastReport(math.prod(self.plan[name].shape), entry.overflow, entry.vanished)
 
     @property
     def finished(self) -> Mapping[str, str | None]:
@@ -178,13 +183,31 @@ class CheckpointWriter:
             done = system.write_at(descriptor, view, start)
             view, start = view[done:], start + done
 
-    def finish(self, name: str, sha256: str | None, *, vanished: int = 0) -> None:
-        """Note that a tensor is whole, and how many of its values became zero in the written dtype."""
+    def write_whole(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        lost: CastReport | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Write and finish a tensor."""
+        view, digest = raw_bytes(tensor), hashlib.sha256()
+        for begin in range(0, len(view), CHUNK):
+            piece = view[begin : begin + CHUNK]
+            self.write_bytes(name, begin, piece)
+            digest.update(piece)
+            if progress:
+                progress(len(piece))
+        self.finish(name, digest.hexdigest(), lost)
+
+    def finish(self, name: str, sha256: str | None, lost: CastReport | None = None) -> None:
+        """Note that a tensor is whole, and what it lost in the written dtype."""
+        lost = lost or CastReport()
         with self._noting, self._blaming_the_disk():
             self._start_writing(name)
-            self._staging.note(tensor=name, sha256=sha256, vanished=vanished)
+            self._staging.note(tensor=name, sha256=sha256, vanished=lost.underflow, overflow=lost.overflow)
             self._hashes[name] = sha256
-            self.vanished[name] = vanished
+            self.lost[name] = lost
 
     def _start_writing(self, name: str) -> None:
         """Ask the system to bring a finished tensor to the disk now, so that little is left to wait for at the end."""
@@ -304,15 +327,7 @@ def write_checkpoint(
     writer = CheckpointWriter(out, plan, config=config, donor=donor, shard_size=shard_size, force=force, inputs=inputs)
     with writer:
         for name, info in plan.items():
-            view = raw_bytes(stream.take(name, info))
-            digest = hashlib.sha256()
-            for begin in range(0, len(view), CHUNK):
-                piece = view[begin : begin + CHUNK]
-                writer.write_bytes(name, begin, piece)
-                digest.update(piece)
-                if progress:
-                    progress(len(piece))
-            writer.finish(name, digest.hexdigest())
+            writer.write_whole(name, stream.take(name, info), progress=progress)
         stream.end()
         return writer.commit()
 

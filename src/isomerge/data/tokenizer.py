@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.json_files import read_json
 from isomerge.packages import require_version, why_not_imported
 
 UNSET = 1 << 30  # tokenizers write "no limit" as a number larger than any context
@@ -131,7 +131,7 @@ def letter_tokenizer(folder: Path) -> Any | None:
 
 def _vocabulary(folder: Path) -> dict[str, int]:
     if (folder / "vocab.json").is_file():
-        table = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+        table = read_json(folder / "vocab.json")
         return {str(token): int(number) for token, number in table.items()}
     if (folder / "vocab.txt").is_file():
         lines = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")

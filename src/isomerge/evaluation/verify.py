@@ -6,7 +6,6 @@ Every check passes, fails or could not be made, with one line that says why.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import time
@@ -29,8 +28,9 @@ from isomerge.checkpoint.renaming import STALE
 from isomerge.checkpoint.staging import is_unfinished, was_interrupted
 from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.evaluation.class_fit import Fit, fit_stock_class, same_structure
+from isomerge.evaluation.stock_class_check import ClassCheck, check_stock_class, same_structure
 from isomerge.evaluation.tokens import special_token_problems, tokenizer_problems, vocabulary_rows
+from isomerge.json_files import read_json
 from isomerge.results import Result
 from isomerge.threads import thread_count
 
@@ -94,7 +94,7 @@ def verify(
 def _checks(
     folder: Path, deep: bool, donor: Checkpoint | None, threads: int, progress: Progress | None
 ) -> Iterator[Check]:
-    yield _complete(folder)
+    yield _complete(folder, writing=donor is not None)
     try:
         checkpoint = open_folder(folder)
     except CheckpointError as error:
@@ -119,15 +119,16 @@ def _checks(
     yield _locked(folder, locked_tensors(checkpoint.tensors, hashes))
 
 
-def _complete(folder: Path) -> Check:
-    staged = folder / STAGING
-    if is_unfinished(folder):
+def _complete(folder: Path, *, writing: bool) -> Check:
+    """Of a folder whose writer asks, which comes to its end after this, a journal is no leftover."""
+    staged, unfinished = folder / STAGING, is_unfinished(folder)
+    if unfinished and not writing:
         detail = f"the model is complete; {STAGING} is left, as the run that wrote it was stopped before its end"
         return Check("complete", True, f"{detail}: run that command again to end it, or delete that folder")
-    if not was_interrupted(folder) and Journal(staged).exists:
+    if not unfinished and not was_interrupted(folder) and Journal(staged).exists:
         detail = f"the model is complete; {STAGING} is left of a write that was to replace it and was interrupted"
         return Check("complete", True, f"{detail}: run that command again, or delete that folder")
-    if any(staged.glob("*")):
+    if not unfinished and any(staged.glob("*")):
         return Check("complete", False, f"{STAGING} is left of a write that was interrupted; run that command again")
     return Check("complete", True, "no unfinished write is left in the folder")
 
@@ -143,7 +144,7 @@ def _index(folder: Path, checkpoint: Checkpoint) -> Check:
     forgotten = sorted(checkpoint.tensors.keys() - weight_map.keys())
     if forgotten:
         problems.append(f"{index} forgets {name_some(forgotten)}")
-    metadata = json.loads((folder / index).read_text(encoding="utf-8")).get("metadata")
+    metadata = read_json(folder / index).get("metadata")
     stated = metadata.get("total_size") if isinstance(metadata, dict) else None
     size = sum(info.nbytes for info in checkpoint.tensors.values())
     if stated != size:
@@ -169,17 +170,17 @@ def _format(folder: Path) -> Check:
     return Check("format", not wrong, f"no 'format: pt' in {name_some(wrong)}" if wrong else "every file says 'pt'")
 
 
-def _fit(checkpoint: Checkpoint, donor: Checkpoint | None) -> Fit:
+def _fit(checkpoint: Checkpoint, donor: Checkpoint | None) -> ClassCheck:
     if has_adapter_beside(checkpoint):
         risk = "transformers puts it on top of the model wherever peft is installed"
         step = f"move {CONFIG} and the adapter's weights to a folder of their own"
-        return Fit(False, f"an adapter lies beside the model ({CONFIG}): {risk}; {step}")
+        return ClassCheck(False, f"an adapter lies beside the model ({CONFIG}): {risk}; {step}")
     if donor is not None and same_structure(checkpoint, donor):
-        return Fit(True, f"the same names, shapes and config as {donor.name}", _tied_tables(donor))
+        return ClassCheck(True, f"the same names, shapes and config as {donor.name}", _tied_tables(donor))
     if holds_adapter(checkpoint):
         step = f"to verify the model it makes, {into_its_base(checkpoint)}, and name OUT"
-        return Fit(None, f"not checked: this is an adapter and not a model; {step}")
-    return fit_stock_class(checkpoint)
+        return ClassCheck(None, f"not checked: this is an adapter and not a model; {step}")
+    return check_stock_class(checkpoint)
 
 
 def _tied_tables(donor: Checkpoint) -> tuple[tuple[str, str], ...]:
@@ -194,7 +195,7 @@ def _tied_tables(donor: Checkpoint) -> tuple[tuple[str, str], ...]:
     return tuple((name, tables[0]) for name in tables[1:] if hashes[name] == hashes[tables[0]])
 
 
-def _ties(checkpoint: Checkpoint, fit: Fit) -> Check:
+def _ties(checkpoint: Checkpoint, fit: ClassCheck) -> Check:
     if fit.fits is None:
         return Check("ties", None, "not checked: the stock class, which knows them, could not be asked")
     hashes = hash_tensors(checkpoint, sorted({name for pair in fit.ties for name in pair}), threads=1)

@@ -8,20 +8,21 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from isomerge.arguments import require_types
+from isomerge.arguments import require_choice, require_types
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import Progress
 from isomerge.choices import ROWS
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_methods import ALL_METHODS
+from isomerge.merging.merge_documents import merge_documents
 from isomerge.merging.outcome.estimate import MergePlan, estimate
 from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.plan.models import open_model, open_models
 from isomerge.merging.plan.tensor_plan import TensorExplanation, explain
+from isomerge.merging.prepared_models import RunSettings
 from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, recipe_of
 from isomerge.merging.recipe_data import DataSets
 from isomerge.merging.run.option_files import named_statistics
-from isomerge.merging.steps import RunSettings, merge_documents
 
 RecipeSource = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Recipe]
 """A path, YAML text (anything with a newline), a dict, or what `load_recipe` gives."""
@@ -46,6 +47,7 @@ def merge(
     device: str = "cpu",
     max_memory: int | str | None = None,
     seed: int = 0,
+    resume: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Merged:
@@ -64,7 +66,8 @@ def merge(
 
     `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options.
     `dtype` is the dtype of the output (by default that of the inputs), `seed` the seed of methods that draw random
-    numbers.
+    numbers. `resume` names the folder that `save` will be given: what is solved before that (an alignment, the layers
+    of reconstruct) is kept there, and the same call, made again after a kill, goes on from it.
 
     >>> merged = isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5)
     >>> written = merged.save("merged")
@@ -73,10 +76,10 @@ def merge(
         models, weights, method=(method, str), align=(align, bool, Mapping), level=(level, str),
         scale=(scale, bool, None), sweeps=(sweeps, int), calibrate=(calibrate, Mapping, None),
         repair=(repair, bool, Mapping), tokenizer=(tokenizer, str, os.PathLike, Mapping, None),
-        dtype=(dtype, str, None), seed=(seed, int), **_run_arguments(threads, device, max_memory, progress),
+        dtype=(dtype, str, None), seed=(seed, int), resume=(resume, str, os.PathLike, None),
+        **_run_arguments(threads, device, max_memory, progress),
     )  # fmt: skip
-    if method not in ALL_METHODS:
-        raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, ALL_METHODS)}")
+    require_choice("method", method, ALL_METHODS)
     models = list(models)
     if not models:
         raise RequestError("Merging: models is empty. Name at least two models, or one with an adapter on top.")
@@ -102,7 +105,7 @@ def merge(
         repair=repair, tokenizer=_tokenizer(tokenizer), dtype=dtype, seed=seed,
     )  # fmt: skip
     checkpoints = {reference: open_model(reference, model) for reference, model in given.items()}
-    run = RunSettings(threads, device, max_memory, progress, data_sets, statistics)
+    run = RunSettings(threads, device, max_memory, progress, data_sets, statistics, resume=resume)
     return merge_documents([recipe], checkpoints, run, same_ids=tokenizer != ROWS)
 
 
@@ -115,23 +118,24 @@ def merge_recipe(
     max_memory: int | str | None = None,
     seed: int | None = None,
     same_ids: bool = False,
+    resume: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Merged:
     """Merge as a recipe says: a path, YAML text or a dict. `models` replaces references by state_dicts or modules.
 
     A recipe without `tokenizer` merges vocabulary tables row by row, with a note if models give tokens different ids;
-    with `same_ids` that is an error.
+    with `same_ids` that is an error. `resume` as in `merge`.
 
     >>> written = isomerge.merge_recipe("recipe.yml").save("merged-by-recipe")
     """
     require_types(
         models=(models, Mapping, None), seed=(seed, int, None), same_ids=(same_ids, bool),
-        **_run_arguments(threads, device, max_memory, progress),
+        resume=(resume, str, os.PathLike, None), **_run_arguments(threads, device, max_memory, progress),
     )  # fmt: skip
     documents, checkpoints = _opened(recipe, models)
     if seed is not None:  # into the recipe, which is what the lock file repeats
         documents = [document.model_copy(update={"seed": seed}) for document in documents]
-    settings = RunSettings(threads, device, max_memory, progress)
+    settings = RunSettings(threads, device, max_memory, progress, resume=resume)
     return merge_documents(documents, checkpoints, settings, same_ids=same_ids)
 
 
@@ -182,7 +186,9 @@ def _opened(
     unknown = sorted(str(reference) for reference in set(given) - set(checkpoints))
     if unknown:
         hint = did_you_mean(unknown[0], [str(reference) for reference in checkpoints])
-        raise RequestError(f"Merging: models has '{unknown[0]}', which the recipe does not name. {hint}")
+        raise RequestError(
+            f"Merging: models has '{unknown[0]}', which the recipe does not name. {hint}", keys=("models",)
+        )
     return documents, checkpoints
 
 

@@ -135,6 +135,8 @@ def _data_change(entry: Mapping[str, Any]) -> str | None:
         data = open_data(entry["path"], **entry["open"])
     except IsomergeError as error:
         return str(error)
+    except TypeError as error:
+        return f"the lock names a way to open it that there is not ({error})"
     if data.sha256 != entry["sha256"]:
         return f"its content has changed: sha256 {data.sha256}, and the models were run on {entry['sha256']}"
     return None
@@ -209,7 +211,8 @@ def _place(folder: Path, out: str | os.PathLike[str] | None) -> Iterator[Path]:
     except OSError as error:
         raise RequestError(
             f"While preparing to make {folder} again: {absolute.parent} cannot be written to "
-            f"({error.strerror or error}). Name a folder elsewhere with -o."
+            f"({error.strerror or error}). Name a folder elsewhere.",
+            keys=("out",),
         ) from error
     try:
         yield beside / absolute.name

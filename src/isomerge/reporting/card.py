@@ -11,6 +11,7 @@ from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.hub import looks_like_hub_id
 from isomerge.reporting.record import TEXT, Record
 from isomerge.text import code, inert, visible
+from isomerge.yaml_files import load
 
 LICENCE_KEYS = ("license", "license_name", "license_link")
 
@@ -39,6 +40,7 @@ def card_data(checkpoint: Checkpoint) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8") if path is not None and path.is_file() else ""
         if not text.startswith("---"):
             return {}
+        load(text.split("---", 2)[1])  # bounded, before others read it
         data: Any = ModelCard(text, ignore_metadata_errors=True).data
         return dict(data.to_dict())
     except Exception:  # no network, no such file, front matter that is no YAML: a merge does not fail for a card

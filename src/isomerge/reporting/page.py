@@ -17,9 +17,10 @@ from isomerge.arguments import require_types
 from isomerge.checkpoint.hashing import tensors_digest
 from isomerge.checkpoint.lock import LOCK, read_lock
 from isomerge.errors import RequestError
+from isomerge.json_files import JsonError, parse_json
 from isomerge.reporting.blocks import figures, layers_of
-from isomerge.reporting.curve_sections import is_line, is_plane, read_curve
-from isomerge.reporting.record import PAGE, RECORD, Record, read_record, record_text, write_text
+from isomerge.reporting.curve_sections import is_curve, is_plane, read_curve
+from isomerge.reporting.record import PAGE, RECORD, Record, of_our_form, read_record, record_text, write_text
 from isomerge.reporting.sections import cards, headline, sections
 from isomerge.results import Result, plain
 from isomerge.text import all_visible, visible
@@ -75,15 +76,18 @@ def report(
     if keep_curves:
         curves = with_old_curves(record, curves, target, folder / PAGE)
     content = plain({"record": record, "lock": lock_summary(folder), "curves": curves}, strict=True)
-    text = render(folder.resolve().name, content)
+    with of_our_form(folder / RECORD):
+        text = render(folder.resolve().name, content)
+        summary = {label: f"{value} ({hint})" if hint else value for label, value, hint in cards(record)}
+        titles = [section.title for section in sections(record, content["lock"], content["curves"])]
     if text is not None:
         write_text(target, text)
     return ReportResult(
         folder=str(folder),
         kind=record["kind"],
         page=str(target) if text is not None else None,
-        summary={label: f"{value} ({hint})" if hint else value for label, value, hint in cards(record)},
-        sections=[section.title for section in sections(record, content["lock"], content["curves"])],
+        summary=summary,
+        sections=titles,
         notes=[] if text is not None else [MISSING],
     )
 
@@ -196,15 +200,15 @@ def page_curves(page: Path, record: Record | None = None) -> list[dict[str, Any]
     # A later verification changes only what the run says.
     if content is None or (record is not None and _without_run(content["record"]) != _without_run(record)):
         return None
-    return [curve for curve in content["curves"] if isinstance(curve, dict) and (is_line(curve) or is_plane(curve))]
+    return [curve for curve in content["curves"] if isinstance(curve, dict) and is_curve(curve)]
 
 
 def _content(page: Path) -> dict[str, Any] | None:
     parser = _Embedded()
     parser.feed(page.read_text(encoding="utf-8", errors="replace"))
     try:
-        content = json.loads(parser.text)
-    except ValueError:
+        content = parse_json(parser.text)
+    except JsonError:
         return None
     ours = isinstance(content, dict) and isinstance(content.get("curves"), list)
     return content if ours and isinstance(content.get("record"), dict) else None

@@ -9,21 +9,37 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel
 
 from isomerge import __version__
 from isomerge.checkpoint import Checkpoint
 from isomerge.choices import POINTS
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.external_tasks import find_function, is_custom
+from isomerge.json_files import JsonError, checked, parse_json
 from isomerge.merging.recipe import Recipe
 from isomerge.results import plain
 
 OWN = (POINTS, "sweep.json", "best.yml", "sweep.svg")
 
+
+class SavedPoint(BaseModel):
+    """One line: what `add` writes."""
+
+    key: str
+    loss: float | None
+    metric: float | None
+    seconds: float | None
+    broken: list[Literal["loss", "metric", "seconds"]]
+    metric_name: str | None
+    higher_is_better: bool | None
+    examples: int | None
+
+
 FACTS = ("metric_name", "higher_is_better", "examples")
 """What is known of a measure beside its numbers."""
-SAVED = ("loss", "metric", "seconds", "broken", *FACTS)
 NOTES = (".json", ".txt", ".model")
 """How files end that say how to run a model: its config, an adapter's, a tokenizer, how images are read."""
 
@@ -33,16 +49,19 @@ Numbers = dict[str, Any]
 def reserve(out: Path, *, force: bool) -> None:
     """Refuse a folder that holds something else."""
     if out.exists() and not out.is_dir():
-        raise RequestError(f"Sweeping into {out}: it is a file. Name a folder with -o.")
+        raise RequestError(f"Sweeping into {out}: it is a file. Name a folder.", keys=("out",))
     nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not nearest.is_dir():
-        raise RequestError(f"Sweeping into {out}: {nearest.name} is a file. Name another folder with -o.")
+        raise RequestError(f"Sweeping into {out}: {nearest.name} is a file. Name another folder.", keys=("out",))
     if not os.access(nearest, os.W_OK):
-        raise RequestError(f"Sweeping into {out}: nothing may be written into {nearest}. Name another folder with -o.")
+        raise RequestError(
+            f"Sweeping into {out}: nothing may be written into {nearest}. Name another folder.", keys=("out",)
+        )
     others = sorted(path.name for path in out.iterdir() if path.name not in OWN) if out.is_dir() else []
     if others and not (out / POINTS).exists() and not force:
         raise RequestError(
-            f"Sweeping into {out}: it holds other things ({', '.join(others[:3])}). Name a new folder, or add --force."
+            f"Sweeping into {out}: it holds other things ({', '.join(others[:3])}). Name a new folder, or set force.",
+            keys=("out", "force"),
         )
 
 
@@ -79,17 +98,24 @@ class SavedPoints:
         assert self._path is not None
         if not self._path.exists():
             return
-        *lines, rest = self._path.read_text(encoding="utf-8").split("\n")
+        try:
+            *lines, rest = self._path.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(
+                f"Going on with the sweep in {self._path.parent}: {POINTS} cannot be read ({error}). Remove it, or "
+                "name another folder with -o."
+            ) from error
         if rest:  # a run was killed while it wrote; the next point starts on a line of its own
             self._path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         for number, line in enumerate(lines, start=1):
             try:
-                row = json.loads(line)
-                self._known[row.pop("key")] = {key: row[key] for key in SAVED}
-            except (ValueError, KeyError, AttributeError, TypeError) as error:
+                row = checked(SavedPoint, parse_json(line))
+                self._known[row.key] = row.model_dump(exclude={"key"})
+            except JsonError as error:
                 raise CheckpointError(
                     f"Going on with the sweep in {self._path.parent}: line {number} of {POINTS} is no measured point. "
-                    "Remove the file, or name another folder with -o."
+                    "Remove the file, or name another folder.",
+                    keys=("out",),
                 ) from error
 
 

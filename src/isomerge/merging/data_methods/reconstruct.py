@@ -13,13 +13,15 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.arguments import require_choice
+from isomerge.errors import RequestError
 from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.layerwise.assembly import FeatureAssembly
 from isomerge.merging.layerwise.gradient_steps import BlockRefinement
 from isomerge.merging.layerwise.gradient_steps import polish as polish_model
 from isomerge.merging.layerwise.joint import find_assembly
-from isomerge.merging.layerwise.layerwise_run import LayerwiseRun
+from isomerge.merging.layerwise.kept_stages import KeptStages, owners_of
+from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
 from isomerge.merging.layerwise.solver import LayerSolver, LayerTargets
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.methods.method import PerModel, each
@@ -50,8 +52,7 @@ def reconstruct(
         floor: the same, as a share of what all inputs of a map vary on average
         cache: memory that spares running finished layers again, as 2GB; 0 switches it off
     """
-    if features not in FEATURES:
-        raise RequestError(f"reconstruct: '{features}' is not a kind of features. {did_you_mean(features, FEATURES)}")
+    require_choice("features", features, FEATURES)
     if min(refine, polish) < 0:
         raise RequestError(f"reconstruct: refine is {refine} and polish {polish}; both are numbers of steps from 0.")
     if features == "joint" and not min(weight) > 0:
@@ -61,14 +62,18 @@ def reconstruct(
         )
     passes = [data.passes(inputs.models[0]) for data in inputs.data]
     together = [lambda: itertools.chain.from_iterable(one() for one in passes)]
-    run = LayerwiseRun(inputs, weight, together, cache, joint=features == "joint", refine=refine > 0)
+    run = LayerwiseMerge(inputs, weight, together, cache, joint=features == "joint", refine=refine > 0)
     record: dict[str, Any] = {}
     assembly = FeatureAssembly(run.parents.bound, run.shares, names=run.roles.stored)
     if features == "joint":
-        assembly = find_assembly(
+        kept = KeptStages(run)
+        known = kept.restore_features(assembly)
+        assembly = known or find_assembly(
             lambda: run.runners()[1:], run.plan.stages, run.examples[0], assembly,
             lambda done, total: inputs.report(done, total, "choosing features"),
         )  # fmt: skip
+        if known is None:
+            kept.store_features(assembly)
         record["features"] = assembly.summary()
         run.start_from(assembly)
     record |= _solve(run, assembly, ridge, floor, refine, polish)
@@ -76,7 +81,7 @@ def reconstruct(
 
 
 def _solve(
-    run: LayerwiseRun, assembly: FeatureAssembly, ridge: float, floor: float, refine: int, polish: int
+    run: LayerwiseMerge, assembly: FeatureAssembly, ridge: float, floor: float, refine: int, polish: int
 ) -> dict[str, Any]:
     """Stage by stage, then the whole model; what there is to report of gradient steps."""
     (examples,), stages, inputs = run.examples, run.plan.stages, run.inputs
@@ -85,15 +90,25 @@ def _solve(
     solver = LayerSolver(merged, targets, ridge, floor, run.report)
     refinement = BlockRefinement(merged, parents, assembly, run.roles, run.plan, refine, run.budget)
     last = {stage.place: stage for stage in stages}
-    refined = []
+    refined, kept = [], KeptStages(run)
     for number, stage in enumerate(stages):
-        solver.solve(stage, examples)
-        if refine and last[stage.place] is stage and (done := refinement.refine(stage.place, examples)):
+        known = kept.restore(f"stage-{number}")
+        done = known["note"] if known else None
+        if known is None:
+            solver.solve(stage, examples)
+            if refine and last[stage.place] is stage:
+                done = refinement.refine(stage.place, examples)
+            owners = [*owners_of(stage), *([str(refinement.block(stage.place))] if done else [])]
+            kept.store(f"stage-{number}", owners, done)
+        if done:
             refined.append(done)
         inputs.report(number + 1, len(stages), "reconstructing")
     record: dict[str, Any] = {"refined": refined} if refine else {}
     if polish:
-        record["polished"] = polish_model(
+        known = kept.restore("polished")
+        record["polished"] = known["note"] if known else polish_model(
             merged, parents, run.shares, examples, polish, lambda step: inputs.report(step, polish, "polishing")
-        )
+        )  # fmt: skip
+        if known is None:
+            kept.store("polished", [""], record["polished"])
     return record

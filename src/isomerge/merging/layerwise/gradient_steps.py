@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly, sum_of
-from isomerge.merging.layerwise.model_runner import ModelRunner, rows_of
 from isomerge.merging.layerwise.roles import ParameterRoles
+from isomerge.merging.layerwise.stage_runner import StageRunner, rows_of
 from isomerge.merging.layerwise.stages import StagePlan
 from isomerge.running.blocks import BlockIndex, copied, tensors_in
 from isomerge.running.call_recorder import ForwardDone
@@ -52,8 +52,8 @@ class BlockCall:
 
 @dataclass
 class BlockRefinement:
-    merged: ModelRunner
-    parents: Sequence[ModelRunner]
+    merged: StageRunner
+    parents: Sequence[StageRunner]
     assembly: FeatureAssembly
     roles: ParameterRoles
     plan: StagePlan
@@ -62,7 +62,7 @@ class BlockRefinement:
 
     def refine(self, place: BlockIndex, examples: DataPass) -> dict[str, Any] | None:
         """Lower the error of the block at `place`; None where there is no such block."""
-        name = self._block(place)
+        name = self.block(place)
         # The last map that writes to the stream says how the parents' streams come together.
         writers = [stage.names[0] for stage in self.plan.stages if stage.place == place and stage.follows]
         if name is None or not writers:
@@ -90,7 +90,8 @@ class BlockRefinement:
         ]
         return {"block": _in_common(own), "error_before": before, "error_after": after, "batches": len(calls)}
 
-    def _block(self, place: BlockIndex) -> str | None:
+    def block(self, place: BlockIndex) -> str | None:
+        """The name of the block at a place."""
         stack, number = place
         names = self.plan.stacks.names
         return names[stack][number] if stack < len(names) and number < len(names[stack]) else None
@@ -122,7 +123,7 @@ def _error(loss: Callable[[BlockCall], Tensor], calls: Sequence[BlockCall]) -> f
 
 
 def _block_call(
-    runner: ModelRunner, name: str, place: BlockIndex, batch: Batch, number: int
+    runner: StageRunner, name: str, place: BlockIndex, batch: Batch, number: int
 ) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
     """What a block is given in a forward pass, and what it gives."""
     block = runner.model.get_submodule(name)
@@ -132,12 +133,9 @@ def _block_call(
         seen.append((arguments, keywords, _hidden(output).detach()))
         raise ForwardDone
 
-    handle = block.register_forward_hook(hook, with_kwargs=True)
-    try:
-        with torch.no_grad(), runner.going_on(number, place), contextlib.suppress(ForwardDone):
-            runner.model(**batch)
-    finally:
-        handle.remove()
+    watching = block.register_forward_hook(hook, with_kwargs=True)
+    with watching, torch.no_grad(), runner.going_on(number, place), contextlib.suppress(ForwardDone):
+        runner.model(**batch)
     return seen[0]
 
 
@@ -156,8 +154,8 @@ def _in_common(names: Sequence[str]) -> str:
 
 # --- the whole model --------------------------------------------------------------------------------------------------
 def polish(
-    merged: ModelRunner,
-    parents: Sequence[ModelRunner],
+    merged: StageRunner,
+    parents: Sequence[StageRunner],
     weights: Sequence[float],
     examples: DataPass,
     steps: int,

@@ -21,6 +21,7 @@ from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe.document import public_yaml
 from isomerge.merging.run.rows import BLOCK_ELEMENTS
 from isomerge.merging.vocabulary import is_tokenizer_file, write_chat_template
+from isomerge.merging.vocabulary.files import read_json
 from isomerge.reporting.card import card_data, card_page
 from isomerge.reporting.record import RECORD, record_text
 from isomerge.running.stock import run_versions
@@ -97,7 +98,7 @@ def _renumber_generation(merged: Merged, files: Mapping[str, Path], folder: Path
     assert merged.vocabulary is not None
     changes = merged.vocabulary.generation_config_changes()
     if changes and "generation_config.json" in files:
-        config = json.loads(files["generation_config.json"].read_text(encoding="utf-8"))
+        config = read_json(files["generation_config.json"])
         text = json.dumps({**config, **changes}, indent=2, ensure_ascii=False) + "\n"
         (folder / "generation_config.json").write_text(text, encoding="utf-8")
 

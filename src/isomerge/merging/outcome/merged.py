@@ -21,6 +21,7 @@ from isomerge.checkpoint import Checkpoint, TensorInfo, Written, parse_dtype, re
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
 from isomerge.checkpoint.identity import require_unchanged
+from isomerge.checkpoint.kept import KeptWork
 from isomerge.checkpoint.memory import load_into_module, require_config
 from isomerge.checkpoint.side_files import side_files_of
 from isomerge.checkpoint.writer import CheckpointWriter, counted
@@ -103,6 +104,8 @@ class Merged:
     checks: list[dict[str, Any]] = field(default_factory=list)
     """What `verify` asked of the written folder, and the answers."""
     _peak_anonymous: int | None = None
+    kept: KeptWork | None = None
+    """Where what was solved on the way is kept for a call that is made again."""
     _vanished: dict[str, int] = field(default_factory=dict)
     _narrowed: list[str] = field(default_factory=list)
 
@@ -185,6 +188,7 @@ class Merged:
             writer = CheckpointWriter(
                 out, plan, config={**self.config_changes, **changes}, donor=self.donor, copies=copies,
                 shard_size=shard_size, force=force, key=key, finish=finish, inputs=self.inputs.values(),
+                solved=self.kept.key if self.kept is not None and self.kept.out == Path(out).expanduser() else None,
             )  # fmt: skip
             with writer:
                 if writer.written is None:
@@ -192,8 +196,10 @@ class Merged:
                     with system.PeakOfAnonymous() as peak:
                         run(watched, writer, threads=threads, hashing=lock, progress=tell, holding=self._holding())
                     self._peak_anonymous = peak.bytes
-                self._vanished = {name: count for name, count in writer.vanished.items() if count}
+                self._vanished = {name: lost.underflow for name, lost in writer.lost.items() if lost.underflow}
                 written = writer.written or self._completed(writer, comparison, jobs, options, lock, report)
+        if self.kept is not None and self.kept.out != written.out:
+            self.kept.discard()
         self.seconds = time.perf_counter() - self.started
         return written
 

@@ -147,7 +147,7 @@ def run(
                 tell(len(view))
         finally:
             job.release()
-        writer.finish(job.name, digest.hexdigest() if digest else None, vanished=report.underflow)
+        writer.finish(job.name, digest.hexdigest() if digest else None, report)
 
     done = set(writer.finished)
     tell(sum(job.info.nbytes for job in jobs if job.name in done))
