@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-peers
 FUSION := .venv-fusion-bench
+OLDEST := .venv-oldest
 
 # One thread per test worker: two workers with all the cores each would be slower than either alone.
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo picture test test-slow test-all test-cuda test-peers test-browser lint format docs bench paper clean
+.PHONY: help venv demo picture test test-slow test-all test-cuda test-peers test-browser test-oldest test-wheel lint format docs bench paper clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +59,23 @@ $(FUSION)/.installed: constraints.txt
 
 test-peers: $(STAMP) $(PEERS)/.installed $(FUSION)/.installed  ## beside mergekit and fusion_bench, in their own environments
 	MERGEKIT_PYTHON=$${MERGEKIT_PYTHON:-$(CURDIR)/$(PEERS)/bin/python} $(PYTEST) -n $(JOBS) -m peers tests/peers
+
+# Not torch, see tests/packaging/oldest.py. Tests of what the lowest versions cannot have are not among these.
+$(OLDEST)/.installed: pyproject.toml constraints.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt) -c constraints.txt
+	$(OLDEST)/bin/python tests/packaging/oldest.py hf demo ot report > $(OLDEST)/requirements.txt
+	$(OLDEST)/bin/python -m pip install -q -r $(OLDEST)/requirements.txt "peft==0.13.0" "pytest>=8" "pytest-xdist>=3.6"
+	$(OLDEST)/bin/python -m pip install -q --no-deps -e .
+	touch $@
+
+test-oldest: $(OLDEST)/.installed  ## merge, align and the command line with the lowest versions that pyproject.toml allows
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(OLDEST)/bin/python -m pytest -q -n $(JOBS) -m "not slow and not peers" \
+	  tests/checkpoint tests/merging/test_merge_linear.py tests/merging/test_merge_library.py tests/merging/methods \
+	  tests/alignment/test_align_gauge.py tests/alignment/solvers tests/cli
+
+test-wheel: $(STAMP)  ## a wheel in an empty environment outside the repository runs the demo (minutes)
+	$(BIN)/python tests/packaging/run_wheel.py $$(sed -n 's/^torch==//p' constraints.txt)
 
 # Debian's Chromium; root may install it, others are told what is missing.
 test-browser: $(STAMP)  ## the tests that look at a page in a real browser
@@ -108,5 +126,5 @@ paper: $(STAMP)  ## the founding paper's tables and figures (with a GPU; without
 	done; test -z "$$unfinished" || { echo "not finished:$$unfinished; make paper goes on with them"; exit 1; }
 
 clean:  ## remove .venv, caches and demo output
-	rm -rf $(VENV) $(PEERS) $(FUSION) build dist site demo-out htmlcov .coverage* .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) $(PEERS) $(FUSION) $(OLDEST) build dist site demo-out htmlcov .coverage* .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

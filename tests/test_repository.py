@@ -136,3 +136,24 @@ def test_no_class_chosen_by_a_file_may_bring_code_of_its_own() -> None:
                 assert isinstance(trusted, ast.Constant) and trusted.value is False, f"{path}:{node.lineno}"
                 calls.append(path)
     assert calls
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_source_is_in_the_grammar_of_the_oldest_python(path: Path) -> None:
+    """That pyproject.toml allows; newer statements would fail at import there."""
+    least = re.search(r'requires-python = ">=3\.(\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert least is not None
+    assert (
+        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, int(least[1]))).body or not path.stat().st_size
+    )
+
+
+def test_calls_that_only_some_systems_have_stay_in_one_module() -> None:
+    """So that hiding them there shows what another system would do."""
+    calls = r"os\.(pread|preadv|pwrite|pwritev|posix_\w+|sched_\w+|fsync|sysconf|getuid)\b|fcntl|getrusage|[\"\']/proc"
+    named = {
+        f"{path.relative_to(PACKAGE)}: {found[0]}"
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "system.py" and (found := re.search(calls, path.read_text(encoding="utf-8")))
+    }
+    assert not named

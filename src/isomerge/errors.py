@@ -13,6 +13,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+from isomerge.text import visible
+
 
 class IsomergeError(Exception):
     """Base of everything isomerge raises on purpose. `exit_code` is what the command line ends with.
@@ -30,7 +32,8 @@ class IsomergeError(Exception):
         cause: str | None = None,
         module: str | None = None,
     ) -> None:
-        super().__init__(*args)
+        # Names in it come from files and may hold what controls a terminal.
+        super().__init__(*(visible(one) if isinstance(one, str) else one for one in args))
         self.keys, self.cause, self.module = tuple(keys), cause, module
 
 

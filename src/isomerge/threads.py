@@ -6,7 +6,6 @@ thread, and while it is not done their number doubles: short work stays with few
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -16,6 +15,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+
+from isomerge import system
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -86,7 +87,7 @@ def thread_count(threads: int | None) -> int:
     """As many as asked for, else as many as this process may use."""
     if threads:
         return max(1, threads)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return system.processors()
 
 
 def ahead(function: Callable[[T], R], items: Iterable[T], threads: int | None = None) -> Iterator[R]:

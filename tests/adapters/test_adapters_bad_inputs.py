@@ -54,10 +54,10 @@ def assert_refused(base: Path, adapter: Path | str, kind: type[IsomergeError], m
     ("changes", "match"),
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
-        ({"r": 0}, "rank r is 0"),
-        ({"r": None}, "rank r is None"),
+        ({"r": 0}, "'r' is 0"),
+        ({"r": None}, "'r' is None|'r' is missing"),
         ({"r": 5}, "has rank 3, and adapter_config.json says 5"),
-        ({"lora_alpha": "x"}, "lora_alpha is 'x'"),
+        ({"lora_alpha": "x"}, "'lora_alpha' is 'x'"),
         ({"alora_invocation_tokens": [1]}, "some tokens only"),
         ({"layer_replication": [[0, 1], [0, 1]]}, "repeats layers"),
         ({"target_parameters": ["experts.w"]}, "stacked parameters"),

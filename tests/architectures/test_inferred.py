@@ -120,7 +120,7 @@ def fresh(monkeypatch):
 def test_without_transformers_nothing_moves(build, fresh):
     checkpoint = open_checkpoint(build("electra"))
     fresh.setitem(sys.modules, "transformers", None)
-    nothing_moves(describe(checkpoint), "transformers is not installed")
+    nothing_moves(describe(checkpoint), "the package 'transformers' is not installed")
 
 
 def test_a_class_transformers_does_not_have_is_never_fetched(build, fresh):

@@ -68,7 +68,7 @@ def test_a_failure_while_renaming_leaves_nothing_new(tmp_path, monkeypatch, afte
 
     def failing(source, target):
         calls.append(target)
-        if len(calls) > after:
+        if len(calls) == after + 1:
             raise KeyboardInterrupt
         replace(source, target)
 
@@ -76,6 +76,33 @@ def test_a_failure_while_renaming_leaves_nothing_new(tmp_path, monkeypatch, afte
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / out)
     assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 5, 6, 7])
+def test_a_disk_that_fails_for_good_while_renaming_loses_nothing(tmp_path, monkeypatch, after):
+    """Neither the new files can be placed nor the old ones brought back: the next run does it."""
+    out = tmp_path / "out"
+    write(out, config={"v": "old"})
+    before = {name: (out / name).read_bytes() for name in files_in(out)}
+    replace, calls = os.replace, []
+
+    def failing(source, target):
+        calls.append(target)
+        if len(calls) > after:
+            raise OSError(errno.EIO, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(CheckpointError, match=r"Nothing was left behind|Its files are safe in"):
+        write(out, force=True)
+    monkeypatch.undo()
+    if not after:
+        assert {name: (out / name).read_bytes() for name in files_in(out)} == before
+    with pytest.raises(RuntimeError):  # a run that gets no further than this has put the old model in order
+        write(out, tensors("a"), force=True)
+    assert {name: (out / name).read_bytes() for name in files_in(out)} == before
+    assert write(out, force=True).sha256 == write(tmp_path / "fresh").sha256
+    assert files_in(out) == files_in(tmp_path / "fresh")
 
 
 def test_config_json_is_the_last_file_to_appear(tmp_path, monkeypatch):
@@ -198,8 +225,9 @@ def test_finished_work_of_another_run_is_not_thrown_away_unasked(tmp_path):
         with pytest.raises(RequestError, match="interrupted run has left finished work.*set force"):
             Staging(out, force=False, key=key).__enter__()
     with contextlib.suppress(KeyboardInterrupt), Staging(out, force=False, key="first") as staging:
-        assert staging.journal() == [{"tensor": "a"}] and staging.reopen("model.safetensors", 4) is not None
+        assert [entry.tensor for entry in staging.finished()] == ["a"]
+        assert staging.reopen("model.safetensors", 4) is not None
         raise KeyboardInterrupt
     with contextlib.suppress(KeyboardInterrupt), Staging(out, force=True, key="second") as staging:
-        assert staging.journal() == [] and staging.reopen("model.safetensors", 4) is None
+        assert staging.finished() == [] and staging.reopen("model.safetensors", 4) is None
         raise KeyboardInterrupt

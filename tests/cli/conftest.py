@@ -22,6 +22,10 @@ class Written:
     tensors: int = 3
     bytes: int = 1_200_000
     sha256: str = "ab" * 32
+    is_finished: bool = False
+
+    def finish(self) -> None:
+        self.is_finished = True
 
 
 class Record(dict[str, Any]):

@@ -153,7 +153,10 @@ def test_debug_adds_the_traceback(run: Any, api: Any) -> None:
         (ZeroDivisionError("division by zero"), "Unexpected ZeroDivisionError: division by zero"),
     ],
 )
-def test_foreign_failures_are_told_with_the_next_step(run: Any, api: Any, failure: Exception, words: str) -> None:
+def test_foreign_failures_are_told_with_the_next_step(
+    run: Any, api: Any, failure: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not installed
     api.failure = failure
     result = run("align b a -o out")
     assert result.exit_code == 1 and words in result.stderr

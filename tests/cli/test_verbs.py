@@ -31,7 +31,7 @@ def test_align_passes_its_defaults_to_the_api(run: Any, api: Any) -> None:
     assert options["sweeps"] == 15 and options["device"] == "cpu"
     assert api.calls["save"] == (
         (Path("out"),),
-        {"shard_size": "5GB", "out_dtype": None, "force": False, "anchor_out": None, "report": True},
+        {"shard_size": "5GB", "out_dtype": None, "force": False, "anchor_out": None, "report": True, "finish": False},
     )
 
 
@@ -58,7 +58,7 @@ def test_align_passes_every_flag_to_the_api(run: Any, api: Any) -> None:
     }
     assert {key: options[key] for key in expected} == expected
     saved = {"shard_size": "500MB", "out_dtype": "bf16", "force": True, "anchor_out": Path("anchor"), "report": True}
-    assert api.calls["save"][1] == saved
+    assert api.calls["save"][1] == {**saved, "finish": False}
 
 
 def test_align_stores_the_transform_of_two_models_and_refuses_to_for_more(run: Any, api: Any) -> None:

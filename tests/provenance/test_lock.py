@@ -137,3 +137,37 @@ def test_a_missing_lock_says_how_to_get_one(tmp_path):
 
 def test_the_digest_sorts_by_name():
     assert tensors_digest({"b": "1", "a": "2"}) == tensors_digest({"a": "2", "b": "1"}) != tensors_digest({"a": "1"})
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda record: record.update(seed={}),
+        lambda record: record.update(seed=10**30),
+        lambda record: record.update(versions=[]),
+        lambda record: record.update(inputs={"a": 1}),
+        lambda record: record.update(inputs=[[]]),
+        lambda record: record.update(documents=None),
+        lambda record: record.update(options={"torch_threads": 0}),
+        lambda record: record.update(options={"data": [{"path": 3}]}),
+        lambda record: record["output"].update(side_files=[1]),
+        lambda record: record["output"]["tensors"].update(w=[]),
+        lambda record: record["output"]["tensors"]["w"].update(shape=3),
+        lambda record: record["output"]["tensors"]["w"].update(sha256=["ab"]),
+        lambda record: record["output"]["tensors"]["w"].update(more=1),
+        lambda record: record.pop("output"),
+    ],
+)
+def test_no_lock_file_breaks_the_reader(tmp_path, spoil):
+    lock = Lock(recipe="r", inputs=(), tensors={"w": LockedTensor("ab" * 32, (2,), "float32")})
+    record = json.loads(lock.to_json())
+    spoil(record)
+    (tmp_path / "isomerge.lock.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match="not a lock file of isomerge"):
+        read_lock(tmp_path)
+
+
+def test_a_lock_file_of_brackets_is_refused(tmp_path):
+    (tmp_path / "isomerge.lock.json").write_text('{"recipe":' * 100_000)
+    with pytest.raises(CheckpointError, match=r"isomerge\.lock\.json: it is cut off or not JSON"):
+        read_lock(tmp_path)

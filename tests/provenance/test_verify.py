@@ -363,6 +363,7 @@ def test_a_stray_shard_of_another_model_is_bad(save):
 def test_the_leftover_of_an_interrupted_write_is_bad(save):
     folder = save("bert")
     (folder / ".isomerge-partial").mkdir()
+    (folder / ".isomerge-partial" / "model.safetensors").write_bytes(b"half")
     assert failed(verify(folder)) == ["complete"]
 
 

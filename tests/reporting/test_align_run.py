@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from isomerge.choices import STAGING
 from reporting.outputs import made, page_of, record_of, said, verb
 
 
@@ -95,7 +96,7 @@ def test_what_is_wrong_with_the_output_is_told(tmp_path: Path, monkeypatch: pyte
     assert "NO" in page_of(tmp_path / "out").words
 
 
-def test_an_interrupted_alignment_leaves_nothing_and_starts_again(
+def test_an_interrupted_alignment_continues_from_what_it_has_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from isomerge.symmetry.moved import MovedModel
@@ -110,6 +111,7 @@ def test_an_interrupted_alignment_leaves_nothing_and_starts_again(
     with monkeypatch.context() as patch:
         patch.setattr(MovedModel, "produce", stopped)
         told = verb(*line)
-    assert told.exit_code == 130 and not (tmp_path / "out").exists()
-    assert "Nothing was left behind; the same command starts again" in told.stderr
+    assert told.exit_code == 130 and "the same command continues from there" in told.stderr
+    assert len((tmp_path / "out" / STAGING / "journal.jsonl").read_text().splitlines()) == 2, "one tensor"
+    assert list((tmp_path / "out" / STAGING / ".solved").glob("*align-0.safetensors")), "and the solution"
     assert said(*line)["sha256"] == record_of(made("align"))["sha256"]

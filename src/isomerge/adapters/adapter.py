@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_finite
@@ -18,6 +19,8 @@ from isomerge.checkpoint.base import failure, first_line, name_some
 from isomerge.checkpoint.hub import looks_like_hub_id
 from isomerge.checkpoint.local import SINGLE_OR_INDEX
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.json_files import JsonError, faults, read_json
+from isomerge.name_patterns import NamePattern
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in the order in which PEFT looks for them
@@ -176,16 +179,14 @@ def open_adapter(source: str | os.PathLike[str] | Checkpoint | Adapter, *, revis
 
 def _read_config(path: Path, name: str) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except FileNotFoundError:
         raise CheckpointError(
             f"While opening adapter {name}: there is no {CONFIG} in {path.parent}, without which the rank's scale is "
             "unknown. Name the folder that PEFT's save_pretrained wrote."
         ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"While opening adapter {name}: {CONFIG} is not valid JSON ({error}). Copy or download it again."
-        ) from error
+    except (OSError, JsonError) as error:
+        raise CheckpointError(f"While opening adapter {name}: {CONFIG}: {error}. Copy or download it again.") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"While opening adapter {name}: {CONFIG} holds no object. Copy or download it again.")
     return config
@@ -230,6 +231,40 @@ BIAS = ("none", "lora_only", "all")
 """Which biases an adapter holds, from the fewest to the most."""
 
 
+def _readable(pattern: str) -> str:
+    try:
+        _compiled(pattern)
+    except ValueError as error:
+        raise ValueError(f"it is no pattern of names ({error})") from None
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_readable)]
+Rank = Annotated[int, Field(ge=1)]
+Alpha = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class AdapterConfig(BaseModel):
+    """What is read of adapter_config.json."""
+
+    model_config = ConfigDict(extra="allow")
+
+    r: Rank
+    lora_alpha: Alpha = 8
+    rank_pattern: dict[Pattern, Rank] | None = None
+    alpha_pattern: dict[Pattern, Alpha] | None = None
+    use_rslora: bool | None = None
+    use_dora: bool | None = None
+    fan_in_fan_out: bool | None = None
+    lora_bias: bool | None = None
+    ensure_weight_tying: bool | None = None
+    bias: Literal["none", "lora_only", "all"] | None = None
+    target_modules: list[str] | str | None = None
+    modules_to_save: list[str] | None = None
+    base_model_name_or_path: str | None = None
+    revision: str | None = None
+
+
 def not_exact(config: Mapping[str, Any]) -> list[str]:
     """Why this adapter is no plain low-rank update; empty when it is one."""
     kind = config.get("peft_type")
@@ -242,12 +277,7 @@ def not_exact(config: Mapping[str, Any]) -> list[str]:
             f"init_lora_weights is '{start}', so it belongs to a changed base: save it again with peft's "
             "save_pretrained(…, path_initial_model_for_weight_conversion=…), which makes it a plain LoRA"
         )
-    rank = config.get("r")
-    if not isinstance(rank, int) or rank < 1:
-        problems.append(f"its rank r is {rank!r}, and it must be a positive whole number")
-    if not isinstance(config.get("lora_alpha", 8), (int, float)):
-        problems.append(f"its lora_alpha is {config['lora_alpha']!r}, and it must be a number")
-    return problems
+    return problems + faults(AdapterConfig, dict(config))
 
 
 def scale_of(config: Mapping[str, Any], module: str, rank: int) -> float:
@@ -267,9 +297,15 @@ def by_pattern(patterns: Mapping[str, Any] | None, module: str, otherwise: Any) 
     2
     """
     for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if _compiled(pattern).fullmatch(module):
             return value
     return otherwise
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> NamePattern:
+    """One for all names, since its time is for all of them together."""
+    return NamePattern(rf"(.*\.)?({pattern})")
 
 
 def require_model(checkpoint: Checkpoint) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from isomerge.checkpoint.base import Progress, name_some
 from isomerge.checkpoint.checks import differences_in_size
 from isomerge.choices import DEFAULT_RANK
 from isomerge.errors import RequestError
+from isomerge.name_patterns import NamePattern
 from isomerge.results import Result
 
 
@@ -41,7 +41,7 @@ class _Extraction:
     base: Checkpoint
     finetuned: Checkpoint
     layout: ModuleLayout
-    pattern: re.Pattern[str] | None
+    pattern: NamePattern | None
     """Layers to adapt; None: all."""
     rank: int | None
     energy: float | None
@@ -112,7 +112,7 @@ class _Extraction:
         return after.to(wide).sub_(before.to(wide))
 
     def _wants(self, module: str) -> bool:
-        return self.pattern is None or self.pattern.fullmatch(module) is not None
+        return self.pattern is None or self.pattern.fullmatch(module)
 
     def _leave_out(self, name: str, changed: float, why: str) -> None:
         self.squares[1] += changed
@@ -208,7 +208,7 @@ def extract(
             f"While extracting an adapter from {finetuned.name}: nothing that an adapter can hold differs from "
             f"{base.name}{' in the named layers' if targets else ''}. Check that these are two models."
         )
-    written = write_adapter(out, extracted.tensors, extracted.config(), force=force)
+    written = write_adapter(out, extracted.tensors, extracted.config(), force=force, inputs=[base, finetuned])
     changed, missed = extracted.squares
     return ExtractedAdapter(
         out=written.out,
@@ -225,14 +225,14 @@ def extract(
     )
 
 
-def _check_request(rank: int | None, energy: float | None, targets: str | None) -> re.Pattern[str] | None:
+def _check_request(rank: int | None, energy: float | None, targets: str | None) -> NamePattern | None:
     if rank is not None and rank < 1:
         raise RequestError(f"While extracting an adapter: the rank cannot be {rank}. Give a positive whole number.")
     if energy is not None and not 0 < energy <= 1:
         raise RequestError(f"While extracting an adapter: the energy cannot be {energy}. Give a share such as 0.99.")
     try:
-        return re.compile(rf"(.*\.)?({targets})") if targets is not None else None
-    except re.error as error:
+        return NamePattern(rf"(.*\.)?({targets})") if targets is not None else None
+    except ValueError as error:
         raise RequestError(
             f"While extracting an adapter: targets '{targets}' is no regular expression ({error}). "
             "Write the ends of layer names, as in q_proj|v_proj."

@@ -6,17 +6,18 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from isomerge import system
 from isomerge.adapters.adapter import CONFIG, PREFIX, WEIGHTS
-from isomerge.checkpoint import TensorInfo, Written
+from isomerge.checkpoint import Checkpoint, TensorInfo, Written
 from isomerge.checkpoint.hashing import raw_bytes
 from isomerge.checkpoint.header import build_header
-from isomerge.checkpoint.shards import sync
+from isomerge.checkpoint.permissions import closed_by
 from isomerge.checkpoint.staging import Staging, check_space, disk_failure
 
 
@@ -48,7 +49,12 @@ def lora_config(ranks: Mapping[str, int], targets: list[str], about: Mapping[str
 
 
 def write_adapter(
-    out: str | os.PathLike[str], tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, force: bool = False
+    out: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    force: bool = False,
+    inputs: Iterable[Checkpoint] = (),
 ) -> Written:
     """Write the tensors (named without PEFT's prefix) and the config, which is renamed to its place last."""
     out = Path(out).expanduser()
@@ -59,7 +65,7 @@ def write_adapter(
     check_space(out, weight_bytes + len(text))
     digest = hashlib.sha256()
     try:
-        with Staging(out, force=force) as staging:
+        with Staging(out, force=force, closed=closed_by(inputs)) as staging:
             with staging.create(WEIGHTS[0]) as file:
                 file.write(header)
                 digest.update(header)
@@ -67,10 +73,10 @@ def write_adapter(
                     data = raw_bytes(named[name])
                     file.write(data)
                     digest.update(data)
-                sync(file)
+                system.sync(file)
             with staging.create(CONFIG) as file:
                 file.write(text)
-                sync(file)
+                system.sync(file)
             staging.commit(last=CONFIG)
     except OSError as error:
         raise disk_failure(out, weight_bytes + len(text), error) from error

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ from isomerge.alignment.storage import load_transform
 from isomerge.arguments import require_choice, require_shared_types, require_types
 from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require_floating
 from isomerge.checkpoint.base import Progress
+from isomerge.checkpoint.kept import KeptWork, work_key
+from isomerge.checkpoint.lock import current_versions
 from isomerge.choices import MANY
+from isomerge.data import open_data
 from isomerge.errors import RequestError
 from isomerge.running.stock import require_device
 from isomerge.threads import parallel
@@ -49,6 +53,7 @@ def align(
     threads: int | None = None,
     device: str = "cpu",
     max_memory: int | str | None = None,
+    resume: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Alignment:
     """Move `source` next to `anchor` without changing what it computes.
@@ -66,6 +71,9 @@ def align(
     ("attention", "ffn" or "residual") and `scale`, whether heads are rescaled too. How it is solved: at most `sweeps`
     rounds, on `device`, by `threads` workers, with half of `max_memory` kept between sweeps. `progress` is called with
     what is done, how much there is, and a word for it. Nothing is random.
+
+    `resume` names the folder that `save` will be given: what is solved is kept there, and the same call, made again
+    after a kill, does not solve it again.
 
     >>> alignment = isomerge.align("model-b", anchor="model-a")
     >>> written = alignment.save("model-b-next-to-a")
@@ -88,7 +96,7 @@ def align(
     family = align_family(
         [source], anchor=anchor, level=level, scale=scale, layers=layers, only=only, sweeps=sweeps, data=data,
         evidence=evidence, measure=measure, site=site, limit=limit, threads=threads, device=device,
-        max_memory=max_memory, progress=progress,
+        max_memory=max_memory, resume=resume, progress=progress,
     )  # fmt: skip
     return family.members[0]
 
@@ -111,6 +119,7 @@ def align_family(
     threads: int | None = None,
     device: str = "cpu",
     max_memory: int | str | None = None,
+    resume: str | os.PathLike[str] | KeptWork | None = None,
     progress: Progress | None = None,
 ) -> AlignedFamily:
     """Move several models next to each other without changing what they compute.
@@ -126,6 +135,7 @@ def align_family(
     require_types(
         level=(level, str), scale=(scale, bool, None), layers=(layers, str, None), only=(only, str, None),
         sweeps=(sweeps, int), evidence=(evidence, str, Mapping, None), measure=(measure, str), site=(site, str),
+        resume=(resume, str, os.PathLike, KeptWork, None),
     )  # fmt: skip
     require_shared_types(limit=limit, threads=threads, device=device, progress=progress)
     require_choice("many", many, MANY)
@@ -150,8 +160,10 @@ def align_family(
     if len(opened) + (target is not None) < 2:
         raise RequestError(f"Aligning {len(opened)} model(s): at least two are needed. Name more models or an anchor.")
     _load_linear_algebra(device)
+    asked = [many, level, scale, layers, only, sweeps, evidence, measure, site, limit, device]
+    kept = _kept(resume, [*opened, *([] if target is None else [target])], data, asked)
     budget = memory // 2 if memory is not None else KEPT_BETWEEN_SWEEPS
-    with parallel(threads) as run:
+    with kept.unless_it_fails() if kept is not None else nullcontext(), parallel(threads) as run:
         options: dict[str, Any] = {"run": run, "sweeps": sweeps, "budget": budget, "device": device}
         options["tick"] = _ticker(progress)
         if many == "universe":
@@ -162,13 +174,27 @@ def align_family(
                 options["request"] = request
             if target is None:
                 target = opened.pop(nearest_to_mean(opened))
-            alignments = solve_to_anchor(opened, target, scope, **options)
+            alignments = solve_to_anchor(opened, target, scope, kept=kept, **options)
     seconds = time.perf_counter() - start
     members = [
-        replace(alignment, seconds=seconds, max_memory=memory, progress=progress, threads=threads)
+        replace(alignment, seconds=seconds, max_memory=memory, progress=progress, threads=threads, kept=kept)
         for alignment in alignments
     ]
     return AlignedFamily(members, target, many, seconds)
+
+
+def _kept(
+    resume: str | os.PathLike[str] | KeptWork | None, models: Sequence[Checkpoint], data: Any, options: Sequence[Any]
+) -> KeptWork | None:
+    """Where to keep what is solved; None where a model or data cannot be told from a changed one."""
+    if resume is None or isinstance(resume, KeptWork):
+        return resume
+    identities = [model.identity() for model in models]
+    if None in identities or callable(data):
+        return None
+    seen = None if data is None else [open_data(data).sha256, torch.get_num_threads()]
+    key = work_key(work="align", versions=current_versions(), models=identities, options=list(options), data=seen)
+    return KeptWork(resume, key)
 
 
 def _bytes(max_memory: int | str | None) -> int | None:

@@ -92,6 +92,7 @@ class AlignedFamily:
         anchor_out: str | Path | None = None,
         verify: bool = True,
         report: bool = True,
+        finish: bool = True,
     ) -> Written:
         """Write every moved model into its own folder below `out`, as `Alignment.save` does."""
         folders = self.folders(Path(out))
@@ -100,19 +101,25 @@ class AlignedFamily:
         for target in (*folders, *([] if anchor_out is None else [anchor_out])):
             refuse_overwrite(target, inputs)
         self.require_one_gauge()
+        kept = self.members[0].kept
+        if kept is not None and kept.out == Path(out).expanduser():
+            kept.store("family", {})  # until all are written, the folder is that of an unfinished run
         written = []
         for number, (folder, member) in enumerate(folders.items()):
             written.append(
                 member.save(
                     folder, shard_size=shard_size, out_dtype=out_dtype, force=force, verify=verify, report=report,
-                    anchor_out=anchor_out if number == 0 else None,
+                    anchor_out=anchor_out if number == 0 else None, finish=False,
                 )
             )  # fmt: skip
         files = tuple(f for w in written for f in w.files)
         digest = written[0].sha256
         if len(written) > 1:
             digest = hashlib.sha256("".join(str(w.sha256) for w in written).encode()).hexdigest()
-        return Written(Path(out), files, sum(w.tensors for w in written), sum(w.bytes for w in written), digest)
+        whole = Written(Path(out), files, sum(w.tensors for w in written), sum(w.bytes for w in written), digest)
+        if finish:
+            whole.finish()
+        return whole
 
     def save_transform(self, path: str | Path) -> None:
         raise RequestError(

@@ -18,7 +18,7 @@ from isomerge.kinship import Relation, Rows, SampleSums, relation
 from isomerge.reporting.measured import measured
 from isomerge.reporting.moved_units import moved_units
 from isomerge.reporting.page import write_report
-from isomerge.reporting.record import RECORD, read_record, record_text, write_text
+from isomerge.reporting.record import read_record, record_text
 
 if TYPE_CHECKING:
     from isomerge.alignment.family import AlignedFamily
@@ -28,17 +28,15 @@ HALF = {"float16", "bfloat16"}
 UNCHANGED = 1e-3  # of the largest output: float32 through every layer, with invertible elements of condition 4
 
 
-def write_record(alignment: Alignment, written: Written) -> None:
-    """Check the folder that was written, and put its record beside the weights: no byte of it depends on the moment."""
-    out = written.out
+def own_record(alignment: Alignment, out: Path, sha256: str | None) -> str:
+    """Check a folder that was written, and say what to put beside its weights: no byte of it depends on the moment."""
     infos = open_checkpoint(out).tensors.values()
     run = {
         "tensors": len(infos),
         "bytes": sum(info.nbytes for info in infos),
         "checks": align_checks(alignment, out),
     }
-    record = {**align_record(alignment, out), "sha256": written.sha256, "run": run}
-    write_text(out / RECORD, record_text(record))
+    return record_text({**align_record(alignment, out), "sha256": sha256, "run": run})
 
 
 def write_pages(

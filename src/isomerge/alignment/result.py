@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from isomerge.alignment.compatibility import require_compatible, require_same_spaces
-from isomerge.alignment.record import write_record
+from isomerge.alignment.record import own_record
 from isomerge.alignment.report import (
     AlignmentReport,
     BeforeAndAfter,
@@ -28,18 +30,23 @@ from isomerge.alignment.storage import save_transform
 from isomerge.architectures import describe
 from isomerge.checkpoint import (
     CastReport,
+    Checkpoint,
     Written,
     load_into_module,
     open_checkpoint,
     parse_dtype,
     refuse_overwrite,
-    write_checkpoint,
 )
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
-from isomerge.checkpoint.writer import counted
+from isomerge.checkpoint.hashing import raw_bytes
+from isomerge.checkpoint.identity import require_unchanged
+from isomerge.checkpoint.kept import KeptWork, work_key
+from isomerge.checkpoint.lock import current_versions
+from isomerge.checkpoint.writer import CheckpointWriter, counted
 from isomerge.errors import RequestError
 from isomerge.evaluation.probe import largest_difference
+from isomerge.reporting.record import RECORD
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import AnchorGauge, Canonical
 from isomerge.symmetry.moved import MovedModel
@@ -68,6 +75,8 @@ class Alignment:
     progress: Progress | None = None
     threads: int | None = None
     gauge: Mapping[str, Tensor] | None = None
+    kept: KeptWork | None = None
+    """Where the solution was kept for a call that is made again."""
     _distances: dict[str, Distance] = field(default_factory=dict)
     _lost: dict[str, CastReport] = field(default_factory=dict)
     output_difference: tuple[float | None, str] = (None, "not measured: nothing has been written yet")
@@ -177,11 +186,13 @@ class Alignment:
         anchor_out: str | Path | None = None,
         verify: bool = True,
         report: bool = True,
+        finish: bool = True,
     ) -> Written:
         """Write the moved source, in the anchor's gauge; with `anchor_out` the anchor too, as OUT averages with it.
 
         `verify` compares the outputs of both models on random inputs; `report` writes what `isomerge report` needs
-        into isomerge.json.
+        into isomerge.json. Both happen before the folder becomes a model. A call that was killed or interrupted
+        continues from its finished tensors when it is made again; `finish` as in `Merged.save`.
         """
         if anchor_out is not None:
             self._known_anchor()  # refuse before anything is written
@@ -191,14 +202,14 @@ class Alignment:
             refuse_overwrite(target, inputs)
         if len(targets) == 2 and targets[0].resolve() == targets[1].resolve():
             raise RequestError(f"Writing the alignment: out and anchor_out are both {out}. Name two folders.")
-        written = self._write(self.moved(), Path(out), shard_size, out_dtype, force, measure=True)
+        settings = {"shard_size": str(shard_size), "out_dtype": out_dtype, "verify": verify, "report": report}
+        # The folder that comes first stays open for the same call until the other one is complete too.
+        written = self._write(Path(out), settings, force)
         if anchor_out is not None:
-            self._write(self.moved_anchor(), Path(anchor_out), shard_size, out_dtype, force, measure=False)
-        if verify:
-            checkpoint = self.source.checkpoint
-            self.output_difference = largest_difference(checkpoint, open_checkpoint(out), max_memory=self.max_memory)
-        if report:
-            write_record(self, written)
+            self._write_anchor(Path(anchor_out), settings, force).finish()
+        if finish:
+            written.finish()
+            self._forget_solved(Path(out))
         return written
 
     def folders(self, out: Path) -> dict[Path, Alignment]:
@@ -209,22 +220,76 @@ class Alignment:
         """Store the group elements and the anchor's gauge, to move other checkpoints of this architecture later."""
         save_transform(self, Path(path))
 
-    def _write(
-        self, moved: MovedModel, out: Path, shard_size: int | str, out_dtype: str | None, force: bool, *, measure: bool
-    ) -> Written:
-        dtype = parse_dtype(out_dtype) if out_dtype else None
-        plan = moved.plan(dtype)
+    def _write(self, out: Path, settings: Mapping[str, Any], force: bool) -> Written:
+        """The moved source, checked where it is staged and recorded before it becomes a model."""
+        moved = self.moved()
+        with self._writer(moved, out, settings, force, self._key(moved, settings)) as writer:
+            if writer.written is None:
+                self._write_tensors(writer, moved)
+            self._lost = {file: writer.lost[file] for file in writer.plan if file in writer.lost}
+            folder = writer.stage() if writer.written is None else out
+            if settings["verify"]:
+                checkpoint, staged = self.source.checkpoint, open_checkpoint(folder)
+                self.output_difference = largest_difference(checkpoint, staged, max_memory=self.max_memory)
+            if writer.written is not None:
+                return writer.written
+            if settings["report"]:
+                writer.add(RECORD, own_record(self, folder, writer.sha256()).encode())
+            return self._commit(writer)
+
+    def _write_anchor(self, out: Path, settings: Mapping[str, Any], force: bool) -> Written:
+        moved = self.moved_anchor()
+        key = self._key(moved, {**settings, "anchor": True})
+        with self._writer(moved, out, settings, force, key) as writer:
+            if writer.written is None:
+                self._write_tensors(writer, moved)
+            return writer.written or self._commit(writer)
+
+    def _writer(
+        self, moved: MovedModel, out: Path, settings: Mapping[str, Any], force: bool, key: str | None
+    ) -> CheckpointWriter:
+        dtype = parse_dtype(settings["out_dtype"]) if settings["out_dtype"] else None
         donor = moved.model.checkpoint
-
-        def record(file: str, lost: CastReport) -> None:
-            if measure:
-                self._lost[file] = lost
-
         changes = {**moved.model.architecture.untied_config, **dtype_entry(donor.config, dtype)}
-        return write_checkpoint(
-            out, plan, moved.produce(plan, record), config=changes, donor=donor, shard_size=shard_size, force=force,
-            progress=counted(self.progress, plan, f"writing {out.name}"),
+        own = self.kept is not None and self.kept.out == out.expanduser()
+        return CheckpointWriter(
+            out, moved.plan(dtype), config=changes, donor=donor, shard_size=settings["shard_size"], force=force,
+            key=key, solved=self.kept.key if own and self.kept else None, finish=False, inputs=self.checkpoints(),
         )  # fmt: skip
+
+    def _write_tensors(self, writer: CheckpointWriter, moved: MovedModel) -> None:
+        """Those that an interrupted run has not finished."""
+        tell = counted(self.progress, writer.plan, f"writing {writer.out.name}")
+        tell(sum(writer.plan[name].nbytes for name in writer.finished))
+        lost: dict[str, CastReport] = {}
+        for name, tensor in moved.produce(writer.plan, lost.__setitem__, frozenset(writer.finished)):
+            writer.write_whole(name, tensor, lost.get(name), progress=tell)
+
+    def _commit(self, writer: CheckpointWriter) -> Written:
+        writer.stage()
+        require_unchanged(self.checkpoints(), writer.out)
+        return writer.commit()
+
+    def _key(self, moved: MovedModel, settings: Mapping[str, Any]) -> str | None:
+        """All that decides a byte of what is written; None where an input cannot be told from a changed one."""
+        inputs = [m.checkpoint.identity() for m in (self.source, self.anchor) if m is not None]
+        if None in inputs:
+            return None
+        elements = {name: _digest(element) for name, element in moved.transform.elements.items()}
+        gauge = {name: _digest(tensor) for name, tensor in (self.gauge or {}).items()}
+        solved = [repr(self.scope), self.stays, self.objective, self.solver_notes, moved.gauge is None]
+        return work_key(
+            versions=current_versions(), inputs=inputs, elements=elements, gauge=gauge, solved=solved,
+            config=moved.model.architecture.untied_config, settings=dict(settings),
+        )  # fmt: skip
+
+    def _forget_solved(self, out: Path) -> None:
+        if self.kept is not None and self.kept.out != out.expanduser():
+            self.kept.discard()
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The source, and the anchor if there is one."""
+        return [model.checkpoint for model in (self.source, self.anchor) if model is not None]
 
     # --- reporting it -----------------------------------------------------------------------------------------------
     def distances(self) -> dict[str, Distance]:
@@ -276,6 +341,10 @@ class Alignment:
                 "large table does not decide for all layers"
             )
         return notes
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(raw_bytes(torch.view_as_real(tensor) if tensor.is_complex() else tensor)).hexdigest()
 
 
 def _new_module(model: nn.Module, tensors: Mapping[str, Tensor], changes: Mapping[str, Any]) -> nn.Module:

@@ -18,6 +18,7 @@ from isomerge.alignment.rounds import Sweeper, Tick, no_tick
 from isomerge.alignment.scope import Scope
 from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint.base import Checkpoint
+from isomerge.checkpoint.kept import KeptWork
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
@@ -77,15 +78,57 @@ def _as_they_are(alignment: Alignment, models: list[BoundModel], sides: list[Pre
     return Alignment(source, anchor, alignment.scope, transform, stays, alignment.objective, notes)
 
 
-def solve_to_anchor(checkpoints: list[Checkpoint], anchor: Checkpoint, scope: Scope, **options: Any) -> list[Alignment]:
+def solve_to_anchor(
+    checkpoints: list[Checkpoint], anchor: Checkpoint, scope: Scope, *, kept: KeptWork | None = None, **options: Any
+) -> list[Alignment]:
     """Every model to one anchor, all tied or all untied, so that any of the outputs can be averaged."""
-    alignments = [solve_pair(c, anchor, scope, **options) for c in checkpoints]
+
+    def solve(number: int, **more: Any) -> Alignment:
+        checkpoint, name = checkpoints[number], f"align-{number}{'-untied' if more else ''}"
+        known = kept_alignment(kept, name, checkpoint, anchor, scope, options.get("device", "cpu"))
+        if known is not None:
+            return known
+        alignment = solve_pair(checkpoint, anchor, scope, **options, **more)
+        if kept is not None:
+            keep_alignment(kept, name, alignment)
+        return alignment
+
+    alignments = [solve(number) for number in range(len(checkpoints))]
     if len({s.untied for s in alignments}) == 1:
         return alignments
-    return [
-        s if s.untied else solve_pair(c, anchor, scope, **options, untie=True)
-        for s, c in zip(alignments, checkpoints, strict=True)
-    ]
+    return [s if s.untied else solve(number, untie=True) for number, s in enumerate(alignments)]
+
+
+def keep_alignment(kept: KeptWork, name: str, alignment: Alignment) -> None:
+    """Keep what was solved; the models themselves are described again."""
+    elements = alignment.transform.elements
+    record = {
+        "spaces": repr(sorted(alignment.transform.spaces.items())), "untied": alignment.untied,
+        "stays": alignment.stays, "objective": alignment.objective, "notes": alignment.solver_notes,
+        "order": list(elements), "complex": [s for s, e in elements.items() if e.is_complex()],
+        "devices": {s: str(e.device) for s, e in elements.items()},
+    }  # fmt: skip
+    kept.store(name, {s: torch.view_as_real(e) if e.is_complex() else e for s, e in elements.items()}, record)
+
+
+def kept_alignment(
+    kept: KeptWork | None, name: str, source: Checkpoint, anchor: Checkpoint, scope: Scope, device: str
+) -> Alignment | None:
+    """What an interrupted run has solved for this pair."""
+    part = kept.load(name) if kept is not None else None
+    if part is None:
+        return None
+    tensors, record = part
+    models = describe_all([source, anchor], scope, record["untied"], device)
+    spaces = models[0].architecture.spaces
+    if repr(sorted(spaces.items())) != record["spaces"]:
+        return None
+    elements = {
+        s: (torch.view_as_complex(tensors[s]) if s in record["complex"] else tensors[s]).to(record["devices"][s])
+        for s in record["order"]
+    }
+    transform = Transform(spaces, elements)
+    return Alignment(models[0], models[1], scope, transform, record["stays"], record["objective"], record["notes"])
 
 
 def rotates_the_stream(scope: Scope) -> bool:

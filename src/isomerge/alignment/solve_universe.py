@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ def solve_universe(
     """
     medoid = nearest_to_mean(checkpoints)
     rest = [c for k, c in enumerate(checkpoints) if k != medoid]
-    options = {"run": run, "sweeps": sweeps, "budget": budget, "device": device, "tick": tick}
+    options: dict[str, Any] = {"run": run, "sweeps": sweeps, "budget": budget, "device": device, "tick": tick}
     others = solve_to_anchor(rest, checkpoints[medoid], scope, **options)
     anchor = others[0].anchor
     if anchor is not None and all(not s.transform.elements for s in others):  # siblings: the mean is the plain one

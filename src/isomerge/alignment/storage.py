@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -16,7 +17,10 @@ from torch import Tensor
 from isomerge.alignment.scope import Scope
 from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint
-from isomerge.errors import AlignmentError, RequestError
+from isomerge.checkpoint.permissions import closed_by, restrict
+from isomerge.choices import Level, Part
+from isomerge.errors import AlignmentError, IsomergeError, RequestError
+from isomerge.json_files import JsonError, checked, parse_json
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.groups import GROUPS, Group
 from isomerge.symmetry.transform import Transform, batch_sizes
@@ -43,6 +47,7 @@ def save_transform(alignment: Alignment, path: Path) -> None:
     aside = path.with_name(path.name + ".partial")
     try:
         save_file(tensors or {"empty": torch.zeros(1)}, aside, metadata=metadata)
+        restrict(aside, closed_by(alignment.checkpoints()))
         aside.replace(path)
     except (OSError, SafetensorError) as error:
         raise AlignmentError(
@@ -66,15 +71,14 @@ class StoredTransform:
 
 def load_transform(path: Path, source: Checkpoint, anchor: Checkpoint | None) -> StoredTransform:
     """Read a stored transform for another checkpoint; every misfit is an error."""
-    metadata, tensors = _read(path)
+    about, tensors = _read(path)
     family = source.config.get("model_type")
-    if metadata["family"] != family:
+    if about.family != family:
         raise RequestError(
-            f"Applying {path} to {source.name}: the transform is for '{metadata['family']}' models, this one is "
+            f"Applying {path} to {source.name}: the transform is for '{about.family}' models, this one is "
             f"'{family}'. Use a checkpoint of that architecture."
         )
-    untie = json.loads(metadata["untied"])
-    spaces = {name: _group(record) for name, record in json.loads(metadata["spaces"]).items()}
+    untie, spaces = about.untied, about.groups()
     models = [describe(c, untie=untie) if c else None for c in (source, anchor)]
     for model in filter(None, models):
         own = {name: group.size for name, group in model.architecture.spaces.items()}
@@ -88,7 +92,7 @@ def load_transform(path: Path, source: Checkpoint, anchor: Checkpoint | None) ->
     elements = {name: _loaded(tensor, spaces, name) for name, tensor in _under("element:", tensors).items()}
     gauge = _under("gauge:", tensors)
     assert bound[0] is not None
-    scope = Scope(**json.loads(metadata["scope"]))
+    scope = Scope(**about.scope.model_dump())
     return StoredTransform(bound[0], bound[1], scope, Transform(spaces, elements), gauge)
 
 
@@ -97,7 +101,7 @@ def _under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key.removeprefix(kind): tensor for key, tensor in tensors.items() if key.startswith(kind)}
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _read(path: Path) -> tuple[TransformInfo, dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -113,7 +117,65 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise RequestError(
             f"Reading the transform {path}: not a file written by Alignment.save_transform.", keys=("save_transform",)
         )
-    return metadata, tensors
+    try:
+        parsed = {key: parse_json(metadata.get(key, "null")) for key in ("scope", "untied", "spaces")}
+        return checked(TransformInfo, {"family": metadata.get("family"), **parsed}), tensors
+    except JsonError as error:
+        message = f"Reading the transform {path}: {error}. Make it again with Alignment.save_transform."
+        raise AlignmentError(message, keys=("save_transform",)) from error
+
+
+class StoredScope(BaseModel):
+    """The fields of `Scope`."""
+
+    level: Level = "full"
+    scale: bool | None = None
+    layers: str | None = None
+    only: Part | None = None
+
+
+class StoredGroup(BaseModel):
+    """A space's group by its name, with the fields that it has."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    group: str
+    size: int = Field(ge=1, le=2**31)
+    per: list[str]
+    layout: Literal["half", "interleaved"] | None = None
+    phase: Literal["any", "sign", "none"] | None = None
+    scale: bool | None = None
+
+    @model_validator(mode="after")
+    def _is_known(self) -> StoredGroup:
+        self.made()
+        return self
+
+    def made(self) -> Group:
+        fields = self.model_dump(exclude={"group"}, exclude_none=True)
+        try:
+            return GROUPS[self.group](**{**fields, "per": tuple(self.per)})
+        except (KeyError, TypeError, IsomergeError):
+            raise ValueError("no group is like this") from None
+
+
+class TransformInfo(BaseModel):
+    """The metadata of a stored transform."""
+
+    family: str
+    scope: StoredScope
+    untied: bool
+    spaces: dict[str, StoredGroup]
+
+    @model_validator(mode="after")
+    def _are_nested(self) -> TransformInfo:
+        for name, space in self.spaces.items():
+            if not set(space.per) <= self.spaces.keys() - {name}:
+                raise ValueError(f"space {name} lies in one that is not there")
+        return self
+
+    def groups(self) -> dict[str, Group]:
+        return {name: space.made() for name, space in self.spaces.items()}
 
 
 def _stored(element: Tensor) -> Tensor:
@@ -121,14 +183,14 @@ def _stored(element: Tensor) -> Tensor:
 
 
 def _loaded(tensor: Tensor, spaces: dict[str, Group], name: str) -> Tensor:
-    group = spaces[name]
-    element = torch.view_as_complex(tensor) if group.name == "rotary" else tensor
-    if element.shape[: len(group.per)] != batch_sizes(spaces, name) or not group.contains(element):
+    group = spaces.get(name)
+    if group is None:
+        raise AlignmentError(f"Reading the transform: it has an element for {name}, which is no space of it.")
+    identity = group.identity(batch_sizes(spaces, name))
+    pairs = identity.is_complex() and not tensor.is_complex() and tensor.shape[-1:] == (2,)
+    element = torch.view_as_complex(tensor) if pairs and tensor.dtype == torch.float64 else tensor
+    fits = element.shape == identity.shape and element.dtype == identity.dtype
+    if not fits or not group.contains(element):
         cause = f"the element of {name} is not a {group.name}. The file is damaged."
         raise AlignmentError(f"Reading the transform: {cause}")
     return element
-
-
-def _group(record: dict[str, Any]) -> Group:
-    fields = {key: value for key, value in record.items() if key != "group"}
-    return GROUPS[record["group"]](**{**fields, "per": tuple(fields["per"])})

@@ -67,8 +67,10 @@ class Variant:
     """The choices of config.json, read once."""
 
     def __init__(self, facts: Facts) -> None:
-        kinds = facts.get("pos_att_type", [])
-        kinds = kinds.lower().split("|") if isinstance(kinds, str) else kinds
+        kinds = facts.config.get("pos_att_type") or []
+        kinds = (
+            kinds.lower().split("|") if isinstance(kinds, str) else map(str, kinds if isinstance(kinds, list) else [])
+        )
         relative = facts.get("relative_attention", False)
         self.kinds = {x.strip() for x in kinds} if relative else set()
         self.shared = relative and facts.get("share_att_key", False)

@@ -16,7 +16,7 @@ from typing import Any
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.errors import SpecificationError
 from isomerge.evaluation.symmetry_proof import Part, Prover, Unprovable
-from isomerge.symmetry.architecture import Architecture
+from isomerge.symmetry.architecture import LARGEST, Architecture
 from isomerge.symmetry.binding import BoundModel, bind_model
 from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotary, Scale, SignedScale
 from isomerge.symmetry.patterns import bind
@@ -245,5 +245,5 @@ def _values(config: Any, keys: Sequence[str]) -> set[Any]:
     """What config.json says under these names, at any depth (a text and an image part may differ)."""
     if not isinstance(config, Mapping):
         return set()
-    here = {config[k] for k in keys if isinstance(config.get(k), int | float) and config[k]}
+    here = {config[k] for k in keys if isinstance(config.get(k), int | float) and 0 < config[k] < LARGEST}
     return here.union(*(_values(value, keys) for value in config.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -22,6 +21,7 @@ from isomerge.data import open_data
 from isomerge.data.base import Batches, Data, DataSource
 from isomerge.data.task_heads import task_of
 from isomerge.errors import RequestError
+from isomerge.name_patterns import NamePattern
 from isomerge.running.activation_watch import ActivationWatch, SameInput
 from isomerge.running.gram import GramSums, UnitSums
 from isomerge.running.linear_maps import LinearMap, outputs_as_rows
@@ -149,8 +149,8 @@ def _weights(stock: StockModel, only: str | None) -> set[str] | None:
     if only is None:
         return None
     try:
-        pattern = re.compile(only)
-    except re.error as error:
+        pattern = NamePattern(only)
+    except ValueError as error:
         raise RequestError(
             f"Choosing weights: '{only}' is not a pattern ({error}). Part of a name is enough, as in q_proj."
         ) from error

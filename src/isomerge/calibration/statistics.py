@@ -19,14 +19,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import AfterValidator, BaseModel, Field
 from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.json_files import JsonError, checked, parse_json
 
 KEY = "isomerge"
 PREFIXES = ("gram:", "sum:", "moment:", "moment_sum:", "unit_sum:", "unit_squares:")
@@ -141,6 +143,12 @@ class Statistics:
         return path
 
 
+def _counted(entry: Measured) -> Measured:
+    if entry.count < 1:
+        raise ValueError("nothing was counted")
+    return entry
+
+
 def open_statistics(source: str | Path | Statistics) -> Statistics:
     """A file that `Statistics.save` wrote, by its header; matrices are read when they are asked for."""
     if isinstance(source, Statistics):
@@ -160,4 +168,49 @@ def open_statistics(source: str | Path | Statistics) -> Statistics:
             f"While opening the statistics {source}: the file does not say what was measured. It is a model or another "
             "tool's file; name one that `isomerge calibrate` wrote."
         )
-    return Statistics(stored, json.loads(text))
+    try:
+        info = parse_json(text)
+        _require_complete(checked(StatisticsInfo, info), stored)
+    except JsonError as error:
+        raise CheckpointError(
+            f"While opening the statistics {source}: {error}. The file is damaged; measure again with calibrate."
+        ) from error
+    return Statistics(stored, info)
+
+
+class Measured(BaseModel):
+    """Of a site or of the units of a map."""
+
+    count: int = Field(ge=0)
+
+
+class MeasuredMap(Measured):
+    transposed: bool
+    bias: str | None = None
+    same: str | None = None
+    """The map that shares its matrix."""
+
+
+class StatisticsInfo(BaseModel):
+    """What the metadata of a file says of its tensors."""
+
+    maps: dict[str, MeasuredMap] = {}
+    sites: dict[str, Measured] = {}
+    units: dict[str, Annotated[Measured, AfterValidator(_counted)]] = {}
+    notes: list[str] = []
+    what: list[str] | None = None
+    model: str | None = None
+    data: str | None = None
+    examples: int | None = None
+
+
+def _require_complete(info: StatisticsInfo, stored: Checkpoint) -> None:
+    """Everything that is listed is there, in shapes that belong together."""
+    owners = {entry.same or name for name, entry in info.maps.items()}
+    pairs = [("sum:" + name, "gram:" + name, True) for name in owners]
+    pairs += [("moment_sum:" + name, "moment:" + name, True) for name in info.sites]
+    pairs += [("unit_sum:" + name, "unit_squares:" + name, False) for name in info.units]
+    for first, second, squared in pairs:
+        shapes = [stored.tensors[name].shape if name in stored.tensors else None for name in (first, second)]
+        if shapes[0] is None or len(shapes[0]) != 1 or shapes[1] != shapes[0] * (2 if squared else 1):
+            raise JsonError(f"'{first}' and '{second}' have the shapes {shapes[0]} and {shapes[1]}")

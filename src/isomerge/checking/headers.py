@@ -15,6 +15,7 @@ from isomerge.errors import IsomergeError, RequestError
 from isomerge.merging.plan.model_parts import of_another_class, tie_flag
 from isomerge.merging.plan.models import open_model as open_reference
 from isomerge.merging.recipe import ModelReference
+from isomerge.yaml_files import load
 
 MOST_SHAPES = 10  # in one message
 RIGHT_ANGLE = 0.15  # what two fine-tunes learned is nearly orthogonal, up to this share
@@ -105,7 +106,7 @@ def _each(values: dict[str, str]) -> str:
 def stated_base(checkpoints: Sequence[Checkpoint]) -> str | None:
     """The one base that the model cards of all these name."""
     stated = [_card(c).get("base_model") for c in checkpoints]
-    bases = {tuple(base) if isinstance(base, list) else (base,) for base in stated}
+    bases = {tuple(map(str, base)) if isinstance(base, list) else (str(base or ""),) for base in stated}
     only = bases.pop() if len(bases) == 1 else ()
     return str(only[0]) if len(only) == 1 and only[0] else None
 
@@ -118,7 +119,7 @@ def _card(checkpoint: Checkpoint) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         parts = text.split("---\n", 2) if text.startswith("---\n") else []
-        head = yaml.safe_load(parts[1]) if len(parts) == 3 else {}
+        head = load(parts[1]) if len(parts) == 3 else {}
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return head if isinstance(head, dict) else {}

@@ -72,7 +72,7 @@ def _digest(files: dict[str, Path]) -> str | None:
 
 def _template(files: dict[str, Path], config: dict[str, Any]) -> str | None:
     if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].read_text(encoding="utf-8")
+        return files["chat_template.jinja"].read_text(encoding="utf-8", errors="replace")
     stored = read_json(files["chat_template.json"]).get("chat_template") if "chat_template.json" in files else None
     template = stored or config.get("chat_template")
     return str(template) if template else None

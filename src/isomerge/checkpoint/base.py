@@ -71,8 +71,13 @@ class Checkpoint(ABC):
         return self.peek(name).reshape(-1)[start:stop].clone()
 
     def identity(self) -> Any:
-        """What tells these very weights from others without reading them, as JSON; None where nothing does."""
+        """What tells this very model from others without reading its weights, as JSON: the weight files by size and
+        time, the rest by content. None where nothing does."""
         return None
+
+    def changed(self) -> list[Path]:
+        """The files that are no longer those that were opened."""
+        return []
 
     def parts(self) -> list[Checkpoint]:
         """The stored checkpoints this one is made of: itself, unless it is a view of others."""
@@ -99,8 +104,12 @@ class WeightFile(ABC):
     tensors: Mapping[str, TensorInfo]
 
     def identity(self) -> Any:
-        """The file's name, size and time of change; None for one that is still to be fetched."""
+        """The file's name, size and time of change when it was opened; None for one that is still to be fetched."""
         return None
+
+    def changed(self) -> list[Path]:
+        """The file itself, if it is no longer the one that was opened."""
+        return []
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor: ...

@@ -12,37 +12,40 @@ from typing import Any
 
 import torch
 
+from isomerge import system
 from isomerge.checkpoint.base import TensorInfo, WeightFile, failure, first_line
 from isomerge.checkpoint.header import HeaderError, read_header
+from isomerge.checkpoint.stamp import Stamp
 from isomerge.errors import CheckpointError
 
 
-def _identity(path: Path) -> list[str | int]:
-    try:
-        state = path.stat()
-    except OSError as error:
-        raise CheckpointError(
-            f"While looking at {path}: {error.strerror or error}. It was there when it was opened; restore it, then "
-            "run again."
-        ) from error
-    return [str(path.resolve()), state.st_size, state.st_mtime_ns]
-
-
-class SafetensorsFile(WeightFile):
-    """Reads fetch exactly the bytes asked for from a descriptor that is opened once: positioned reads need no lock, and
-    no memory map grows."""
+class LocalFile(WeightFile):
+    """A weight file that is here, with what the system said of it just before it was opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.label = path.name
+        self._stamp = Stamp.of(path)
+
+    def identity(self) -> Any:
+        known = self._stamp
+        return None if known is None else [str(self.path.resolve()), known.size, known.time]
+
+    def changed(self) -> list[Path]:
+        return [] if Stamp.of(self.path) == self._stamp else [self.path]
+
+
+class SafetensorsFile(LocalFile):
+    """Reads fetch exactly the bytes asked for from a descriptor that is opened once: positioned reads need no lock, and
+    no memory map grows."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._entries = read_header(path)
         self.tensors: Mapping[str, TensorInfo] = {name: entry.info for name, entry in self._entries.items()}
         self._opening = threading.Lock()
         self._descriptor: int | None = None
         self._scratch = threading.local()
-
-    def identity(self) -> Any:
-        return _identity(self.path)
 
     def read(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
@@ -78,7 +81,7 @@ class SafetensorsFile(WeightFile):
         try:
             descriptor = self._open()
             while got < len(view):
-                count = os.preadv(descriptor, [view[got:]], start + got)
+                count = system.read_at(descriptor, view[got:], start + got)
                 if not count:
                     break
                 got += count
@@ -100,7 +103,11 @@ class SafetensorsFile(WeightFile):
         if self._descriptor is None:
             with self._opening:
                 if self._descriptor is None:
-                    self._descriptor = os.open(self.path, os.O_RDONLY)
+                    descriptor = system.open_to_read(self.path)
+                    if Stamp.of(descriptor) != self._stamp:  # its header was read from another file
+                        os.close(descriptor)
+                        raise OSError(None, "the file changed since it was opened")
+                    self._descriptor = descriptor
         return self._descriptor
 
     def __del__(self) -> None:
@@ -108,17 +115,13 @@ class SafetensorsFile(WeightFile):
             os.close(self._descriptor)  # type: ignore[arg-type]
 
 
-class PickledFile(WeightFile):
+class PickledFile(LocalFile):
     """A .bin file. Only plain tensors are unpickled, and their data stays on disk, mapped, until it is read."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.label = path.name
+        super().__init__(path)
         self._state = self._load(path)
         self.tensors: Mapping[str, TensorInfo] = {name: TensorInfo.of(t) for name, t in self._state.items()}
-
-    def identity(self) -> Any:
-        return _identity(self.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (self.path,)
@@ -139,7 +142,7 @@ class PickledFile(WeightFile):
                 "Use the model's safetensors; or, where you trust its origin, load it once with transformers and save "
                 "it again.",
             ) from error
-        except (RuntimeError, OSError, EOFError, ValueError) as error:
+        except Exception as error:  # a damaged pickle can ask the loader for anything
             if _is_legacy(path):
                 raise HeaderError(
                     "it is in PyTorch's format of before 1.6", "Load it once and save it as safetensors."

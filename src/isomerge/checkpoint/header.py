@@ -7,6 +7,7 @@ https://huggingface.co/docs/safetensors/index#format. Everything here works from
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 from isomerge.checkpoint.base import TensorInfo
 from isomerge.errors import CheckpointError
+from isomerge.json_files import JsonError, parse_json
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -39,6 +41,8 @@ NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 # The reference implementation refuses longer headers too: a random first 8 bytes must not make us allocate.
 LONGEST = 100_000_000
+MOST_AXES = 64  # of torch
+MOST_VALUES = 2**60  # whose bytes and strides are 64-bit numbers
 
 
 class HeaderError(ValueError):
@@ -63,12 +67,17 @@ class Entry:
 def parse_header(text: bytes) -> dict[str, Entry]:
     """The tensors that a header's JSON names, checked: known dtypes, sizes that fit shapes, no gap, no overlap."""
     try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
-    except ValueError as error:
-        raise HeaderError(f"its header is not valid JSON ({error})") from error
+        entries = parse_json(text.decode("utf-8"), unique=True)
+    except UnicodeDecodeError as error:
+        raise HeaderError(f"its header is not UTF-8 at byte {error.start}") from error
+    except JsonError as error:
+        raise HeaderError(f"its header cannot be read: {error}") from error
     if not isinstance(entries, dict):
         raise HeaderError("its header is not a JSON object")
-    entries.pop("__metadata__", None)
+    metadata = entries.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise HeaderError("its __metadata__ is not a table from names to texts")
     data = 8 + len(text)
     spans = sorted(
         ((*_offsets(name, entry), name, _info(name, entry)) for name, entry in entries.items()), key=lambda s: s[:3]
@@ -144,8 +153,10 @@ def build_header(plan: Mapping[str, TensorInfo]) -> tuple[bytes, dict[str, int]]
 def _info(name: str, entry: Any) -> TensorInfo:
     shape, dtype = entry.get("shape"), entry.get("dtype")
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise HeaderError(f"tensor '{name}' has the shape {shape!r} in its header")
-    if dtype not in DTYPES:
+        raise HeaderError(f"tensor '{name}' has the shape {str(shape)[:100]} in its header")
+    if len(shape) > MOST_AXES or math.prod(n for n in shape if n) > MOST_VALUES:  # also beside a 0, as strides are
+        raise HeaderError(f"tensor '{name}' has the shape {str(shape)[:100]} in its header, which no memory can hold")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise HeaderError(f"tensor '{name}' is stored as {dtype}, which isomerge cannot read")
     return TensorInfo(tuple(shape), DTYPES[dtype])
 
@@ -155,10 +166,3 @@ def _offsets(name: str, entry: Any) -> tuple[int, int]:
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
         raise HeaderError(f"tensor '{name}' has no usable data_offsets in its header")
     return offsets[0], offsets[1]
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,11 +12,15 @@ from typing import Any
 import torch
 
 from isomerge.checkpoint.base import Checkpoint, TensorInfo, WeightFile, failure, name_some
+from isomerge.checkpoint.config import config_problems
 from isomerge.checkpoint.files import open_weight_file
 from isomerge.checkpoint.header import HeaderError
+from isomerge.checkpoint.identity import deciding_files, described
 from isomerge.checkpoint.side_files import is_weight, side_files_of
 from isomerge.checkpoint.staging import was_interrupted
+from isomerge.checkpoint.stamp import Stamp
 from isomerge.errors import CheckpointError
+from isomerge.json_files import JsonError, read_json
 
 # In the order in which transformers itself looks for them.
 SINGLE_OR_INDEX = (
@@ -47,6 +50,7 @@ class FileCheckpoint(Checkpoint):
         self._files = files
         self._side_files = side_files
         self.tensors: Mapping[str, TensorInfo] = {tensor: files[tensor].tensors[tensor] for tensor in sorted(files)}
+        self._deciding = deciding_files(folder) if revision is None else {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a pickle or a copy: the files have been opened again, and must be what they were."""
@@ -74,7 +78,11 @@ class FileCheckpoint(Checkpoint):
         if self.revision is not None:
             return self.revision
         files = {file.label: file.identity() for file in self._files.values()}
-        return None if None in files.values() else sorted(files.items())
+        return None if None in files.values() else {"weights": sorted(files.items()), "beside": described(self)}
+
+    def changed(self) -> list[Path]:
+        weights = [path for file in dict.fromkeys(self._files.values()) for path in file.changed()]
+        return weights + [path for path, stamp in self._deciding.items() if Stamp.of(path) != stamp]
 
     def side_files(self) -> list[Path]:
         return self._side_files()
@@ -103,6 +111,7 @@ def open_folder(
             problems.append(f"{shard}: {error}")
             steps.append(error.next_step)
     files = assign_tensors(opened, weight_map, problems)
+    problems += config_problems(config, len(files))
     if problems:
         raise failure(act, problems, " ".join(dict.fromkeys(filter(None, steps))) or next_step)
     return FileCheckpoint(
@@ -123,6 +132,7 @@ def open_file(path: Path) -> Checkpoint:
     except HeaderError as error:
         problems.append(f"{path.name}: {error}")
         step = error.next_step or AGAIN
+    problems += config_problems(config, len(files))
     if problems:
         raise failure(f"opening checkpoint {path}", problems, step)
     beside = partial(side_files_of, path.parent) if config_file.is_file() else list
@@ -166,7 +176,7 @@ def broken_link(link: Path) -> str:
 def read_index(path: Path, problems: list[str]) -> dict[str, str]:
     """The weight_map of an index; names that would leave the folder are refused before anything is opened."""
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = read_json(path)["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         problems.append(f"{path.name}: it is not an index with a weight_map ({error})")
         return {}
@@ -216,20 +226,13 @@ def assign_tensors(
     return files
 
 
-def _constant(word: str) -> float:
-    """JSON has none of these, but some configs say Infinity and mean it."""
-    if word == "NaN":
-        raise ValueError("a setting is NaN: correct it")
-    return float(word)
-
-
 def read_config(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"), parse_constant=_constant)
+        config = read_json(path, infinite=True)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        problems.append(f"{path.name}: it is not valid JSON ({error})")
+    except (OSError, JsonError) as error:
+        problems.append(f"{path.name}: {error}")
         return {}
     if not isinstance(config, dict):
         problems.append(f"{path.name}: it holds a {type(config).__name__} and not an object")

@@ -12,14 +12,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 from isomerge import __version__
 from isomerge.checkpoint.base import Checkpoint, TensorInfo
 from isomerge.checkpoint.hashing import hash_file, tensors_digest
 from isomerge.errors import CheckpointError, near_miss
+from isomerge.json_files import JsonError, checked, parse_json
 
 LOCK = "isomerge.lock.json"
 FORMAT = 1
@@ -99,8 +101,8 @@ class Lock:
         """Raises CheckpointError when the text is cut off, of a newer format, or does not agree with itself."""
         act = f"While reading {where}"
         try:
-            record = json.loads(text)
-        except ValueError as error:
+            record = parse_json(text)
+        except JsonError as error:
             raise CheckpointError(
                 f"{act}: it is cut off or not JSON ({error}). Copy it again, or write the model again."
             ) from error
@@ -110,13 +112,13 @@ class Lock:
                 f"{act}: it has format {version} and this isomerge reads up to {FORMAT}. Install a newer isomerge."
             )
         try:
-            lock = _parse(record)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+            stored = _read(record)
+        except JsonError as error:
             raise CheckpointError(
-                f"{act}: it is not a lock file of isomerge ({what}). Copy it again, or write the model again."
+                f"{act}: it is not a lock file of isomerge ({error}). Copy it again, or write the model again."
             ) from error
-        if lock.sha256 != record["output"]["sha256"]:
+        lock = stored.lock()
+        if lock.sha256 != stored.output.sha256:
             raise CheckpointError(
                 f"{act}: its sha256 is not that of the tensors it lists, so it was edited or damaged. Copy it again."
             )
@@ -181,32 +183,90 @@ def read_lock(folder: str | os.PathLike[str]) -> Lock:
     return Lock.from_json(text, where=str(path))
 
 
-def _parse(record: Any) -> Lock:
-    output = record["output"]
-    known = {"format", "versions", "recipe", "documents", "seed", "options", "inputs", "output"}
-    for key in sorted(record.keys() - known):
-        raise ValueError(f"it has an unknown entry '{key}'. {near_miss(key, sorted(known))}".rstrip())
-    return Lock(
-        recipe=_text(record["recipe"]),
-        inputs=tuple(
-            LockedInput(**{**entry, "source": _text(entry["source"]), "tensors": _tensors(entry["tensors"])})
-            for entry in record["inputs"]
-        ),
-        tensors=_tensors(output["tensors"]),
-        side_files={_text(name): _text(digest) for name, digest in output["side_files"].items()},
-        seed=int(record["seed"]),
-        options=dict(record["options"]),
-        documents=tuple(record["documents"]),
-        versions=dict(record["versions"]),
-        format=int(record["format"]),
-    )
+# --- the file ---------------------------------------------------------------------------------------------------------
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-def _tensors(record: Mapping[str, Any]) -> dict[str, LockedTensor]:
-    return {name: LockedTensor(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in record.items()}
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
+class _Tensor(_Part):
+    sha256: Hash
+    shape: list[Annotated[int, Field(ge=0, lt=2**63)]]
+    dtype: str
+    file: str | None = None
+
+    def locked(self) -> LockedTensor:
+        return LockedTensor(self.sha256, tuple(self.shape), self.dtype, self.file)
+
+
+class _Input(_Part):
+    reference: str
+    source: str
+    tensors: dict[str, _Tensor]
+    kind: str = "model"
+    revision: str | None = None
+    config_sha256: Hash | None = None
+
+    def locked(self) -> LockedInput:
+        tensors = {name: tensor.locked() for name, tensor in self.tensors.items()}
+        return LockedInput(self.reference, self.source, tensors, self.kind, self.revision, self.config_sha256)
+
+
+class _Output(_Part):
+    sha256: Hash
+    tensors: dict[str, _Tensor]
+    side_files: dict[str, str]
+
+
+class _Data(BaseModel):
+    """What the models were run on."""
+
+    name: str
+    sha256: str
+    path: str | None
+    open: dict[str, Any]
+
+
+class _Options(BaseModel):
+    """Those that `reproduce` uses."""
+
+    device: str = "cpu"
+    shard_size: str | int = "5GB"
+    out_dtype: str | None = None
+    torch_threads: Annotated[int, Field(ge=1, le=2**16)] = 1
+    data: list[_Data] = []
+
+
+class _Stored(_Part):
+    format: Annotated[int, Field(ge=1)]
+    versions: dict[str, str]
+    recipe: str
+    documents: list[Any]
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)]
+    options: dict[str, Any]
+    inputs: list[_Input]
+    output: _Output
+
+    def lock(self) -> Lock:
+        return Lock(
+            recipe=self.recipe,
+            inputs=tuple(entry.locked() for entry in self.inputs),
+            tensors={name: tensor.locked() for name, tensor in self.output.tensors.items()},
+            side_files=self.output.side_files,
+            seed=self.seed,
+            options=self.options,
+            documents=tuple(self.documents),
+            versions=self.versions,
+            format=self.format,
+        )
+
+
+def _read(record: Any) -> _Stored:
+    if isinstance(record, dict):
+        for key in sorted(record.keys() - _Stored.model_fields.keys()):
+            raise JsonError(f"it has an unknown entry '{key}'. {near_miss(key, sorted(_Stored.model_fields))}".rstrip())
+    stored = checked(_Stored, record)
+    checked(_Options, stored.options)
+    return stored

@@ -14,6 +14,7 @@ from torch import nn
 
 from isomerge.arguments import require_types
 from isomerge.checkpoint.base import Checkpoint
+from isomerge.checkpoint.config import config_problems
 from isomerge.checkpoint.hub import looks_like_hub_id, open_hub
 from isomerge.checkpoint.local import broken_link, open_file, open_folder, unreadable
 from isomerge.checkpoint.memory import MemoryCheckpoint, open_module
@@ -48,6 +49,8 @@ def open_checkpoint(
         return checkpoint
     checkpoint = copy.copy(checkpoint)  # the source may itself be a Checkpoint, which keeps its own config and name
     if config is not None:
+        if problems := config_problems(config, len(checkpoint.tensors)):
+            raise RequestError(f"While opening checkpoint {checkpoint.name}: {'; '.join(problems)}.", keys=("config",))
         checkpoint.config = dict(config)
     if name is not None:
         checkpoint.name = name

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO
 
 import torch
 
@@ -77,9 +75,3 @@ class Shard:
     def __init__(self, plan: Mapping[str, TensorInfo]) -> None:
         self.header, self.starts = build_header(plan)
         self.nbytes = len(self.header) + sum(info.nbytes for info in plan.values())
-
-
-def sync(file: IO[bytes]) -> None:
-    """A rename may reach the disk before the data it names, unless the data is there first."""
-    file.flush()
-    os.fsync(file.fileno())

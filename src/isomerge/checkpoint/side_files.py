@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
+
+from isomerge.json_files import read_json
 
 WEIGHT_SUFFIXES = {
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack"),
@@ -62,7 +63,7 @@ def side_files_of(folder: Path) -> list[Path]:
 def module_folders(modules_json: Path) -> list[str]:
     """The subfolders that sentence-transformers' modules.json names; none when there is no such file."""
     try:
-        modules = json.loads(modules_json.read_text(encoding="utf-8"))
+        modules = read_json(modules_json)
         return [str(module.get("path", "")) for module in modules]
     except (OSError, ValueError, AttributeError, TypeError):
         return []  # not a sentence-transformers folder, or one whose list says nothing: the general rule holds

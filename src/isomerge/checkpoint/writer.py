@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
+import math
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,11 +16,14 @@ from typing import IO, Any
 
 import torch
 
+from isomerge import system
 from isomerge.checkpoint.base import Checkpoint, Progress, TensorInfo
-from isomerge.checkpoint.dtypes import parse_size
+from isomerge.checkpoint.dtypes import CastReport, parse_size
 from isomerge.checkpoint.hashing import raw_bytes, tensors_digest
-from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards, sync
-from isomerge.checkpoint.staging import Staging, check_space, disk_failure
+from isomerge.checkpoint.journal import Entry
+from isomerge.checkpoint.permissions import closed_by
+from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards
+from isomerge.checkpoint.staging import Staging, check_space, disk_failure, finish_output
 from isomerge.errors import RequestError
 from isomerge.results import Result
 
@@ -39,6 +41,11 @@ class Written(Result):
     tensors: int
     bytes: int
     sha256: str | None
+
+    def finish(self) -> None:
+        """End a write that was made with finish=False: from here on the same call finds a model in its way."""
+        for folder in sorted({self.out, *(path.parent for path in self.files)}):
+            finish_output(folder)
 
 
 class CheckpointWriter:
@@ -59,8 +66,12 @@ class CheckpointWriter:
         shard_size: int | str = "5GB",
         force: bool = False,
         key: str | None = None,
+        solved: str | None = None,
+        finish: bool = True,
+        inputs: Iterable[Checkpoint] = (),
     ) -> None:
-        """`config` holds what changes in the donor's config.json; `copies`: the side files, by default the donor's."""
+        """`config` holds what changes in the donor's config.json; `copies`: the side files, by default the donor's;
+        `key`, `solved` and `finish` as for `Staging`; who may not read one of the `inputs` may not read the output."""
         self.out = Path(out).expanduser()
         if not plan:
             raise RequestError(
@@ -80,24 +91,46 @@ class CheckpointWriter:
             + sum(map(len, self._texts.values()))
             + len(self._config or b"")
         )
-        self._staging = Staging(self.out, force=force, key=key)
+        closed = closed_by([*inputs, *([donor] if donor else [])], self._copies.values())
+        self._staging = Staging(self.out, force=force, key=key, solved=solved, finish=finish, closed=closed)
         self._files: dict[str, IO[bytes]] = {}
         self._hashes: dict[str, str | None] = {}
-        self.vanished: dict[str, int] = {}
-        """How many values of each finished tensor became zero when they were rounded."""
+        self.lost: dict[str, CastReport] = {}
+        """What each finished tensor lost when it was rounded."""
+        self._copied: dict[str, str] = {}
         self._noting = threading.Lock()
+        self.written: Written | None = None
+        """Known once this is committed; at first, if the same writer has committed before and was stopped later."""
 
     def __enter__(self) -> CheckpointWriter:
         with self._blaming_the_disk():
             self._staging.__enter__()
         try:
+            if self._staging.is_done:
+                self._take_over()
+                return self
             with self._blaming_the_disk():
                 whole = self._open_files()
-            self._keep_finished(whole)
+                self._keep_finished(whole)
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
+
+    def _take_over(self) -> None:
+        """Know of a model that is complete what its writer knew."""
+        for name, shard in self._layout.items():
+            path = self.out / name
+            if not path.is_file() or path.stat().st_size != shard.nbytes:
+                raise RequestError(
+                    f"While preparing to write {self.out}: {name} was changed after the run that wrote it was stopped. "
+                    "Name a new folder, or set force to replace the model in it.",
+                    keys=("force",),
+                )
+        for entry in self._staging.finished():
+            if entry.tensor in self.plan:
+                self._know(entry)
+        self.written = self._result(self._staging.committed())
 
     def _open_files(self) -> set[str]:
         """Open every weight file; the names of those that an interrupted run left whole."""
@@ -109,20 +142,25 @@ class CheckpointWriter:
             self._files[name] = file if file is not None else self._staging.create(name)
         # What is kept needs no new room.
         check_space(self.out, self._needed - sum(self._layout[name].nbytes for name in kept))
-        for name in [name for name in self._layout if name not in kept]:
-            file, shard = self._files[name], self._layout[name]
-            _reserve(file, shard.nbytes)
-            os.pwrite(file.fileno(), shard.header, 0)
+        for name, shard in self._layout.items():
+            if name not in kept:
+                system.reserve(self._files[name], shard.nbytes)
+            # Of a kept file too: its tensors are checked by their hashes, and nothing else vouches for its header.
+            self._write_at(name, shard.header, 0)
         return kept
 
     def _keep_finished(self, kept: set[str]) -> None:
-        for entry in self._staging.journal():
-            name, sha256 = str(entry.get("tensor")), entry.get("sha256")
+        for entry in self._staging.finished():
+            name = str(entry.tensor)
             if name not in self.plan or self._file_of[name] not in kept:
                 continue
-            if sha256 is None or self._hash_staged(name) == sha256:
-                self._hashes[name] = sha256
-                self.vanished[name] = int(entry.get("vanished") or 0)
+            if entry.sha256 is None or self._hash_staged(name) == entry.sha256:
+                self._know(entry)
+
+    def _know(self, entry: Entry) -> None:
+        name = str(entry.tensor)
+        self._hashes[name] = entry.sha256
+        self.lost[name] = CastReport(math.prod(self.plan[name].shape), entry.overflow, entry.vanished)
 
     @property
     def finished(self) -> Mapping[str, str | None]:
@@ -137,25 +175,44 @@ class CheckpointWriter:
         file = self._file_of[name]
         start = self._layout[file].starts[name] + offset
         with self._blaming_the_disk():
-            descriptor = self._files[file].fileno()
-            while view:
-                done = os.pwrite(descriptor, view, start)
-                view, start = view[done:], start + done
+            self._write_at(file, view, start)
 
-    def finish(self, name: str, sha256: str | None, *, vanished: int = 0) -> None:
-        """Note that a tensor is whole, and how many of its values became zero in the written dtype."""
+    def _write_at(self, file: str, data: memoryview | bytes, start: int) -> None:
+        descriptor, view = self._files[file].fileno(), memoryview(data)
+        while view:
+            done = system.write_at(descriptor, view, start)
+            view, start = view[done:], start + done
+
+    def write_whole(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        lost: CastReport | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Write and finish a tensor."""
+        view, digest = raw_bytes(tensor), hashlib.sha256()
+        for begin in range(0, len(view), CHUNK):
+            piece = view[begin : begin + CHUNK]
+            self.write_bytes(name, begin, piece)
+            digest.update(piece)
+            if progress:
+                progress(len(piece))
+        self.finish(name, digest.hexdigest(), lost)
+
+    def finish(self, name: str, sha256: str | None, lost: CastReport | None = None) -> None:
+        """Note that a tensor is whole, and what it lost in the written dtype."""
+        lost = lost or CastReport()
         with self._noting, self._blaming_the_disk():
             self._start_writing(name)
-            self._staging.note(tensor=name, sha256=sha256, vanished=vanished)
+            self._staging.note(tensor=name, sha256=sha256, vanished=lost.underflow, overflow=lost.overflow)
             self._hashes[name] = sha256
-            self.vanished[name] = vanished
+            self.lost[name] = lost
 
     def _start_writing(self, name: str) -> None:
         """Ask the system to bring a finished tensor to the disk now, so that little is left to wait for at the end."""
-        if hasattr(os, "posix_fadvise"):
-            file = self._file_of[name]
-            start, size = self._layout[file].starts[name], self.plan[name].nbytes
-            os.posix_fadvise(self._files[file].fileno(), start, size, os.POSIX_FADV_DONTNEED)
+        file = self._file_of[name]
+        system.start_writing(self._files[file].fileno(), self._layout[file].starts[name], self.plan[name].nbytes)
 
     def file_of(self, name: str) -> str:
         """The weight file that holds a tensor."""
@@ -168,35 +225,59 @@ class CheckpointWriter:
 
     def side_hashes(self) -> dict[str, str]:
         """The sha256 of everything that is written beside the weights, as far as it is known now."""
-        texts = self._texts if self._config is None else {**self._texts, "config.json": self._config}
-        hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in self._copies.items()}
-        return hashes | {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+        with self._blaming_the_disk():
+            self._stage_copies()
+        return self._copied | {name: hashlib.sha256(text).hexdigest() for name, text in self._all_texts().items()}
 
     def add(self, name: str, content: bytes) -> None:
         """One more side file, in the place of a copied one of the same name."""
         self._copies.pop(name, None)
+        self._copied.pop(name, None)
         self._texts = {name: content, **{k: v for k, v in self._texts.items() if k != name}}
 
-    def commit(self) -> Written:
-        """Rename everything to its place once it is on the disk, config.json last: without it nothing loads."""
+    def stage(self) -> Path:
+        """Bring all files to the disk, in the folder that this returns: a whole model, but for its place."""
         unfinished = sorted(set(self.plan) - set(self._hashes))
         if unfinished:
             raise RuntimeError(f"{len(unfinished)} tensors were not written, {unfinished[0]} the first of them")
         with self._blaming_the_disk():
             for file in self._files.values():
-                sync(file)
-                file.close()
-            for name, path in self._copies.items():
-                with path.open("rb") as source, self._staging.create(name) as file:
-                    shutil.copyfileobj(source, file)
-                    sync(file)
-            texts = self._texts if self._config is None else {**self._texts, "config.json": self._config}
-            for name, text in texts.items():
+                if not file.closed:
+                    system.sync(file)
+                    file.close()
+            self._stage_copies()
+            for name, text in self._all_texts().items():
                 with self._staging.create(name) as file:
                     file.write(text)
-                    sync(file)
+                    system.sync(file)
+        return self._staging.folder
+
+    def commit(self) -> Written:
+        """Rename everything to its place once it is on the disk, config.json last: without it nothing loads."""
+        self.stage()
+        texts = self._all_texts()
+        with self._blaming_the_disk():
             self._staging.commit(last=list(texts or self._layout)[-1])
-        files = [*self._layout, *self._copies, *texts]
+        self.written = self._result([*self._layout, *self._copied, *texts])
+        return self.written
+
+    def _stage_copies(self) -> None:
+        """What is hashed is what was copied, whatever becomes of the original."""
+        for name, path in self._copies.items():
+            if name in self._copied:
+                continue
+            digest = hashlib.sha256()
+            with path.open("rb") as source, self._staging.create(name) as file:
+                while piece := source.read(CHUNK):
+                    file.write(piece)
+                    digest.update(piece)
+                system.sync(file)
+            self._copied[name] = digest.hexdigest()
+
+    def _all_texts(self) -> dict[str, bytes]:
+        return self._texts if self._config is None else {**self._texts, "config.json": self._config}
+
+    def _result(self, files: Iterable[str]) -> Written:
         return Written(self.out, tuple(self.out / name for name in files), len(self.plan), self.bytes, self.sha256())
 
     def __exit__(
@@ -210,11 +291,11 @@ class CheckpointWriter:
         """A tensor's hash as it lies in the staged file: what a power cut took is written again."""
         file = self._file_of[name]
         start, left = self._layout[file].starts[name], self.plan[name].nbytes
-        digest = hashlib.sha256()
+        digest, buffer = hashlib.sha256(), memoryview(bytearray(min(left, CHUNK)))
         while left:
-            piece = os.pread(self._files[file].fileno(), min(left, CHUNK), start)
-            digest.update(piece)
-            start, left = start + len(piece), left - len(piece)
+            count = system.read_at(self._files[file].fileno(), buffer[: min(left, CHUNK)], start)
+            digest.update(buffer[:count])
+            start, left = start + count, left - count
         return digest.hexdigest()
 
     @contextlib.contextmanager
@@ -235,6 +316,7 @@ def write_checkpoint(
     shard_size: int | str = "5GB",
     force: bool = False,
     progress: Callable[[int], None] | None = None,
+    inputs: Iterable[Checkpoint] = (),
 ) -> Written:
     """Write the tensors that `produce` yields, in the plan's order, as a folder that loads in the stock library.
 
@@ -242,33 +324,12 @@ def write_checkpoint(
     are copied. `progress` is told the bytes of each piece written. After any failure nothing new looks finished.
     """
     stream = TensorStream(produce, Path(out).expanduser())
-    writer = CheckpointWriter(out, plan, config=config, donor=donor, shard_size=shard_size, force=force)
+    writer = CheckpointWriter(out, plan, config=config, donor=donor, shard_size=shard_size, force=force, inputs=inputs)
     with writer:
         for name, info in plan.items():
-            view = raw_bytes(stream.take(name, info))
-            digest = hashlib.sha256()
-            for begin in range(0, len(view), CHUNK):
-                piece = view[begin : begin + CHUNK]
-                writer.write_bytes(name, begin, piece)
-                digest.update(piece)
-                if progress:
-                    progress(len(piece))
-            writer.finish(name, digest.hexdigest())
+            writer.write_whole(name, stream.take(name, info), progress=progress)
         stream.end()
         return writer.commit()
-
-
-def _reserve(file: IO[bytes], size: int) -> None:
-    """Take the room now, so that a full disk is known before hours of work; where that cannot be done, only name it."""
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file.fileno(), 0, size)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV):
-                raise
-    with contextlib.suppress(OSError):
-        file.truncate(size)
 
 
 def config_text(changes: Mapping[str, Any] | None, donor: Checkpoint | None) -> bytes | None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 def main() -> None:
     """Entry point of the `isomerge` console script."""
+    from isomerge.cli import streams
+
+    streams.prepare()
     from isomerge.cli.app import app
 
-    app()
+    with streams.printed():
+        app()

@@ -99,7 +99,7 @@ def align(
         options: dict[str, Any] = {
             "level": level, "scale": scale, "layers": layers, "only": only, "sweeps": sweeps, "data": data,
             "evidence": evidence, "limit": limit, "threads": threads, "device": device, "max_memory": max_memory,
-            "progress": progress,
+            "progress": progress, "resume": out,
         }  # fmt: skip
         alignment: isomerge.Alignment | isomerge.AlignedFamily
         if transform is None and (len(models) > 2 or nearest or many == "universe"):
@@ -113,8 +113,9 @@ def align(
         else:
             alignment = isomerge.align(source, anchor, transform=transform, **options)
         written = alignment.save(
-            out, shard_size=shard_size, out_dtype=out_dtype, force=force, anchor_out=anchor_out, report=report
-        )
+            out, shard_size=shard_size, out_dtype=out_dtype, force=force, anchor_out=anchor_out, report=report,
+            finish=False,
+        )  # fmt: skip
         if save_transform:
             alignment.save_transform(save_transform)
         record = as_record(alignment.report()) | written_record(written)
@@ -124,6 +125,7 @@ def align(
             pages, problems = write_pages(alignment, written, _request(context), _took(start, threads, device))
             add_report(record, *pages)
             record["notes"] = [*record.get("notes", ()), *(f"Verification failed: {problem}" for problem in problems)]
+        written.finish()
     voice.show(record, align_table)
 
 
@@ -149,7 +151,7 @@ def _request(context: typer.Context) -> dict[str, Any]:
 
 
 def _took(start: float, threads: int | None, device: str) -> dict[str, Any]:
-    from isomerge.merging.run.memory import peak_memory
+    from isomerge.system import peak_memory
     from isomerge.threads import thread_count
 
     return {
@@ -197,6 +199,8 @@ def _check_outputs(
 
 
 def _reserve(models: list[str], out: Path, anchor_out: Path | None, transform: Path | None, *, force: bool) -> None:
+    from isomerge.checkpoint.staging import is_unfinished
+
     reserve_output(out, models, force=force)
     if anchor_out:
         reserve_output(anchor_out, models, force=force)
@@ -205,6 +209,6 @@ def _reserve(models: list[str], out: Path, anchor_out: Path | None, transform: P
     if transform:
         if not transform.parent.is_dir():
             raise RequestError(f"--save-transform {transform}: there is no folder {transform.parent}. Create it first.")
-        if transform.exists() and not force:
+        if transform.exists() and not force and not is_unfinished(out):
             raise RequestError(f"--save-transform {transform} already exists. Name another file, or add --force.")
         announce_output(transform)

@@ -46,6 +46,7 @@ class Verbs(TyperGroup):
         given = list(sys.argv[1:] if args is None else args) or ["--help"]
         interruption.forget_outputs()
         try:
+            errors.require_text(given)
             # Not standalone, so that usage errors arrive here as exceptions and are reported like all others.
             result = super().main(given, prog_name or "isomerge", complete_var, False, windows_expand_args, **extra)
         except Exception as error:

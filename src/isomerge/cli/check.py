@@ -50,7 +50,7 @@ def check(
         raise RequestError(f"--recipe {recipe} already exists. Name a new file, or add --force.")
 
     import isomerge
-    from isomerge.merging.run.memory import keep_freed_memory
+    from isomerge.system import keep_freed_memory
 
     keep_freed_memory()
     with voice.work():

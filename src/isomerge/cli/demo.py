@@ -46,8 +46,8 @@ def _stages(unit: str = "steps") -> Iterator[Progress]:
     from rich.progress import Progress as RichProgress
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[detail]}", style="dim"),
+        TextColumn("{task.description}", markup=False), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[detail]}", style="dim", markup=False),
     )  # fmt: skip
     with RichProgress(*columns, console=Console(stderr=True)) as shown:
         rows: dict[str, Any] = {}

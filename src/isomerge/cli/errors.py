@@ -10,28 +10,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from isomerge.cli.interruption import what_is_left
-from isomerge.errors import IsomergeError, did_you_mean
+from isomerge.errors import IsomergeError, RequestError, did_you_mean
+from isomerge.packages import EXTRAS, first_cause, why_not_imported
+from isomerge.text import visible
 
 FAILED, WRONG_REQUEST, INTERRUPTED = 1, 2, 130
-
-# The extra of isomerge that brings a package which is only imported where it is used.
-_EXTRAS = {
-    "transformers": "hf",
-    "PIL": "hf",
-    "sklearn": "demo",
-    "ot": "ot",
-    "matplotlib": "report",
-    "jinja2": "report",
-}
 
 
 def report_error(error: Exception, *, as_json: bool, debug: bool, verb: Any = None) -> int:
     """Print an error to stderr (with `--json` also to stdout), and return the exit code. `verb` is the command."""
     message, code = _describe(error, verb)
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        print(visible("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     _print(message, type(error).__name__, code, as_json)
     return code
+
+
+def require_text(words: Sequence[str]) -> None:
+    """Refuse names whose bytes are no text: neither a lock file nor the libraries that load models can hold them."""
+    for word in words:
+        if not word.isascii() and any(0xD800 <= ord(one) <= 0xDFFF for one in word):
+            raise RequestError(
+                f"The argument {word} has bytes that are no text in {sys.getfilesystemencoding()}. Rename the file, or "
+                "choose a locale with UTF-8, such as LC_ALL=C.UTF-8."
+            )
 
 
 def report_interruption(command: str, *, as_json: bool) -> None:
@@ -41,7 +43,7 @@ def report_interruption(command: str, *, as_json: bool) -> None:
 
 
 def _print(message: str, kind: str, code: int, as_json: bool) -> None:
-    print(f"isomerge: {message}", file=sys.stderr)
+    print(f"isomerge: {visible(message, keep='')}", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": message, "kind": kind, "exit_code": code}))
 
@@ -60,13 +62,9 @@ def _describe(error: Exception, verb: Any) -> tuple[str, int]:
             "free some space, or name another disk with -o, and run the same command again.",
             FAILED,
         )
-    if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] in _EXTRAS:
-        package = error.name.split(".")[0]
-        return (
-            f"This needs the package '{package}', which is not installed. "
-            f'Install it with: pip install "isomerge[{_EXTRAS[package]}]".',
-            FAILED,
-        )
+    package = (getattr(first_cause(error), "name", None) or "").split(".")[0]
+    if isinstance(error, ImportError) and package in EXTRAS:
+        return f"This cannot be done: {why_not_imported(package, error)}.", FAILED
     if isinstance(error, OSError):
         return f"A file could not be used: {error}. Check the path and its permissions.", FAILED
     if isinstance(error, MemoryError):

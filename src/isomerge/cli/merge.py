@@ -85,16 +85,18 @@ def merge(
     reserve_output(out, [*references, *map(str, data_use.data or ())], force=force)
 
     import isomerge
-    from isomerge.merging.run.memory import keep_freed_memory
     from isomerge.reporting.terminal import merge_table
+    from isomerge.system import keep_freed_memory
 
     keep_freed_memory()
     with voice.work("both") as progress:
         merged = isomerge.merge_recipe(
             documents, threads=threads, device=device, max_memory=max_memory, seed=seed,
-            same_ids=request.recipe is None and merging.same_ids, progress=progress,
+            same_ids=request.recipe is None and merging.same_ids, progress=progress, resume=out,
         )  # fmt: skip
-        written = merged.save(out, shard_size=shard_size, out_dtype=out_dtype, force=force, lock=lock, report=report)
+        written = merged.save(
+            out, shard_size=shard_size, out_dtype=out_dtype, force=force, lock=lock, report=report, finish=False
+        )
         record = as_record(merged.report()) | written_record(written)
         if verify:
             record["verified"] = merged.verify(written)
@@ -104,6 +106,7 @@ def merge(
             from isomerge.checkpoint.push import push as upload
 
             record["pushed"] = upload(out, push, quiet=voice.is_silent)
+        written.finish()
     voice.show(record, merge_table)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from isomerge.results import Result, plain
+from isomerge.text import all_visible, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,7 +57,7 @@ class Voice:
             print(json.dumps(plain(record, strict=True), allow_nan=False))
         elif not self.quiet:
             notes = {key: [as_flags(text) for text in record[key]] for key in NOTES if key in record}
-            _print(table({**record, **notes}))
+            _print(table(all_visible({**record, **notes})))
 
 
 def as_record(result: Result | Mapping[str, Any]) -> Record:
@@ -79,9 +80,9 @@ def _print(shown: RenderableType) -> None:
 
     if sys.stdout.isatty():
         _fold(shown)
-        Console(highlight=False).print(shown, crop=False)
+        Console(highlight=False, markup=False, emoji=False).print(shown, crop=False)
         return
-    console = Console(width=PIPE_WIDTH, highlight=False)
+    console = Console(width=PIPE_WIDTH, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(shown)
     # Rich pads cells to the width of their column.
@@ -152,7 +153,7 @@ def progress_bar(unit: str = "bytes") -> Iterator[Progress]:
             return (bytes_ if (task.total or 0) >= 10**6 else steps).render(task)
 
     amount = {"bytes": bytes_, "steps": steps, "both": BytesOrSteps()}[unit]
-    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task("", total=None, visible=False)  # until the first stage begins
         stage: str | None = None
@@ -162,7 +163,7 @@ def progress_bar(unit: str = "bytes") -> Iterator[Progress]:
             if what != stage:
                 # Each stage has its own speed: without a reset the time left would mix the two.
                 stage = what
-                shown.reset(task, total=total, completed=done, description=what, visible=True)
+                shown.reset(task, total=total, completed=done, description=visible(what, keep=""), visible=True)
             shown.update(task, completed=done, total=total)
 
         yield update

@@ -165,10 +165,13 @@ def _plain_label(value: Any, call: Callable[[Any], Any]) -> Label:
 def _tagged(
     record: Mapping[str, Any], words: str, tags: str | None, call: Callable[[Any], Any], source: str
 ) -> Example:
-    sentence = tuple(map(str, record[words]))
-    if tags is None or record.get(tags) is None:
+    given = [record.get(words), record.get(tags) if tags is not None else None]
+    if not isinstance(given[0], (list, tuple)) or not isinstance(given[1], (list, tuple, type(None))):
+        raise RequestError(f"While reading {source}: words and tags of a record are lists, and one of them is not.")
+    sentence = tuple(map(str, given[0]))
+    if given[1] is None:
         return Example(sentence)
-    label = tuple(str(call(tag)) for tag in record[tags])
+    label = tuple(str(call(tag)) for tag in given[1])
     if len(label) != len(sentence):
         raise RequestError(f"While reading {source}: a sentence has {len(sentence)} words and {len(label)} tags.")
     return Example(sentence, None, label)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.data.archives import Files, open_files
@@ -20,11 +20,17 @@ from isomerge.data.base import KEPT, Batch, Data, Wanted, floating
 from isomerge.data.splits import pick_split, same_split, split_in
 from isomerge.data.task_heads import match_labels
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.json_files import JsonError, checked, first_fault, read_json
+from isomerge.packages import why_not_imported
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 FILE = "preprocessor_config.json"
 BILINEAR = 2  # PIL's number
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+MOST_PIXELS = 64_000_000
+"""Of one image: a quarter of a gigabyte once decoded."""
+LONGEST_EDGE = 8192
+"""That a model may see."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +51,21 @@ class Pixels:
 
     def decode(self, content: bytes, name: str) -> np.ndarray:
         """One file as uint8, (channels, height, width)."""
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
         try:
             with Image.open(io.BytesIO(content)) as opened:
+                _require_few_pixels(*opened.size)
                 image = opened.convert(MODES[self.channels])
-        except (UnidentifiedImageError, OSError, SyntaxError) as error:
-            cause = " ".join(str(error).split())[:120]
+            width, height = image.size
+            target = self.resize
+            if self.edge is not None:
+                short = min(width, height)
+                target = (int(self.edge * height / short), int(self.edge * width / short))
+                _require_few_pixels(*target)
+        except Exception as error:  # every format fails in its own way
+            cause = " ".join(str(error).split())[:120] or type(error).__name__
             raise RequestError(f"While reading the image {name}: {cause}. Repair or remove it.") from error
-        width, height = image.size
-        target = self.resize
-        if self.edge is not None:
-            short = min(width, height)
-            target = (int(self.edge * height / short), int(self.edge * width / short))
         if target is not None and (height, width) != target:
             image = image.resize((target[1], target[0]), resample=Image.Resampling(self.resample))
         array = np.asarray(image)
@@ -76,14 +84,20 @@ class Pixels:
 def pixels_for(checkpoint: Checkpoint) -> Pixels:
     """From the file beside the weights; without one, pixels from −1 to 1 at the size config.json names."""
     try:
-        import PIL  # noqa: F401
+        import PIL.Image  # noqa: F401  the part that is compiled
     except ImportError as error:
-        raise RequestError("Reading images: the package 'pillow' is not installed (pip install pillow).") from error
+        raise RequestError(f"Reading images: {why_not_imported('PIL', error)}.") from error
     config = checkpoint.config
-    channels = int(config.get("num_channels") or 3)
-    if channels not in MODES:
+    channels = config.get("num_channels") or 3
+    if type(channels) is not int or channels not in MODES:
         raise RequestError(f"Reading images for {checkpoint.name}: images have 1, 3 or 4 channels, not {channels}.")
-    own = _pair(config.get("image_size"))
+    try:
+        own = TypeAdapter(Size | None).validate_python(_pair(config.get("image_size")))
+    except ValidationError as error:
+        raise CheckpointError(
+            f"While reading config.json of {checkpoint.name}: image_size: {first_fault(error)}. Copy the original file "
+            "again."
+        ) from error
     if checkpoint.revision is not None:
         checkpoint.side_files()  # of a hub model: fetches what lies beside the weights
     path = checkpoint.folder / FILE if checkpoint.folder else None
@@ -97,50 +111,91 @@ def pixels_for(checkpoint: Checkpoint) -> Pixels:
         half = (0.5,) * channels
         return Pixels(channels, own, resize=own, mean=half, std=half, notes=(note,))
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        content = read_json(path)
+        settings = checked(Preprocessor, content)
+    except (JsonError, OSError) as error:
         raise CheckpointError(f"While reading {path}: {error}. Copy the original file again.") from error
-    return _from_settings(settings, channels, own, str(path))
+    return _from_settings(settings, content, channels, own, str(path))
 
 
-def _from_settings(settings: Mapping[str, Any], channels: int, own: tuple[int, int] | None, path: str) -> Pixels:
-    size = settings.get("size", own)
-    edge = size.get("shortest_edge") if isinstance(size, Mapping) else None
-    fixed = None if edge else _pair(size)
-    crop = _pair(settings.get("crop_size")) if settings.get("do_center_crop") else None
+def _from_settings(
+    settings: Preprocessor, content: Mapping[str, Any], channels: int, own: tuple[int, int] | None, path: str
+) -> Pixels:
+    edge = settings.size.shortest_edge if isinstance(settings.size, ShortestEdge) else None
+    fixed = own if settings.size is None else None if isinstance(settings.size, ShortestEdge) else settings.size
+    crop = settings.crop_size if settings.do_center_crop else None
+    share = settings.crop_pct
     if edge and crop is None:
-        crop = (edge, edge) if settings.get("crop_pct") else own
-    share = settings.get("crop_pct")
+        crop = (edge, edge) if share else own
     if edge and share and edge < 384:  # resized larger, then the middle is cut out
         edge = int(edge / share)
-    if settings.get("do_resize", True) is False:
+    if settings.do_resize is False:
         fixed = edge = None
     seen = crop or fixed or own
     if seen is None:
-        raise CheckpointError(f"While reading {path}: it names no size that is understood ({size!r}). Write it as "
-                              '{"height": …, "width": …} or {"shortest_edge": …}.')  # fmt: skip
+        given = str(content.get("size"))[:60]
+        raise CheckpointError(
+            f"While reading {path}: it names no size that is understood ({given}). Write it as "
+            '{"height": …, "width": …} or {"shortest_edge": …}.'
+        )
     notes = [f"{FILE} asks for {key}, which is not done here" for key in ("do_pad", "do_flip_channel_order",
-             "do_thumbnail", "do_align_long_axis") if settings.get(key)]  # fmt: skip
-    mean, std = (
-        _values(settings.get(key, 0.5), channels) if settings.get("do_normalize", True) else ()
-        for key in ("image_mean", "image_std")
-    )
-    scale = float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 1.0
-    resample = int(settings.get("resample", BILINEAR))
-    return Pixels(channels, seen, fixed, edge, resample, scale, mean, std, tuple(notes))
+             "do_thumbnail", "do_align_long_axis") if content.get(key)]  # fmt: skip
+    given_values = (settings.image_mean, settings.image_std)
+    mean, std = (_values(values, channels) if settings.do_normalize else () for values in given_values)
+    scale = settings.rescale_factor if settings.do_rescale else 1.0
+    return Pixels(channels, seen, fixed, edge, settings.resample, scale, mean, std, tuple(notes))
 
 
-def _values(given: Any, channels: int) -> tuple[float, ...]:
-    values = tuple(map(float, given)) if isinstance(given, (list, tuple)) else (float(given),)
+def _values(given: float | list[float], channels: int) -> tuple[float, ...]:
+    values = tuple(map(float, given)) if isinstance(given, list) else (float(given),)
     return values if len(values) == channels else (values[0],) * channels
 
 
-def _pair(size: Any) -> tuple[int, int] | None:
+def _pair(size: Any) -> Any:
+    """(height, width) in any of the ways to write it; what is none of them is left for the check."""
     if isinstance(size, Mapping):
-        size = (size["height"], size["width"]) if "height" in size and "width" in size else None
-    if isinstance(size, (list, tuple)):
-        return (int(size[0]), int(size[-1]))
-    return None if size is None else (int(size), int(size))
+        return (size["height"], size["width"]) if "height" in size and "width" in size else None
+    if isinstance(size, (list, tuple)) and size:
+        return (size[0], size[-1])
+    return (size, size) if isinstance(size, (int, float)) else size
+
+
+Edge = Annotated[int, Field(ge=1, le=LONGEST_EDGE, strict=False)]
+Size = tuple[Edge, Edge]
+Number = Annotated[float, Field(ge=-1e6, le=1e6)]
+Switch = Annotated[bool, BeforeValidator(bool)]
+"""Some write null for no."""
+
+
+class ShortestEdge(BaseModel):
+    shortest_edge: Edge
+
+
+def _read_size(size: Any) -> Any:
+    short = isinstance(size, Mapping) and size.get("shortest_edge")
+    return {"shortest_edge": short} if short else _pair(size)
+
+
+class Preprocessor(BaseModel):
+    """What is read of preprocessor_config.json."""
+
+    size: Annotated[Size | ShortestEdge | None, BeforeValidator(_read_size)] = None
+    crop_size: Annotated[Size | None, BeforeValidator(_pair)] = None
+    crop_pct: Annotated[float, Field(ge=0.1, le=1)] | None = None
+    do_center_crop: Switch = False
+    do_resize: Switch = True
+    do_rescale: Switch = True
+    do_normalize: Switch = True
+    image_mean: Number | Annotated[list[Number], Field(min_length=1)] = 0.5
+    image_std: Number | Annotated[list[Number], Field(min_length=1)] = 0.5
+    rescale_factor: Number = 1 / 255
+    resample: Annotated[int, Field(ge=0, le=5)] = BILINEAR
+
+
+def _require_few_pixels(width: int, height: int) -> None:
+    """Before they are decoded: a few bytes can stand for as many as there are addresses."""
+    if width < 1 or height < 1 or width * height > MOST_PIXELS:
+        raise ValueError(f"it has {width} × {height} pixels, and at most {MOST_PIXELS:,} are read")
 
 
 def _centre(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

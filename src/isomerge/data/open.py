@@ -10,7 +10,7 @@ from typing import Any
 
 from isomerge.arguments import require_types
 from isomerge.checkpoint.side_files import is_weight
-from isomerge.data.archives import ARCHIVE_SUFFIXES
+from isomerge.data.archives import ARCHIVE_SUFFIXES, names_below
 from isomerge.data.base import Data, DataSource
 from isomerge.data.corpus import Corpus
 from isomerge.data.examples import (
@@ -104,7 +104,7 @@ def _opened(source: Any, options: DataOptions, tokenizer: Any, prefer: str) -> D
 
 
 def _holds_images(path: Path) -> bool:
-    return any(is_image(name) for _, _, names in os.walk(path, followlinks=True) for name in names)
+    return any(map(is_image, names_below(path)))
 
 
 def _text_files(path: Path, split: str | None, prefer: str) -> tuple[list[Path], list[str]]:

@@ -20,6 +20,7 @@ from isomerge.data.splits import pick_split, same_split
 from isomerge.data.tables import LABELS
 from isomerge.data.texts import TextData
 from isomerge.errors import RequestError
+from isomerge.packages import why_not_imported
 
 
 class ReadyData(Data):
@@ -101,8 +102,8 @@ def load_saved_dataset(path: Any) -> Any:
         from datasets import load_from_disk
     except ImportError as error:
         raise RequestError(
-            f"While opening data {path}: the 'datasets' package saved it and is needed to read it (pip install "
-            "isomerge[eval])."
+            f"While opening data {path}: the 'datasets' package saved it and is needed to read it; "
+            f"{why_not_imported('datasets', error)}."
         ) from error
     try:
         return load_from_disk(str(Path(path).expanduser()))

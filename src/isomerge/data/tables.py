@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint.base import name_some
 from isomerge.errors import RequestError, near_miss
+from isomerge.json_files import JsonError, parse_json
 
 DELIMITERS = "\t,;|"
 SAMPLE_LINES = 200  # that tell a format
@@ -70,7 +70,7 @@ def find_delimiter(lines: Sequence[str], candidates: str = DELIMITERS) -> str | 
     """
     best: tuple[float, str] | None = None
     for delimiter in candidates:
-        counts = Counter(len(row) for row in csv.reader(lines[:SAMPLE_LINES], delimiter=delimiter))
+        counts = Counter(len(row) for row in _rows(lines[:SAMPLE_LINES], delimiter, csv.QUOTE_MINIMAL))
         columns, often = counts.most_common(1)[0]
         share = often / sum(counts.values())
         if columns > 1 and (best is None or share > best[0] + 0.02):
@@ -92,11 +92,15 @@ def cut(lines: Sequence[str], delimiter: str) -> TextTable:
 
 
 def _cells(lines: Sequence[str], delimiter: str, way: int) -> TextTable:
-    read = csv.reader((line + "\n" for line in lines), delimiter=delimiter, quoting=way)  # type: ignore[arg-type]
-    rows = [row for row in read if row]
+    rows = [row for row in _rows([line + "\n" for line in lines], delimiter, way) if row]
     width = Counter(map(len, rows)).most_common(1)[0][0]
     kept = [row for row in rows if len(row) == width]
     return TextTable(kept, len(rows) - len(kept))
+
+
+def _rows(lines: Sequence[str], delimiter: str, way: int) -> Iterator[list[str]]:
+    # A carriage return inside a line is no line end here, and csv refuses it.
+    return csv.reader((line.replace("\r", " ") for line in lines), delimiter=delimiter, quoting=way)  # type: ignore[arg-type]
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -109,15 +113,15 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            records.append(json.loads(line))
-        except ValueError as error:
+            records.append(parse_json(line))
+        except JsonError as error:
             raise RequestError(
                 f"While reading {path}, line {number}: {error}. One JSON object a line is needed."
             ) from None
     if path.suffix.lower() == ".json":
         inner = records[0]
         records = next((v for v in inner.values() if isinstance(v, list)), []) if isinstance(inner, dict) else inner
-    if not records or not all(isinstance(record, dict) for record in records):
+    if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
         raise RequestError(f"While reading {path}: it does not hold objects with named fields. Write one a line.")
     return records
 

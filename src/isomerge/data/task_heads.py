@@ -38,9 +38,10 @@ def task_of(config: Mapping[str, Any]) -> str | None:
 def label_names(config: Mapping[str, Any]) -> list[str]:
     """The names of the outputs in order. config.json leaves them out where there are two without a name."""
     named = config.get("id2label")
-    if named:
+    if isinstance(named, Mapping) and named and all(str(number).isdecimal() for number in named):
         return [str(name) for _, name in sorted(named.items(), key=lambda item: int(item[0]))]
-    return [f"LABEL_{number}" for number in range(int(config.get("num_labels") or 2))]
+    count = config.get("num_labels")
+    return [f"LABEL_{number}" for number in range(count if type(count) is int and count > 0 else 2)]
 
 
 def match_labels(classes: Sequence[str], config: Mapping[str, Any], data: str) -> tuple[dict[str, int], list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.json_files import read_json
+from isomerge.packages import require_version, why_not_imported
 
 UNSET = 1 << 30  # tokenizers write "no limit" as a number larger than any context
 WITHOUT_LIMIT = 512  # for models whose positions have no table and no stated end
@@ -28,9 +29,10 @@ def tokenizer_for(checkpoint: Checkpoint, given: Any = None, *, words: bool = Fa
             "folder, or open_data(…, tokenizer=…)."
         )
     try:
+        require_version("transformers")
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise RequestError("Reading texts: 'transformers' is not installed (pip install isomerge[hf]).") from error
+        raise RequestError(f"Reading texts: {why_not_imported('transformers', error)}.") from error
     more = {"add_prefix_space": True} if words else {}
     if checkpoint.revision is not None:
         checkpoint.side_files()  # of a hub model: fetches what lies beside the weights
@@ -129,7 +131,7 @@ def letter_tokenizer(folder: Path) -> Any | None:
 
 def _vocabulary(folder: Path) -> dict[str, int]:
     if (folder / "vocab.json").is_file():
-        table = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+        table = read_json(folder / "vocab.json")
         return {str(token): int(number) for token, number in table.items()}
     if (folder / "vocab.txt").is_file():
         lines = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")

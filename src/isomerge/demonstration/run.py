@@ -24,10 +24,10 @@ from isomerge.demonstration import digits as task
 from isomerge.demonstration.merging import WAYS, MergedGroup, instructions, load, merge_group
 from isomerge.demonstration.picture import picture
 from isomerge.errors import RequestError
-from isomerge.merging.run.memory import peak_memory
 from isomerge.reporting.page import write_report
 from isomerge.reporting.record import PAGE, RECORD, write_text
 from isomerge.results import Result
+from isomerge.system import peak_memory
 from isomerge.threads import parallel
 
 MODELS = 3  # merged at once

@@ -13,6 +13,7 @@ from isomerge.data.base import Batch
 from isomerge.data.tokenizer import tokenizer_for
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
 from isomerge.evaluation.tasks import TaskScore
+from isomerge.packages import why_not_imported
 from isomerge.running.stock import StockModel
 
 HARNESS = "lm-eval:"
@@ -101,8 +102,7 @@ def run_harness(loaded: StockModel, name: str, *, batch_size: int, limit: int | 
         from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise RequestError(
-            f"Evaluating {loaded.checkpoint.name} on lm-eval:{name}: the package 'lm-eval' is not installed, or a part "
-            f"of it is missing ({error}). Install it with pip install isomerge[eval]."
+            f"Evaluating {loaded.checkpoint.name} on lm-eval:{name}: {why_not_imported('lm_eval', error)}."
         ) from error
     words = tokenizer_for(loaded.checkpoint, tokenizer)
     model = HFLM(pretrained=loaded.module, tokenizer=words, batch_size=batch_size)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint
+from isomerge.packages import require_version, why_not_imported
 from isomerge.running.stock import load_stock
 
 LENGTH = 12  # tokens: long enough for every position-dependent part, short enough for any position table
@@ -62,9 +63,10 @@ def largest_difference(
 ) -> tuple[float | None, str]:
     """max |f(x) − g(x)| over random inputs, relative to max |f(x)|; or None with the reason it could not be had."""
     try:
+        require_version("transformers")
         import transformers  # noqa: F401
-    except ImportError:
-        return None, "transformers is not installed; install isomerge[hf] to compare outputs"
+    except ImportError as error:
+        return None, f"comparing outputs needs transformers: {why_not_imported('transformers', error)}"
     need = 8 * sum(torch.Size(info.shape).numel() for info in first.tensors.values())
     if max_memory is not None and need > max_memory:
         return None, f"loading the model takes {need / 1e9:.1f} GB, more than `max_memory` allows"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import is_harmless_buffer
 from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.errors import CheckpointError
+from isomerge.packages import TooOldError, first_cause, is_installed, require_version
 from isomerge.running.stock import stock_class
 
 # What may differ between a model and its donor without another class or another set of tensors being meant.
@@ -47,16 +47,19 @@ def check_stock_class(checkpoint: Checkpoint) -> ClassCheck:
     if checkpoint.config.get("quantization_config"):
         return ClassCheck(None, "not checked: it is quantised, and its tensors are not those of the class")
     for package in ("transformers", "accelerate"):  # transformers needs the second for the meta device
-        if importlib.util.find_spec(package) is None:
+        if not is_installed(package):
             return ClassCheck(None, f"not checked: the package '{package}' is not installed (pip install {package})")
     try:
+        require_version("transformers")
         kind = stock_class(checkpoint.config)
-    except CheckpointError as error:
+    except (CheckpointError, TooOldError) as error:
         return ClassCheck(None, f"not checked: {error}")
     try:
         model, info = _load_headers(kind, checkpoint)
     except ImportError as error:
-        return ClassCheck(None, f"not checked: {kind.__name__} needs more than is installed ({_line(error)})")
+        return ClassCheck(
+            None, f"not checked: {kind.__name__} needs more than is installed ({_line(first_cause(error))})"
+        )
     except Exception as error:  # whatever the class cannot be built from is wrong in config.json
         return ClassCheck(False, f"{kind.__name__} cannot be built from config.json: {_line(error)}")
     problems = _problems(model, info)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.evaluation.probe import outputs, random_inputs
+from isomerge.packages import require_version, why_not_imported
 from isomerge.running.stock import load_stock
 from isomerge.symmetry.groups import Group, Trivial
 from isomerge.symmetry.patterns import Layout, bind
@@ -126,10 +127,13 @@ class Prover:
 
     def _run(self, state: Mapping[str, Tensor]) -> Tensor:
         try:
+            require_version("transformers")
             model = load_stock(self.config, state, dtype=self.dtype)
             return outputs(model, random_inputs(model))
         except ImportError as error:
-            raise Unprovable("transformers is not installed (install isomerge[hf] to find symmetries)") from error
+            raise Unprovable(
+                f"finding symmetries needs transformers: {why_not_imported('transformers', error)}"
+            ) from error
         except Exception as error:  # whatever stops transformers means the same here
             raise Unprovable(f"transformers cannot run it ({type(error).__name__}: {str(error)[:200]})") from error
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint.base import name_some
+from isomerge.checkpoint.tokenizer_file import read_tokenizer
+from isomerge.json_files import JsonError, read_json
 
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "decoder_start_token_id")
 # Formats whose vocabulary is not in plain JSON or text: that there is one can be told, its size cannot.
@@ -68,16 +69,9 @@ def tokenizer_problems(folder: Path, rows: int) -> tuple[bool | None, str]:
 def _tokens(folder: Path, files: set[str], broken: list[str]) -> Iterator[tuple[str, int]]:
     """Every (token, id) that the files beside the weights name."""
     if "tokenizer.json" in files:
-        table = _json(folder / "tokenizer.json")
-        if isinstance(table, dict):
-            vocabulary = (table.get("model") or {}).get("vocab") or {}
-            if isinstance(vocabulary, dict):
-                yield from _numbered(vocabulary)
-            else:  # unigram: a list of (token, score), in the order of their ids
-                yield from ((str(entry[0]), number) for number, entry in enumerate(vocabulary))
-            added = table.get("added_tokens") or []
-            yield from ((str(token.get("content")), token["id"]) for token in added if type(token.get("id")) is int)
-        else:
+        try:
+            yield from read_tokenizer(folder / "tokenizer.json").numbers()
+        except (OSError, JsonError):
             broken.append("tokenizer.json")
     for name in sorted({"vocab.json", "added_tokens.json"} & files):
         table = _json(folder / name)
@@ -101,7 +95,7 @@ def _numbered(vocabulary: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 def _json(path: Path) -> Any:
     """The content of a JSON file: {} where there is none, None where it is broken."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError):

@@ -6,7 +6,6 @@ Every check passes, fails or could not be made, with one line that says why.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import time
@@ -22,14 +21,18 @@ from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Checkpoint, Progress, name_some
 from isomerge.checkpoint.checks import FLOATING
 from isomerge.checkpoint.hashing import hash_file, hash_tensors, raw_bytes, scan_tensors
+from isomerge.checkpoint.journal import Journal
 from isomerge.checkpoint.local import SINGLE_OR_INDEX, find_shards, open_folder
 from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, locked_tensors, read_lock
-from isomerge.checkpoint.staging import STALE
+from isomerge.checkpoint.renaming import STALE
+from isomerge.checkpoint.staging import is_unfinished, was_interrupted
 from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.stock_class_check import ClassCheck, check_stock_class, same_structure
 from isomerge.evaluation.tokens import special_token_problems, tokenizer_problems, vocabulary_rows
+from isomerge.json_files import read_json
 from isomerge.results import Result
+from isomerge.threads import thread_count
 
 
 @dataclass
@@ -82,7 +85,7 @@ def verify(
         )
     if not folder.is_dir():
         raise RequestError(f"While verifying {folder}: there is no such folder. Name the folder of a model.")
-    checks = list(_checks(folder, deep, same_structure_as, threads or os.cpu_count() or 1, progress))
+    checks = list(_checks(folder, deep, same_structure_as, thread_count(threads), progress))
     problems = [f"{check.name}: {check.detail}" for check in checks if check.passed is False]
     verdict = "bad" if problems else "good"
     return Verification(str(folder), verdict, checks, problems, time.perf_counter() - start)
@@ -91,7 +94,7 @@ def verify(
 def _checks(
     folder: Path, deep: bool, donor: Checkpoint | None, threads: int, progress: Progress | None
 ) -> Iterator[Check]:
-    yield _complete(folder)
+    yield _complete(folder, writing=donor is not None)
     try:
         checkpoint = open_folder(folder)
     except CheckpointError as error:
@@ -116,8 +119,16 @@ def _checks(
     yield _locked(folder, locked_tensors(checkpoint.tensors, hashes))
 
 
-def _complete(folder: Path) -> Check:
-    if (folder / STAGING).exists():
+def _complete(folder: Path, *, writing: bool) -> Check:
+    """Of a folder whose writer asks, which comes to its end after this, a journal is no leftover."""
+    staged, unfinished = folder / STAGING, is_unfinished(folder)
+    if unfinished and not writing:
+        detail = f"the model is complete; {STAGING} is left, as the run that wrote it was stopped before its end"
+        return Check("complete", True, f"{detail}: run that command again to end it, or delete that folder")
+    if not unfinished and not was_interrupted(folder) and Journal(staged).exists:
+        detail = f"the model is complete; {STAGING} is left of a write that was to replace it and was interrupted"
+        return Check("complete", True, f"{detail}: run that command again, or delete that folder")
+    if not unfinished and any(staged.glob("*")):
         return Check("complete", False, f"{STAGING} is left of a write that was interrupted; run that command again")
     return Check("complete", True, "no unfinished write is left in the folder")
 
@@ -133,7 +144,7 @@ def _index(folder: Path, checkpoint: Checkpoint) -> Check:
     forgotten = sorted(checkpoint.tensors.keys() - weight_map.keys())
     if forgotten:
         problems.append(f"{index} forgets {name_some(forgotten)}")
-    metadata = json.loads((folder / index).read_text(encoding="utf-8")).get("metadata")
+    metadata = read_json(folder / index).get("metadata")
     stated = metadata.get("total_size") if isinstance(metadata, dict) else None
     size = sum(info.nbytes for info in checkpoint.tensors.values())
     if stated != size:

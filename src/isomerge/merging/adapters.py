@@ -115,7 +115,13 @@ def merge_adapters(
         if progress:
             progress(count, len(layers), "merging")
     result.tensors |= whole
-    written = write_adapter(out, result.tensors, _config(opened, layers, result), force=force)
+    written = write_adapter(
+        out,
+        result.tensors,
+        _config(opened, layers, result),
+        force=force,
+        inputs=[adapter.checkpoint for adapter in opened],
+    )
     total, lost = result.squares
     return AdapterMerge(
         out=written.out,

@@ -47,6 +47,7 @@ def merge(
     device: str = "cpu",
     max_memory: int | str | None = None,
     seed: int = 0,
+    resume: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Merged:
@@ -65,7 +66,8 @@ def merge(
 
     `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options.
     `dtype` is the dtype of the output (by default that of the inputs), `seed` the seed of methods that draw random
-    numbers.
+    numbers. `resume` names the folder that `save` will be given: what is solved before that (an alignment, the layers
+    of reconstruct) is kept there, and the same call, made again after a kill, goes on from it.
 
     >>> merged = isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5)
     >>> written = merged.save("merged")
@@ -74,7 +76,8 @@ def merge(
         models, weights, method=(method, str), align=(align, bool, Mapping), level=(level, str),
         scale=(scale, bool, None), sweeps=(sweeps, int), calibrate=(calibrate, Mapping, None),
         repair=(repair, bool, Mapping), tokenizer=(tokenizer, str, os.PathLike, Mapping, None),
-        dtype=(dtype, str, None), seed=(seed, int), **_run_arguments(threads, device, max_memory, progress),
+        dtype=(dtype, str, None), seed=(seed, int), resume=(resume, str, os.PathLike, None),
+        **_run_arguments(threads, device, max_memory, progress),
     )  # fmt: skip
     require_choice("method", method, ALL_METHODS)
     models = list(models)
@@ -102,7 +105,7 @@ def merge(
         repair=repair, tokenizer=_tokenizer(tokenizer), dtype=dtype, seed=seed,
     )  # fmt: skip
     checkpoints = {reference: open_model(reference, model) for reference, model in given.items()}
-    run = RunSettings(threads, device, max_memory, progress, data_sets, statistics)
+    run = RunSettings(threads, device, max_memory, progress, data_sets, statistics, resume=resume)
     return merge_documents([recipe], checkpoints, run, same_ids=tokenizer != ROWS)
 
 
@@ -115,23 +118,24 @@ def merge_recipe(
     max_memory: int | str | None = None,
     seed: int | None = None,
     same_ids: bool = False,
+    resume: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Merged:
     """Merge as a recipe says: a path, YAML text or a dict. `models` replaces references by state_dicts or modules.
 
     A recipe without `tokenizer` merges vocabulary tables row by row, with a note if models give tokens different ids;
-    with `same_ids` that is an error.
+    with `same_ids` that is an error. `resume` as in `merge`.
 
     >>> written = isomerge.merge_recipe("recipe.yml").save("merged-by-recipe")
     """
     require_types(
         models=(models, Mapping, None), seed=(seed, int, None), same_ids=(same_ids, bool),
-        **_run_arguments(threads, device, max_memory, progress),
+        resume=(resume, str, os.PathLike, None), **_run_arguments(threads, device, max_memory, progress),
     )  # fmt: skip
     documents, checkpoints = _opened(recipe, models)
     if seed is not None:  # into the recipe, which is what the lock file repeats
         documents = [document.model_copy(update={"seed": seed}) for document in documents]
-    settings = RunSettings(threads, device, max_memory, progress)
+    settings = RunSettings(threads, device, max_memory, progress, resume=resume)
     return merge_documents(documents, checkpoints, settings, same_ids=same_ids)
 
 

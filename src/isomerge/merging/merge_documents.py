@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 from isomerge.checkpoint import Checkpoint, TensorInfo, require_floating
 from isomerge.checkpoint.dtypes import dtype_entry
+from isomerge.checkpoint.kept import KeptWork
 from isomerge.merging.aligned_tensors import AlignedTensors
 from isomerge.merging.data_methods import MergedWeights
 from isomerge.merging.measured_statistics import name_uneven
@@ -18,7 +20,7 @@ from isomerge.merging.outcome.notes import name_strangers
 from isomerge.merging.plan.models import base_among_models, differences, left_out_adapters
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
 from isomerge.merging.plan.tensors import plan_tensors
-from isomerge.merging.prepared_models import Models, PreparedModels, RunSettings, check_data, prepare
+from isomerge.merging.prepared_models import Models, PreparedModels, RunSettings, check_data, kept_work, prepare
 from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.repair import finished_job, parents_of, repaired
 from isomerge.merging.run.jobs import Job
@@ -45,9 +47,35 @@ def merge_documents(
     notes += [note for document in documents for note in base_among_models(document)]
     if same_ids:
         require_same_ids(documents[-1], list(known.values()))
+    kept = kept_work(documents, checkpoints, settings) if solve else None
+    with kept.unless_it_fails() if kept is not None else contextlib.nullcontext():
+        merged, files, warnings = _merge_each(documents, known, checkpoints, settings, kept, solve=solve)
+    return replace(
+        merged,
+        data=list(settings.data.opened.values()),
+        recipes=list(documents),
+        inputs={str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files,
+        files=frozenset(files),
+        notes=notes + merged.notes + warnings,
+        started=start,
+        kept=kept,
+    )
+
+
+def _merge_each(
+    documents: Sequence[Recipe],
+    known: dict[ModelReference, Checkpoint],
+    checkpoints: Models,
+    settings: RunSettings,
+    kept: KeptWork | None,
+    *,
+    solve: bool,
+) -> tuple[Merged, dict[str, Checkpoint], list[str]]:
+    """The model of the last document, the files that options name, and what to warn of."""
     warnings: list[str] = []
     files: dict[str, Checkpoint] = {}
-    for document in documents:
+    for number, document in enumerate(documents):
+        settings = replace(settings, kept=kept.within(str(number)) if kept is not None else None)
         models = {reference: known[reference] for reference in document.referenced_models()}
         plan = plan_tensors(document, models)
         if solve:
@@ -63,15 +91,7 @@ def merge_documents(
         if document is not documents[-1]:
             name = str(document.name)
             known[ModelReference.parse(name)] = MergedCheckpoint(merged, name)
-    return replace(
-        merged,
-        data=list(settings.data.opened.values()),
-        recipes=list(documents),
-        inputs={str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files,
-        files=frozenset(files),
-        notes=notes + merged.notes + warnings,
-        started=start,
-    )
+    return merged, files, warnings
 
 
 # --- one job for every tensor -----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.base import Progress
+from isomerge.checkpoint.kept import KeptWork
 from isomerge.merging.aligned_tensors import AlignedTensors
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class MergeInputs:
     progress: Progress | None = None
     owners: Sequence[Sequence[int]] = ()
     """For each data set, the places of the models that name it; empty: all of them."""
+    kept: KeptWork | None = None
+    """Where to keep finished parts for a run that is made again; None: nowhere."""
 
     def aligned(self) -> AlignedTensors | None:
         """The models next to the first, where that is asked for and there are several."""

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from isomerge.alignment.api import align_family
 from isomerge.calibration import Statistics
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import Progress
+from isomerge.checkpoint.kept import KeptWork, work_key
+from isomerge.checkpoint.lock import current_versions
 from isomerge.merging.aligned_tensors import AlignedTensors
 from isomerge.merging.data_methods import DATA_METHODS, MergedWeights, MergeInputs
 from isomerge.merging.measured_statistics import MeasuredModels, measure
 from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.recipe_data import DataSets, aligning_data, data_owners, data_uses, method_data, require_labels
 from isomerge.merging.run.sources import InputHashes
+from isomerge.running.stock import run_versions
 
 Models = Mapping[ModelReference, Checkpoint]
 
@@ -33,6 +39,10 @@ class RunSettings:
     statistics: dict[str, Statistics] = field(default_factory=dict)
     """Statistics that were given as objects, by the name that stands for them in the recipe."""
     hashes: InputHashes = field(default_factory=InputHashes)
+    resume: str | os.PathLike[str] | None = None
+    """The folder in which to keep what is solved on the way."""
+    kept: KeptWork | None = None
+    """The same, for one document."""
 
 
 @dataclass
@@ -56,6 +66,21 @@ class PreparedModels:
         return self.solved.alignment if self.solved else self.aligned.record if self.aligned else None
 
 
+def kept_work(documents: Sequence[Recipe], checkpoints: Models, settings: RunSettings) -> KeptWork | None:
+    """Where to keep what is solved; None where that is not asked for, or an input cannot be told from a changed one."""
+    solves = [document.align is not None or document.merge_method in DATA_METHODS for document in documents]
+    identities = {str(reference): checkpoint.identity() for reference, checkpoint in checkpoints.items()}
+    if settings.resume is None or not any(solves) or None in identities.values():
+        return None
+    data = [use.open(settings.data).locked() for document in documents for use in data_uses(document)]
+    key = work_key(
+        work="merge", versions=run_versions() if data else current_versions(), models=identities, data=data,
+        recipes=[document.to_yaml() for document in documents], device=settings.device,
+        torch_threads=torch.get_num_threads(),
+    )  # fmt: skip
+    return KeptWork(settings.resume, key)
+
+
 def check_data(recipe: Recipe, models: Models, settings: RunSettings) -> None:
     """Open all data, and raise where it does not fit what it is for; nothing is run."""
     if recipe.merge_method in DATA_METHODS:
@@ -77,7 +102,9 @@ def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSett
         data = [use.open(settings.data) for use in uses]
         owners = [data_owners(recipe, use) for use in uses]
         aligned_once = align if recipe.align is not None else None
-        inputs = MergeInputs(ordered, data, aligned_once, settings.device, settings.progress, owners)
+        inputs = MergeInputs(
+            ordered, data, aligned_once, settings.device, settings.progress, owners=owners, kept=settings.kept
+        )
         solved = method(inputs, method.options_in(recipe))
         return PreparedModels(solved=solved, notes=[*solved.notes, *settings.data.notes], align=align)
     aligned = _aligned(recipe, donor, models, settings)
@@ -103,5 +130,6 @@ def _aligned(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSet
         others, anchor=None if to_mean else anchor, **recipe.align.options(),
         data=settings.data.open(data).passes(anchor) if data is not None else None,
         threads=settings.threads, max_memory=settings.max_memory, device=settings.device, progress=settings.progress,
+        resume=settings.kept,
     )  # fmt: skip
     return AlignedTensors(family, anchor)

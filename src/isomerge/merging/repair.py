@@ -11,7 +11,6 @@ a bias gets the factor only. A layer is measured after all earlier ones were rep
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.recipe_data import DataSet
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import InMemory
+from isomerge.name_patterns import NamePattern
 from isomerge.running.activation_watch import ActivationWatch
 from isomerge.running.gram import UnitSums
 from isomerge.running.linear_maps import LinearMap
@@ -132,7 +132,8 @@ def _measured(parent: Any, batches: Batches, device: str, limit: int | None) -> 
 def _chosen(stock: StockModel, only: str | None) -> list[LinearMap]:
     maps = stock.maps
     if only is not None:
-        chosen = [m for m in maps if re.search(only, m.weight)]
+        pattern = NamePattern(only)
+        chosen = [m for m in maps if pattern.search(m.weight)]
     else:
         sites = sites_of(describe(stock.checkpoint), stock, roles=["output"]).values()
         modules = {s.module for s in sites if all(part_of(space) == "ffn" or "." in space for space in s.spaces)

@@ -26,6 +26,7 @@ from isomerge.evaluation.verify import differences
 from isomerge.merging.api import merge_recipe
 from isomerge.results import Result
 from isomerge.running.stock import run_versions
+from isomerge.threads import thread_count
 
 
 @dataclass
@@ -63,7 +64,7 @@ def reproduce(
     require_shared_types(out=out, threads=threads, force=force, progress=progress)
     folder = Path(folder).expanduser()
     lock = read_lock(folder)
-    workers = threads or os.cpu_count() or 1
+    workers = thread_count(threads)
     inputs = changed_data(lock) or changed_inputs(lock, workers, progress)
     result = Reproduction(str(folder), "inputs changed", inputs, [], lock.sha256, None, None, _notes(lock), 0.0)
     if not inputs:
@@ -134,6 +135,8 @@ def _data_change(entry: Mapping[str, Any]) -> str | None:
         data = open_data(entry["path"], **entry["open"])
     except IsomergeError as error:
         return str(error)
+    except TypeError as error:
+        return f"the lock names a way to open it that there is not ({error})"
     if data.sha256 != entry["sha256"]:
         return f"its content has changed: sha256 {data.sha256}, and the models were run on {entry['sha256']}"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.hub import looks_like_hub_id
 from isomerge.reporting.record import TEXT, Record
+from isomerge.text import code, inert, visible
+from isomerge.yaml_files import load
 
 LICENCE_KEYS = ("license", "license_name", "license_link")
 
@@ -37,6 +40,7 @@ def card_data(checkpoint: Checkpoint) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8") if path is not None and path.is_file() else ""
         if not text.startswith("---"):
             return {}
+        load(text.split("---", 2)[1])  # bounded, before others read it
         data: Any = ModelCard(text, ignore_metadata_errors=True).data
         return dict(data.to_dict())
     except Exception:  # no network, no such file, front matter that is no YAML: a merge does not fail for a card
@@ -84,7 +88,7 @@ def licence(inputs: Sequence[Record], notes: list[str]) -> dict[str, Any]:
     values = {tuple(value) if isinstance(value, list) else value for value in stated.values()}
     if values == {None} or not values:
         return {}
-    listing = ", ".join(f"`{name}`: {value or 'not stated'}" for name, value in sorted(stated.items()))
+    listing = ", ".join(f"{code(name)}: {inert(str(value or 'not stated'))}" for name, value in sorted(stated.items()))
     if None in values:
         notes.append(f"Not every input states its licence, so none is stated here ({listing}).")
         return {}
@@ -99,28 +103,30 @@ def licence(inputs: Sequence[Record], notes: list[str]) -> dict[str, Any]:
 def card_text(record: Record, notes: Sequence[str]) -> str:
     """The page under the metadata."""
     models = sum(entry.get("role") != "file" for entry in record["inputs"])
-    rows = [f"| `{_cell(e['reference'])}` | {e.get('role') or 'model'} | {_commit(e)} |" for e in record["inputs"]]
+    rows = [f"| {_cell(code(e['reference']))} | {e.get('role') or 'model'} | {_commit(e)} |" for e in record["inputs"]]
     method = f"**{record['method']}**: {record['summary'].rstrip('.')}."
     if record.get("paper"):
         method += f" Reference: {record['paper']}."
     parts = [
-        f"# {record['name']}",
+        f"# {inert(record['name'])}",
         f"Made from {models} models with isomerge {record['version']}, without training.",
         "\n".join(["## Inputs", "", "| model | role | commit |", "|---|---|---|", *rows]),
-        f"Config and side files come from `{record['donor']}`.",
+        f"Config and side files come from {code(record['donor'])}.",
         f"## Method\n\n{method}",
-        f"## Recipe\n\n{_fenced(record['recipe'], 'yaml')}",
+        f"## Recipe\n\n{_fenced(visible(record['recipe']), 'yaml')}",
     ]
     if record.get("alignment"):
-        facts = [f"| {_cell(key)} | {_cell(value)} |" for key, value in record["alignment"].items()]
+        facts = [f"| {inert(str(key))} | {inert(str(value))} |" for key, value in record["alignment"].items()]
         parts.append("\n".join(["## Alignment", "", "| | |", "|---|---|", *facts]))
     if record.get("data"):
-        sets = [f"| {_cell(d['name'])} | {_used(d)} | `{d['sha256']}` |" for d in record["data"]]
+        sets = [f"| {inert(str(d['name']))} | {_used(d)} | `{d['sha256']}` |" for d in record["data"]]
         parts.append("\n".join(["## Data", "", "| data | examples used | sha256 |", "|---|---|---|", *sets]))
-    commands = f'pip install "isomerge=={record["version"]}"\nisomerge reproduce {record["name"]}'
+    # Whoever copies a command does not read it: the folder's name must not become more than a name.
+    name = shlex.quote(visible(record["name"], keep=""))
+    commands = f'pip install "isomerge=={record["version"]}"\nisomerge reproduce {name}'
     parts += [
         f"## Reproduce\n\n{_fenced(commands, 'bash')}",
-        f"The weights have sha256 `{record['sha256']}` (`isomerge verify {record['name']}` checks it).",
+        f"The weights have sha256 `{record['sha256']}` ({code('isomerge verify ' + name)} checks it).",
     ]
     if notes:
         parts.append("\n".join(["## Notes", "", *(f"- {note}" for note in notes)]))
@@ -128,7 +134,7 @@ def card_text(record: Record, notes: Sequence[str]) -> str:
 
 
 def _commit(entry: Record) -> str:
-    return f"`{entry['revision']}`" if entry.get("revision") else "local"
+    return code(str(entry["revision"])) if entry.get("revision") else "local"
 
 
 def _used(data: Record) -> str:
@@ -136,8 +142,8 @@ def _used(data: Record) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Text that stays in its cell of a table."""
-    return str(value).replace("|", "\\|").replace("\n", " ").replace("`", "'")
+    """Text that stays in its cell of a table, also in letters of one width."""
+    return str(value).replace("|", "\\|")
 
 
 def _fenced(text: str, language: str) -> str:

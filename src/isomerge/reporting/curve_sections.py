@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from isomerge.errors import RequestError
+from isomerge.json_files import JsonError, checked, read_json
 from isomerge.reporting import blocks as b
 from isomerge.reporting.charts import Line, digits_between, line_chart, plane_map, tinted
 from isomerge.reporting.record import Record
@@ -17,7 +20,7 @@ def read_curve(path: Path) -> dict[str, Any]:
     """A file that `isomerge barrier … --json` has printed, for two models or for three."""
     act = f"While reading {path}"
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
     except FileNotFoundError as error:
         raise RequestError(f"{act}: there is no such file. Make one: isomerge barrier … --json > {path}.") from error
     except IsADirectoryError as error:
@@ -26,22 +29,109 @@ def read_curve(path: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise RequestError(f"{act}: it cannot be read ({error.strerror}).") from error
-    except ValueError as error:
+    except JsonError as error:
+        raise RequestError(f"{act}: {error}. Make it anew: isomerge barrier … --json > {path}.") from error
+    try:
+        require_curve(record)
+    except JsonError as error:
         raise RequestError(
-            f"{act}: it is not JSON ({error}). Make it anew: isomerge barrier … --json > {path}."
+            f"{act}: it has no points of a barrier ({error}). Make one: isomerge barrier … --json > {path}."
         ) from error
-    if not isinstance(record, dict) or not (is_line(record) or is_plane(record)):
-        raise RequestError(f"{act}: it has no points of a barrier. Make one: isomerge barrier … --json > {path}.")
-    return record
+    return dict(record)
 
 
-def is_line(record: Record) -> bool:
-    points = record.get("points")
-    return isinstance(points, list) and all(isinstance(p, dict) and {"t", "loss", "metric"} <= p.keys() for p in points)
+def require_curve(record: Any) -> None:
+    """Raise JsonError unless it is what `isomerge barrier` prints."""
+    plane = isinstance(record, Mapping) and is_plane(record)
+    checked(Plane if plane else Curve, dict(record) if isinstance(record, Mapping) else record)
+
+
+def is_curve(record: Any) -> bool:
+    try:
+        require_curve(record)
+    except JsonError:
+        return False
+    return True
 
 
 def is_plane(record: Record) -> bool:
-    return {"x", "y", "loss", "models"} <= record.keys() and len(record["x"]) > 1 and len(record["y"]) > 1
+    return {"x", "y", "loss", "models"} <= record.keys()
+
+
+Number = Annotated[float, Field(ge=-1e100, le=1e100)]
+"""Whose differences and squares are numbers too."""
+
+
+class Point(BaseModel):
+    t: Number
+    loss: Number | None
+    metric: Number | None
+
+
+class Ensemble(BaseModel):
+    loss: Number | None = None
+    metric: Number | None = None
+
+
+class StoredLine(BaseModel):
+    """Points of one line."""
+
+    points: list[Point] = Field(min_length=1)
+    barrier: Number | None = None
+
+
+class AlignedCurve(StoredLine):
+    level: str
+
+
+class Curve(StoredLine):
+    """Between two models, and the same after they were aligned, at the same places."""
+
+    models: list[str] | None = None
+    metric_name: str | None = None
+    ensemble: Ensemble | None = None
+    aligned: list[AlignedCurve] | AlignedCurve | None = None
+    notes: list[str] | None = None
+    data: Any = None
+
+    @model_validator(mode="after")
+    def _same_places(self) -> Curve:
+        several = self.aligned if isinstance(self.aligned, list) else [self.aligned] if self.aligned else []
+        if any(len(one.points) != len(self.points) for one in several):
+            raise ValueError("the aligned line has another number of points")
+        return self
+
+
+class Corner(BaseModel):
+    model: str
+    x: Number
+    y: Number
+    loss: Number | None
+
+
+def _rising(values: list[float]) -> list[float]:
+    if any(second <= first for first, second in pairwise(values)):
+        raise ValueError("the places do not rise")
+    return values
+
+
+Places = Annotated[list[Number], Field(min_length=2), AfterValidator(_rising)]
+
+
+class Plane(BaseModel):
+    """Through three models: the losses of each row of places."""
+
+    x: Places
+    y: Places
+    loss: list[list[Number | None]]
+    models: list[Corner] = Field(min_length=3, max_length=3)
+    notes: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _one_for_each_place(self) -> Plane:
+        if len(self.loss) != len(self.y) or any(len(row) != len(self.x) for row in self.loss):
+            raise ValueError("there is not one loss for each place")
+        return self
 
 
 def connection_sections(records: Sequence[Record]) -> list[b.Section]:

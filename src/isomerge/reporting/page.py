@@ -17,11 +17,13 @@ from isomerge.arguments import require_types
 from isomerge.checkpoint.hashing import tensors_digest
 from isomerge.checkpoint.lock import LOCK, read_lock
 from isomerge.errors import RequestError
+from isomerge.json_files import JsonError, parse_json
 from isomerge.reporting.blocks import figures, layers_of
-from isomerge.reporting.curve_sections import is_line, is_plane, read_curve
-from isomerge.reporting.record import PAGE, RECORD, Record, read_record, record_text, write_text
+from isomerge.reporting.curve_sections import is_curve, is_plane, read_curve
+from isomerge.reporting.record import PAGE, RECORD, Record, of_our_form, read_record, record_text, write_text
 from isomerge.reporting.sections import cards, headline, sections
 from isomerge.results import Result, plain
+from isomerge.text import all_visible, visible
 
 MISSING = 'report.html was not written: jinja2 is not installed (pip install "isomerge[report]")'
 
@@ -74,15 +76,18 @@ def report(
     if keep_curves:
         curves = with_old_curves(record, curves, target, folder / PAGE)
     content = plain({"record": record, "lock": lock_summary(folder), "curves": curves}, strict=True)
-    text = render(folder.resolve().name, content)
+    with of_our_form(folder / RECORD):
+        text = render(folder.resolve().name, content)
+        summary = {label: f"{value} ({hint})" if hint else value for label, value, hint in cards(record)}
+        titles = [section.title for section in sections(record, content["lock"], content["curves"])]
     if text is not None:
         write_text(target, text)
     return ReportResult(
         folder=str(folder),
         kind=record["kind"],
         page=str(target) if text is not None else None,
-        summary={label: f"{value} ({hint})" if hint else value for label, value, hint in cards(record)},
-        sections=[section.title for section in sections(record, content["lock"], content["curves"])],
+        summary=summary,
+        sections=titles,
         notes=[] if text is not None else [MISSING],
     )
 
@@ -149,12 +154,13 @@ def render(name: str, content: Record) -> str | None:
 
     # Everything is escaped but the drawings, which escape their own text, and our own style and script.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    record = content["record"]
-    shown = sections(record, content["lock"], content["curves"])
+    # What is embedded stays as it was; what is shown has names that could reverse or hide what stands beside them.
+    record, lock, curves = (all_visible(content[key]) for key in ("record", "lock", "curves"))
+    shown = sections(record, lock, curves)
     layers = {section.id: max(layers_of(section.blocks), default=0) for section in shown}
     layered = [name for name, last in layers.items() if last > 0]
     return environment.from_string(part("page.html")).render(
-        name="The demo" if record["kind"] == "demo" else name,
+        name="The demo" if record["kind"] == "demo" else visible(name, keep=""),
         headline=headline(record),
         cards=cards(record),
         sections=shown,
@@ -194,15 +200,15 @@ def page_curves(page: Path, record: Record | None = None) -> list[dict[str, Any]
     # A later verification changes only what the run says.
     if content is None or (record is not None and _without_run(content["record"]) != _without_run(record)):
         return None
-    return [curve for curve in content["curves"] if isinstance(curve, dict) and (is_line(curve) or is_plane(curve))]
+    return [curve for curve in content["curves"] if isinstance(curve, dict) and is_curve(curve)]
 
 
 def _content(page: Path) -> dict[str, Any] | None:
     parser = _Embedded()
     parser.feed(page.read_text(encoding="utf-8", errors="replace"))
     try:
-        content = json.loads(parser.text)
-    except ValueError:
+        content = parse_json(parser.text)
+    except JsonError:
         return None
     ours = isinstance(content, dict) and isinstance(content.get("curves"), list)
     return content if ours and isinstance(content.get("record"), dict) else None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from isomerge.errors import RequestError
+from isomerge.packages import is_installed, why_not_imported
 from isomerge.reporting.record import Record
 
 GREY, BLUE, GREEN = "#8a8f98", "#1f6feb", "#2da44e"
@@ -67,7 +67,7 @@ def new_figure(width: float, height: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise RequestError(
-            "Drawing a picture: 'matplotlib' is not installed (pip install isomerge[report]).", module="matplotlib"
+            f"Drawing a picture: {why_not_imported('matplotlib', error)}.", module="matplotlib"
         ) from error
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -88,7 +88,7 @@ FORMATS = (".svg", ".png")
 
 
 def can_draw() -> bool:
-    return find_spec("matplotlib") is not None
+    return is_installed("matplotlib")
 
 
 def require_drawable(plot: str | Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from isomerge import __version__
+from isomerge.checkpoint.permissions import restrict_like
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.json_files import JsonError, checked, read_json
 from isomerge.results import plain
 
 Record = Mapping[str, Any]
@@ -31,6 +36,7 @@ def write_text(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         aside.write_text(text, encoding="utf-8")
+        restrict_like(aside, path, *(path.with_name(name) for name in (RECORD, "config.json", "adapter_config.json")))
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
@@ -44,21 +50,55 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise RequestError(f"{act}: there is no such folder. Name a folder that isomerge has written.")
     path = folder / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
     except FileNotFoundError as error:
         raise RequestError(f"{act}: there is no {RECORD} in it{_instead(folder)}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, JsonError) as error:
         raise CheckpointError(
             f"{act}: {path} is cut off or not JSON ({error}). Copy it again, or write the model again."
         ) from error
-    if not isinstance(record, dict) or record.get("kind") not in KINDS:
+    if not isinstance(record, dict) or record.get("kind") not in [*KINDS]:
         raise CheckpointError(f"{act}: {path} is not a record of isomerge. Copy it again, or write the model again.")
     if type(record.get("format")) is not int or record["format"] > FORMAT:
         raise CheckpointError(
             f"{act}: it has format {record.get('format')} and this isomerge reads up to {FORMAT}. "
             "Install a newer isomerge."
         )
+    try:
+        checked(RecordFile, record)
+    except JsonError as error:
+        raise CheckpointError(
+            f"{act}: {path} is not as isomerge writes it: {error}. Copy it again, or write the model again."
+        ) from error
     return record
+
+
+class RecordFile(BaseModel):
+    """What every kind of record has; the sections of the page read the rest."""
+
+    isomerge: str
+    notes: list[str] | None = None
+    run: dict[str, Any] | None = None
+    measured: dict[str, Any] | None = None
+    inputs: list[dict[str, Any]] | None = None
+    alignment: dict[str, Any] | None = None
+    request: dict[str, Any] | None = None
+
+
+@contextlib.contextmanager
+def of_our_form(path: Path) -> Iterator[None]:
+    """For code that reads a record as isomerge writes it: where something else stands in it, the record is damaged."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"While reading {path}: it is not as isomerge writes it ({type(error).__name__}: {first_line(error)}). "
+            "Copy it again, or write the model again."
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]
 
 
 def _instead(folder: Path) -> str:

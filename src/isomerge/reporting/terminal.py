@@ -30,7 +30,7 @@ def align_table(record: Record) -> RenderableType:
 def selftest_table(record: Record) -> RenderableType:
     """Did the scrambled model compute the same, and was it found back?"""
     facts = {
-        "function after scrambling": "unchanged" if record["unchanged"] else "CHANGED",
+        "function after scrambling": {True: "unchanged", False: "CHANGED", None: "not measured"}[record["unchanged"]],
         "largest output difference": _difference(record),
         "distance after scrambling": number(record.get("scrambled_distance")),
         "distance after alignment": number(record.get("recovered_distance")),

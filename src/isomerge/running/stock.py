@@ -21,6 +21,7 @@ from isomerge.checkpoint.memory import quiet_transformers
 from isomerge.data.base import Batch, floating
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.packages import require_version, why_not_imported
 from isomerge.running.linear_maps import LinearMap, linear_maps
 
 
@@ -38,9 +39,10 @@ def require_device(device: str) -> None:
 def require_runnable(checkpoint: Checkpoint) -> None:
     """Raise, before any weight is read, when no stock class could run this checkpoint."""
     try:
+        require_version("transformers")
         import transformers  # noqa: F401
     except ImportError as error:
-        raise RequestError("Running a model: 'transformers' is not installed (pip install isomerge[hf]).") from error
+        raise RequestError(f"Running a model: {why_not_imported('transformers', error)}.") from error
     require_model(checkpoint)
     if not checkpoint.config:
         raise RequestError(

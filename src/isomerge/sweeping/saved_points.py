@@ -9,21 +9,37 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel
 
 from isomerge import __version__
 from isomerge.checkpoint import Checkpoint
 from isomerge.choices import POINTS
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.external_tasks import find_function, is_custom
+from isomerge.json_files import JsonError, checked, parse_json
 from isomerge.merging.recipe import Recipe
 from isomerge.results import plain
 
 OWN = (POINTS, "sweep.json", "best.yml", "sweep.svg")
 
+
+class SavedPoint(BaseModel):
+    """One line: what `add` writes."""
+
+    key: str
+    loss: float | None
+    metric: float | None
+    seconds: float | None
+    broken: list[Literal["loss", "metric", "seconds"]]
+    metric_name: str | None
+    higher_is_better: bool | None
+    examples: int | None
+
+
 FACTS = ("metric_name", "higher_is_better", "examples")
 """What is known of a measure beside its numbers."""
-SAVED = ("loss", "metric", "seconds", "broken", *FACTS)
 NOTES = (".json", ".txt", ".model")
 """How files end that say how to run a model: its config, an adapter's, a tokenizer, how images are read."""
 
@@ -82,14 +98,20 @@ class SavedPoints:
         assert self._path is not None
         if not self._path.exists():
             return
-        *lines, rest = self._path.read_text(encoding="utf-8").split("\n")
+        try:
+            *lines, rest = self._path.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(
+                f"Going on with the sweep in {self._path.parent}: {POINTS} cannot be read ({error}). Remove it, or "
+                "name another folder with -o."
+            ) from error
         if rest:  # a run was killed while it wrote; the next point starts on a line of its own
             self._path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         for number, line in enumerate(lines, start=1):
             try:
-                row = json.loads(line)
-                self._known[row.pop("key")] = {key: row[key] for key in SAVED}
-            except (ValueError, KeyError, AttributeError, TypeError) as error:
+                row = checked(SavedPoint, parse_json(line))
+                self._known[row.key] = row.model_dump(exclude={"key"})
+            except JsonError as error:
                 raise CheckpointError(
                     f"Going on with the sweep in {self._path.parent}: line {number} of {POINTS} is no measured point. "
                     "Remove the file, or name another folder.",

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any
 
+from isomerge.errors import SpecificationError
 from isomerge.symmetry.groups import Group
 
 RESIDUAL = "residual"
+LARGEST = 2**31  # no size of a model is as large
 ATTENTION_WORDS = {"head", "kv", "cross", "gain"}
 FFN_WORDS = {"ffn", "expert"}
 
@@ -220,8 +222,27 @@ class Facts:
     tied: bool  # the output table is the input table, and stays so
 
     def __getitem__(self, key: str) -> Any:
-        return self.config[key]
-
-    def get(self, key: str, default: Any = None) -> Any:
+        """What the family cannot do without: `model_type`, and sizes, which are positive whole numbers."""
         value = self.config.get(key)
-        return default if value is None else value
+        if key == "model_type" and isinstance(value, str):
+            return value
+        if type(value) is not int or not 0 < value < LARGEST:
+            raise self._wrong(key, "is missing" if value is None else f"is {str(value)[:60]!r}, and must be a size")
+        return value
+
+    def get(self, key: str, default: Any) -> Any:
+        """What the family can do without: a value of the kind that its default is."""
+        value = self.config.get(key)
+        if value is None:
+            return default
+        wanted: Any = (int, float) if type(default) is float else type(default)
+        good = isinstance(value, wanted) and isinstance(value, bool) == isinstance(default, bool)
+        if not good or (type(default) is int and not min(default, 1) <= value < LARGEST):
+            raise self._wrong(key, f"is {str(value)[:60]!r}, and must be like {default!r}")
+        return value
+
+    def _wrong(self, key: str, why: str) -> SpecificationError:
+        return SpecificationError(
+            f"Reading config.json of a '{self.config.get('model_type')}' model: {key} {why}. Copy the model's own "
+            "config.json again."
+        )

@@ -232,6 +232,16 @@ def _check_parents(atoms: tuple[Atom, ...], spaces: Mapping[str, Group], pattern
         before.add(atom.space)
 
 
+def _at_most(size: int, length: int, pattern: str) -> int:
+    """Before positions are written out: config.json can name any size."""
+    if size > length:
+        raise SpecificationError(
+            f'Binding "{pattern}": a part of an axis of {length} entries should have {size}. config.json and the '
+            "weights disagree; compare them."
+        )
+    return size
+
+
 def _segments(
     node: Node, length: int, spaces: Mapping[str, Group], pattern: str
 ) -> tuple[int, list[tuple[tuple[Atom, ...], Tensor]]]:
@@ -240,7 +250,7 @@ def _segments(
         if not node.free and node.space not in spaces:
             raise _error(pattern, f"the space '{node.space}' is not declared (write _{node.space} if it has none)")
         size = length if node.free else spaces[node.space].size
-        return size, [((node,), torch.arange(size))]
+        return _at_most(size, length, pattern), [((node,), torch.arange(size))]
     if isinstance(node, Concatenation):
         offset, placed = 0, []
         for part in node.parts:
@@ -251,6 +261,7 @@ def _segments(
     size, placed = 1, [((), torch.zeros((), dtype=torch.int64))]
     for factor in node.factors:
         inner, segments = _segments(factor, length, spaces, pattern)
+        _at_most(size * inner, length, pattern)
         placed = [
             (left + atoms, index.reshape(*index.shape, *[1] * position.ndim) * inner + position)
             for left, index in placed

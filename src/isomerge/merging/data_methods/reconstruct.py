@@ -118,10 +118,10 @@ def _finished(
 ) -> dict[str, Any]:
     """The merge, a parent, or the best of them, polished; what was chosen from stands in the record."""
 
-    def fit(number: int, data: GoalData) -> dict[str, Any]:
+    def fit(number: int, data: GoalData, name: str = "") -> dict[str, Any]:
         """The merge (-1) or a parent."""
-        record = candidates.merge(shares, data) if number < 0 else candidates.parent(number, data)
-        return record | ({"polished": candidates.polish(polish, data)} if polish else {})
+        record = candidates.merge(shares, data, name) if number < 0 else candidates.parent(number, data, name)
+        return record | ({"polished": candidates.polish(polish, data, name)} if polish else {})
 
     if start == "merge":
         return fit(-1, every)
@@ -130,7 +130,7 @@ def _finished(
     names = [model.name for model in candidates.run.inputs.models]
     tried = []
     for number in range(-1 if start == "best" else 0, len(names)):
-        fit(number, train)
+        fit(number, train, f"start-{number + 1}-")
         tried.append((candidates.loss(held_out), number))
     best = min(tried)[1]
     said = {number: "the merge" if number < 0 else names[number] for _, number in tried}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from isomerge.merging.data_methods.method import data_method
+from isomerge.merging.layerwise.kept_stages import KeptStages, owners_of
 from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
 from isomerge.merging.layerwise.ridge import RegressionResult, solve_positive
 from isomerge.merging.layerwise.solver import FEWEST_FOR_AN_EXPERT, LayerReport, LinearWeight, change_by
@@ -53,8 +54,11 @@ def regmean_plus(
     """
     run = LayerwiseMerge(inputs, weight, [data.passes(inputs.models[0]) for data in inputs.data], cache)
     solver = RegMeanSolver(run.runners()[0], run.others, run.shares, floor, alpha, run.report)
+    kept = KeptStages(run)
     for number, stage in enumerate(run.plan.stages):
-        solver.solve(stage, run.examples)
+        if kept.restore(f"stage-{number}") is None:
+            solver.solve(stage, run.examples)
+            kept.store(f"stage-{number}", owners_of(stage))
         inputs.report(number + 1, len(run.plan.stages), "reconstructing")
     return run.result({})
 

@@ -14,6 +14,7 @@ from isomerge.merging.layerwise.assembly import FeatureAssembly
 from isomerge.merging.layerwise.goals import GoalData
 from isomerge.merging.layerwise.gradient_steps import BlockRefinement, PredictionLoss, polish
 from isomerge.merging.layerwise.joint import find_assembly
+from isomerge.merging.layerwise.kept_stages import KeptStages, owners_of
 from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
 from isomerge.merging.layerwise.output_fit import fit_output, output_stage
 from isomerge.merging.layerwise.solver import LayerReport, LayerSolver, LayerTargets
@@ -35,32 +36,43 @@ class Candidates:
     fits_output: bool
     """Fit the output map to predictions, after it was solved for scores."""
 
-    def merge(self, shares: Sequence[float], data: GoalData) -> dict[str, Any]:
-        """The parents' features, stage by stage; what there is to report of it."""
+    def merge(self, shares: Sequence[float], data: GoalData, name: str = "") -> dict[str, Any]:
+        """The parents' features, stage by stage; what there is to report of it. `name` tells candidates apart in what
+        is kept for a run that is made again."""
         run = self.run
         assembly = FeatureAssembly(run.parents.bound, shares, names=run.roles.stored)
         record: dict[str, Any] = {}
         if self.joint:
-            assembly = find_assembly(
+            kept = KeptStages(run, data.examples, name)
+            known = kept.restore_features(assembly)
+            assembly = known or find_assembly(
                 lambda: run.runners()[1:], run.plan.stages, data.examples, assembly,
                 lambda done, total: run.inputs.report(done, total, "choosing features"),
             )  # fmt: skip
+            if known is None:
+                kept.store_features(assembly)
             record["features"] = assembly.summary()
             run.start_from(assembly)
-        return record | self._solve(assembly, run.plan.stages, data, self.refine)
+        return record | self._solve(assembly, run.plan.stages, data, self.refine, name)
 
-    def parent(self, number: int, data: GoalData) -> dict[str, Any]:
+    def parent(self, number: int, data: GoalData, name: str = "") -> dict[str, Any]:
         """One parent as it is, but for its output map."""
         run = self.run
         alone = [float(m == number) for m in range(len(run.shares))]
         run.start_from(FeatureAssembly(run.parents.bound, alone))
         stage = output_stage(run.merged, run.plan.stages, data.examples)
         assembly = FeatureAssembly(run.parents.bound, run.shares, names=run.roles.stored)
-        return self._solve(assembly, [stage] if stage else [], data, 0)
+        return self._solve(assembly, [stage] if stage else [], data, 0, name)
 
-    def polish(self, steps: int, data: GoalData) -> dict[str, Any]:
+    def polish(self, steps: int, data: GoalData, name: str = "") -> dict[str, Any]:
         """Gradient steps on the whole of the model in place."""
-        return polish(self._loss(data), steps, lambda step: self.run.inputs.report(step, steps, "polishing"))
+        kept = KeptStages(self.run, data.examples, name)
+        known = kept.restore("polished")
+        if known is not None:
+            return dict(known["note"])
+        done = polish(self._loss(data), steps, lambda step: self.run.inputs.report(step, steps, "polishing"))
+        kept.store("polished", [""], done)
+        return done
 
     def loss(self, data: GoalData) -> float:
         """How far the model in place is from its parents' predictions."""
@@ -72,7 +84,7 @@ class Candidates:
         tried: list[dict[str, Any]] = []
 
         def measure(shares: list[float]) -> float:
-            self.merge(shares, data)
+            self.merge(shares, data, f"lean-{len(tried)}-")
             tried.append({"weights": shares, "held_out": self.loss(held_out)})
             return float(tried[-1]["held_out"])
 
@@ -87,7 +99,9 @@ class Candidates:
         merged, *parents = self.run.runners()
         return PredictionLoss(merged, parents, self.run.shares, data)
 
-    def _solve(self, assembly: FeatureAssembly, stages: Sequence[Stage], data: GoalData, refine: int) -> dict[str, Any]:
+    def _solve(
+        self, assembly: FeatureAssembly, stages: Sequence[Stage], data: GoalData, refine: int, name: str
+    ) -> dict[str, Any]:
         run = self.run
         run.report = LayerReport(run.roles)
         merged, *parents = run.runners()
@@ -95,16 +109,26 @@ class Candidates:
         solver = LayerSolver(merged, targets, self.ridge, self.floor, run.report)
         refinement = BlockRefinement(merged, parents, assembly, run.roles, run.plan, refine, run.budget)
         last = {stage.place: stage for stage in stages}
-        refined = []
+        refined, kept = [], KeptStages(run, data.examples, name)
         for number, stage in enumerate(stages):
-            solver.solve(stage, data.examples)
-            if refine and last[stage.place] is stage and (done := refinement.refine(stage.place, data)):
+            known = kept.restore(f"stage-{number}")
+            done = known["note"] if known else None
+            if known is None:
+                solver.solve(stage, data.examples)
+                if refine and last[stage.place] is stage:
+                    done = refinement.refine(stage.place, data)
+                owners = [*owners_of(stage), *([str(refinement.block(stage.place))] if done else [])]
+                kept.store(f"stage-{number}", owners, done)
+            if done:
                 refined.append(done)
             run.inputs.report(number + 1, len(stages), "reconstructing")
         record: dict[str, Any] = {"refined": refined} if refine else {}
         output = output_stage(run.merged, stages, data.examples) if self.fits_output else None
         if output is not None:
-            record["output"] = fit_output(merged, parents, output, data, run.shares)
+            known = kept.restore("output")
+            record["output"] = known["note"] if known else fit_output(merged, parents, output, data, run.shares)
+            if known is None:
+                kept.store("output", owners_of(output), record["output"])
         return record
 
 

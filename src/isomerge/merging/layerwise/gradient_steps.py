@@ -63,7 +63,7 @@ class BlockRefinement:
 
     def refine(self, place: BlockIndex, data: GoalData) -> dict[str, Any] | None:
         """Lower the error of the block at `place`; None where there is no such block."""
-        name = self._block(place)
+        name = self.block(place)
         # The last map that writes to the stream says how the parents' streams come together.
         writers = [stage.names[0] for stage in self.plan.stages if stage.place == place and stage.follows]
         if name is None or not writers:
@@ -91,7 +91,8 @@ class BlockRefinement:
         ]
         return {"block": _in_common(own), "error_before": before, "error_after": after, "batches": len(calls)}
 
-    def _block(self, place: BlockIndex) -> str | None:
+    def block(self, place: BlockIndex) -> str | None:
+        """The name of the block at a place."""
         stack, number = place
         names = self.plan.stacks.names
         return names[stack][number] if stack < len(names) and number < len(names[stack]) else None

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from isomerge import system
 from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.plan.option_values import stand_ins
 from isomerge.merging.recipe_data import DataSets, data_uses
 from isomerge.merging.run.jobs import Job
-from isomerge.merging.run.memory import RESERVE, fitting_threads, job_memory, peak_memory, present_memory
+from isomerge.merging.run.memory import RESERVE, fitting_threads, job_memory
 from isomerge.merging.run.rows import InMemory, TensorGroup
 from isomerge.results import Result
 
@@ -57,7 +58,7 @@ def estimate(merged: Merged, *, threads: int | None = None, max_memory: int | st
         tensors=len(jobs),
         bytes_read=read,
         bytes_written=written,
-        peak_memory_bytes=max(peak_memory(), present_memory() + RESERVE + sum(largest)),
+        peak_memory_bytes=max(system.peak_memory(), system.present_memory() + RESERVE + sum(largest)),
         seconds=_seconds(merged, count, read + written),
         threads=count,
         config_changes=merged.config_changes,

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from isomerge import __version__
+from isomerge import __version__, system
 from isomerge.checkpoint import Checkpoint, TensorInfo
-from isomerge.checkpoint.hashing import hash_tensors
+from isomerge.checkpoint.hashing import hash_file, hash_tensors
 from isomerge.checkpoint.lock import Lock, LockedInput, current_versions, locked_input, locked_tensors
 from isomerge.checkpoint.writer import CheckpointWriter, side_copies
 from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe.document import public_yaml
 from isomerge.merging.run.rows import BLOCK_ELEMENTS
 from isomerge.merging.vocabulary import is_tokenizer_file, write_chat_template
+from isomerge.merging.vocabulary.files import read_json
 from isomerge.reporting.card import card_data, card_page
 from isomerge.reporting.record import RECORD, record_text
 from isomerge.running.stock import run_versions
@@ -30,15 +31,17 @@ if TYPE_CHECKING:
     from isomerge.merging.outcome.merged import Merged
 
 
-def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[str, Any]) -> str | None:
-    """Names exactly this work: what a killed run has finished may be kept if the name is the same. None where an input
-    cannot be told from a changed one."""
+def resume_key(
+    merged: Merged, plan: Mapping[str, TensorInfo], copies: Mapping[str, Path], options: Mapping[str, Any]
+) -> str | None:
+    """Names exactly this work, by all that decides a byte of the result: what a killed run has finished may be kept if
+    the name is the same. None where an input cannot be told from a changed one."""
     inputs = {reference: checkpoint.identity() for reference, checkpoint in merged.inputs.items()}
     if None in inputs.values():
         return None
     if not options["hashed"]:
         # Without hashes nothing tells what a power cut took from the disk's cache; a kill takes nothing.
-        boot = _boot()
+        boot = system.boot()
         if boot is None:
             return None
         options = {**options, "boot": boot}
@@ -46,6 +49,8 @@ def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[
         "versions": run_versions() if merged.data else current_versions(),
         "recipes": [recipe.to_yaml() for recipe in merged.recipes],
         "inputs": inputs,
+        "config": merged.config,
+        "side_files": {name: hash_file(path) for name, path in copies.items()},
         "plan": {name: [list(info.shape), str(info.dtype)] for name, info in plan.items()},
         "seed": merged.seed,
         "device": merged.device,
@@ -53,7 +58,7 @@ def resume_key(merged: Merged, plan: Mapping[str, TensorInfo], options: Mapping[
         **_data_options(merged),
         **options,
     }
-    return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(work, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _data_options(merged: Merged) -> dict[str, Any]:
@@ -61,14 +66,6 @@ def _data_options(merged: Merged) -> dict[str, Any]:
     if not merged.data:
         return {}
     return {"data": [data.locked() for data in merged.data], "torch_threads": torch.get_num_threads()}
-
-
-def _boot() -> str | None:
-    """A name for the time since the machine was started; None where the system has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
 
 
 @contextlib.contextmanager
@@ -101,7 +98,7 @@ def _renumber_generation(merged: Merged, files: Mapping[str, Path], folder: Path
     assert merged.vocabulary is not None
     changes = merged.vocabulary.generation_config_changes()
     if changes and "generation_config.json" in files:
-        config = json.loads(files["generation_config.json"].read_text(encoding="utf-8"))
+        config = read_json(files["generation_config.json"])
         text = json.dumps({**config, **changes}, indent=2, ensure_ascii=False) + "\n"
         (folder / "generation_config.json").write_text(text, encoding="utf-8")
 
@@ -162,7 +159,14 @@ def card_files(merged: Merged, writer: CheckpointWriter, sha256: str | None) -> 
 
 def record_files(merged: Merged, measured: Mapping[str, Any] | None, sha256: str | None) -> dict[str, str]:
     """isomerge.json, for `isomerge report`: what was merged, how, and how the models relate."""
-    moment = ("seconds", "peak_memory_bytes", "threads", "models", "aligned")  # of this run, or told otherwise
+    moment = (
+        "seconds",
+        "peak_memory_bytes",
+        "peak_anonymous_bytes",
+        "threads",
+        "models",
+        "aligned",
+    )  # of this run, or told otherwise
     record = {
         **{key: value for key, value in merged.report().to_dict().items() if key not in moment},
         **_facts(merged),

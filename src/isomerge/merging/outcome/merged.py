@@ -7,7 +7,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isomerge import system
 from isomerge.checkpoint import Checkpoint, TensorInfo, Written, parse_dtype, refuse_overwrite
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
+from isomerge.checkpoint.identity import require_unchanged
+from isomerge.checkpoint.kept import KeptWork
 from isomerge.checkpoint.memory import load_into_module, require_config
 from isomerge.checkpoint.side_files import side_files_of
 from isomerge.checkpoint.writer import CheckpointWriter, counted
@@ -31,7 +35,7 @@ from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe_data import DataSet
 from isomerge.merging.regression import one_shortage_warning
 from isomerge.merging.run.jobs import Job, run
-from isomerge.merging.run.memory import fitting_threads, peak_memory
+from isomerge.merging.run.memory import Room, fitting_threads, in_flight, job_memory
 from isomerge.merging.run.sources import InputHashes
 from isomerge.merging.vocabulary import Vocabulary
 from isomerge.reporting.page import finish_report
@@ -54,6 +58,9 @@ class MergeReport(Result):
     """What models were run on."""
     threads: int
     peak_memory_bytes: int
+    """The largest resident size of the program, mapped files and libraries included."""
+    peak_anonymous_bytes: int | None
+    """The most it had allocated while it wrote, seen twenty times a second; None where the system does not tell."""
     notes: list[str]
     seconds: float
     _details: dict[str, Any] = field(default_factory=dict)
@@ -96,6 +103,9 @@ class Merged:
     seconds: float | None = None
     checks: list[dict[str, Any]] = field(default_factory=list)
     """What `verify` asked of the written folder, and the answers."""
+    _peak_anonymous: int | None = None
+    kept: KeptWork | None = None
+    """Where what was solved on the way is kept for a call that is made again."""
     _vanished: dict[str, int] = field(default_factory=dict)
     _narrowed: list[str] = field(default_factory=list)
 
@@ -151,15 +161,18 @@ class Merged:
         force: bool = False,
         lock: bool = True,
         report: bool = True,
+        finish: bool = True,
     ) -> Written:
         """Write the merged model with the donor's config and side files.
 
         `lock` hashes every input and output tensor into isomerge.lock.json; `report` writes the model card, and what
         `isomerge report` needs into isomerge.json. A run that was killed or interrupted continues from its
-        finished tensors when the same call is made again.
+        finished tensors when the same call is made again; with `finish=False` also after the model is complete, until
+        `Written.finish()` is called. An input that changes in the meantime is an error, and nothing is written.
         """
         paths = [data.settings.path for data in self.data if not data.in_memory]
         refuse_overwrite(out, [*self.inputs.values(), self.donor, *paths])
+        require_unchanged(self.inputs.values(), Path(out))
         if isinstance(out_dtype, torch.dtype):
             out_dtype = str(out_dtype).removeprefix("torch.")
         jobs, changes = self._in_dtype(out_dtype)
@@ -168,27 +181,53 @@ class Merged:
         self.hashes.wanted = lock
         threads = fitting_threads(jobs, self.threads, self.max_memory)
         options = {"shard_size": str(shard_size), "out_dtype": out_dtype}
-        key = resume_key(self, plan, {**options, "hashed": lock})
         tell = counted(self.progress, plan, f"writing {Path(out).name}")
         comparison = InputRelations(self)
         with side_files(self) as copies:
+            key = resume_key(self, plan, copies, {**options, "hashed": lock, "report": report})
             writer = CheckpointWriter(
                 out, plan, config={**self.config_changes, **changes}, donor=self.donor, copies=copies,
-                shard_size=shard_size, force=force, key=key,
+                shard_size=shard_size, force=force, key=key, finish=finish, inputs=self.inputs.values(),
+                solved=self.kept.key if self.kept is not None and self.kept.out == Path(out).expanduser() else None,
             )  # fmt: skip
             with writer:
-                run(comparison.watched(jobs) if report else jobs, writer, threads=threads, hashing=lock, progress=tell)
-                self._vanished = {name: count for name, count in writer.vanished.items() if count}
-                if lock:
-                    writer.add("isomerge.lock.json", lock_text(self, writer, options).encode())
-                if report:
-                    files = card_files(self, writer, writer.sha256())
-                    files |= record_files(self, comparison.record(jobs), writer.sha256())
-                    for name, text in files.items():
-                        writer.add(name, text.encode())
-                written = writer.commit()
+                if writer.written is None:
+                    watched = comparison.watched(jobs) if report else jobs
+                    with system.PeakOfAnonymous() as peak:
+                        run(watched, writer, threads=threads, hashing=lock, progress=tell, holding=self._holding())
+                    self._peak_anonymous = peak.bytes
+                self._vanished = {name: lost.underflow for name, lost in writer.lost.items() if lost.underflow}
+                written = writer.written or self._completed(writer, comparison, jobs, options, lock, report)
+        if self.kept is not None and self.kept.out != written.out:
+            self.kept.discard()
         self.seconds = time.perf_counter() - self.started
         return written
+
+    def _holding(self) -> Callable[[Job], AbstractContextManager[None]]:
+        """What all workers hold together is bounded, however many they are."""
+        room = Room(in_flight(self.max_memory))
+        return lambda job: room.taken(job_memory(job))
+
+    def _completed(
+        self,
+        writer: CheckpointWriter,
+        comparison: InputRelations,
+        jobs: list[Job],
+        options: dict[str, Any],
+        lock: bool,
+        report: bool,
+    ) -> Written:
+        """Add what is written beside the weights, and make it a model."""
+        if lock:
+            writer.add("isomerge.lock.json", lock_text(self, writer, options).encode())
+        if report:
+            files = card_files(self, writer, writer.sha256())
+            files |= record_files(self, comparison.record(jobs), writer.sha256())
+            for name, text in files.items():
+                writer.add(name, text.encode())
+        writer.stage()
+        require_unchanged(self.inputs.values(), writer.out)
+        return writer.commit()
 
     def verify(self, written: Written) -> bool:
         """Check that the output is complete, has the structure of its class and rows for all tokens; raise if not."""
@@ -204,7 +243,8 @@ class Merged:
         """Write report.html beside the weights, with what this run took and found; None where jinja2 is missing."""
         report = self.report()
         run = {
-            "seconds": report.seconds, "peak_memory_bytes": report.peak_memory_bytes, "threads": report.threads,
+            "seconds": report.seconds, "peak_memory_bytes": report.peak_memory_bytes,
+            "peak_anonymous_bytes": report.peak_anonymous_bytes, "threads": report.threads,
             "device": self.device, "tensors": written.tensors, "bytes": written.bytes, "checks": self.checks,
         }  # fmt: skip
         return finish_report(written.out, run)
@@ -234,7 +274,8 @@ class Merged:
             vocabulary=self.vocabulary.report if self.vocabulary else None,
             data=[data.record() for data in self.data],
             threads=thread_count(self.threads),
-            peak_memory_bytes=peak_memory(),
+            peak_memory_bytes=system.peak_memory(),
+            peak_anonymous_bytes=self._peak_anonymous,
             notes=notes,
             seconds=self.seconds if self.seconds is not None else time.perf_counter() - self.started,
             _details=self.details,

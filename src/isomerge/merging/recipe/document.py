@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from isomerge.merging.recipe.problem_list import Path, Places, Problems
+from isomerge.yaml_files import compose
 
 if TYPE_CHECKING:
     from isomerge.merging.recipe.definitions import Recipe
@@ -16,7 +17,7 @@ import pathlib
 def read_documents(text: str, source: str, problems: Problems) -> list[tuple[Any, Places]]:
     """Every document of a YAML text, as data and places. A document with nothing in it does not count."""
     try:
-        nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+        nodes = compose(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
@@ -28,7 +29,7 @@ def read_documents(text: str, source: str, problems: Problems) -> list[tuple[Any
         return []
     documents = []
     for node in nodes:
-        if node is None or (isinstance(node, yaml.ScalarNode) and not node.value):
+        if isinstance(node, yaml.ScalarNode) and not node.value:
             continue
         reader = _NodeReader(source, problems)
         documents.append((reader.read(node, ()), reader.places))
@@ -50,30 +51,25 @@ class _NodeReader:
         self.places, self.problems = Places(source), problems
         self._constructor = yaml.SafeLoader("")
         self._merged: set[int] = set()
-        self._open: list[yaml.Node] = []
 
     def read(self, node: yaml.Node, path: Path) -> Any:
         self.places.lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
-        if any(node is parent for parent in self._open):
-            self.problems.add(self.places, path, "this alias contains itself")
-            return None
-        self._open.append(node)
-        try:
-            if isinstance(node, yaml.SequenceNode):
-                return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
-            assert isinstance(node, yaml.MappingNode)
-            return self._mapping(node, path)
-        finally:
-            self._open.pop()
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
+        assert isinstance(node, yaml.MappingNode)
+        return self._mapping(node, path)
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
         if node.tag == "tag:yaml.org,2002:timestamp":  # a model or a revision called 2024-01-01
             return node.value
         try:
-            return self._constructor.construct_object(node)
-        except (yaml.YAMLError, ValueError) as error:
+            value = self._constructor.construct_object(node)
+            if isinstance(value, int):
+                float(value)  # what has too many digits for this is no number of a recipe
+            return value
+        except (yaml.YAMLError, ValueError, IndexError, OverflowError) as error:
             reason = getattr(error, "problem", None) or str(error)
             self.problems.add(self.places, path, f"this value cannot be read: {reason}")
             return None
@@ -81,8 +77,11 @@ class _NodeReader:
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         if id(node) not in self._merged:
             self._refuse_twice(node, path)
-            self._constructor.flatten_mapping(node)  # `<<: *other`
             self._merged.add(id(node))
+            try:
+                self._constructor.flatten_mapping(node)  # `<<: *other`
+            except yaml.MarkedYAMLError as error:
+                self.problems.add(self.places, path, f"this cannot be merged into: {error.problem}")
         mapping: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):

@@ -158,6 +158,8 @@ def _check_names(documents: list[tuple[Any, Places]], problems: Problems) -> Non
         if not isinstance(data, Mapping):
             continue
         name = data.get("name")
+        if name is not None and not isinstance(name, str):
+            continue  # what is wrong with it is said elsewhere
         if name in first:
             what = (
                 f"the name '{name}' is taken by the document at" if name else "only one document may have no name; see"

@@ -64,7 +64,10 @@ def _place(text: str | None) -> str | None:
 
 
 def _exists(text: str) -> bool:
-    return bool(text) and Path(text).expanduser().exists()
+    try:
+        return bool(text) and Path(text).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long for a path, a zero in it, or no such user's home
+        return False
 
 
 def _at_plus(text: str) -> tuple[str, str | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema, model_validator
@@ -12,6 +11,7 @@ from isomerge.alignment.scope import parse_layers
 from isomerge.choices import EVIDENCE, FISHER_KINDS, DataKind, Evidence, FisherKind, Level, Many, Measure, Part, Site
 from isomerge.errors import RequestError
 from isomerge.merging.recipe.fields import Count, Definition, Reference, Switch, Text, kind_of
+from isomerge.name_patterns import NamePattern
 
 
 def _read_column(value: Any) -> Any:
@@ -32,8 +32,8 @@ Column = Annotated[
 
 def _read_pattern(value: str) -> str:
     try:
-        re.compile(value)
-    except re.error as error:
+        NamePattern(value)
+    except ValueError as error:
         raise ValueError(
             f"'{value}' is no regular expression ({error}). A part of the name is enough, as in q_proj"
         ) from None

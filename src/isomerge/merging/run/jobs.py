@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,8 +110,9 @@ def run(
     threads: int | None = None,
     hashing: bool = True,
     progress: Callable[[int], None] | None = None,
+    holding: Callable[[Job], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> None:
-    """Compute and write every job that the writer has not finished already.
+    """Compute and write every job that the writer has not finished already, each while `holding` its memory.
 
     The result depends neither on the number of threads nor on who takes which tensor: blocks have a fixed size, sums
     run in the order of the blocks, and random numbers are counted by element.
@@ -124,6 +126,11 @@ def run(
                 progress(count)
 
     def work(job: Job) -> None:
+        with holding(job):
+            if not stop.is_set():
+                make(job)
+
+    def make(job: Job) -> None:
         digest = hashlib.sha256() if hashing else None
         report = CastReport()
         try:
@@ -140,7 +147,7 @@ def run(
                 tell(len(view))
         finally:
             job.release()
-        writer.finish(job.name, digest.hexdigest() if digest else None, vanished=report.underflow)
+        writer.finish(job.name, digest.hexdigest() if digest else None, report)
 
     done = set(writer.finished)
     tell(sum(job.info.nbytes for job in jobs if job.name in done))

@@ -1,17 +1,15 @@
-"""How much memory a merge takes, how many workers fit into what is allowed, and how freed memory is used again."""
+"""How much memory a merge takes and how many workers fit into what is allowed."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import math
-import os
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
+from isomerge import system
 from isomerge.checkpoint import parse_size
 from isomerge.errors import RequestError
 from isomerge.merging.run.jobs import Job
@@ -19,17 +17,10 @@ from isomerge.merging.run.rows import BLOCK_ELEMENTS, rows_of
 from isomerge.merging.run.sources import Computed, Stored
 from isomerge.threads import thread_count
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
-
 # The methods' temporaries, in blocks of the computing dtype beside those of the inputs; measured, with room to spare.
 TEMPORARIES = 10
 # What the program still takes beside its workers: modules that are imported late, buffers of reading and hashing.
 RESERVE = 48 * 2**20
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-KEPT = 2**30
 
 
 def job_memory(job: Job) -> int:
@@ -49,12 +40,42 @@ def job_memory(job: Job) -> int:
     return held
 
 
+def in_flight(max_memory: int | str | None) -> int:
+    """How many bytes all workers together may hold: what `max_memory` leaves, else a quarter of the machine's memory,
+    and a gigabyte where that is less or unknown."""
+    if max_memory is not None:
+        return max(0, parse_size(max_memory) - system.present_memory() - RESERVE)
+    return max(2**30, (system.machine_memory() or 0) // 4)
+
+
+class Room:
+    """Memory that workers share. Each takes what its tensor needs and waits while there is not enough; the one that
+    needs more than there is works alone."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._taken = size, 0
+        self._freed = threading.Condition()
+
+    @contextmanager
+    def taken(self, count: int) -> Iterator[None]:
+        count = min(count, self._size)
+        with self._freed:
+            self._freed.wait_for(lambda: not self._taken or self._taken + count <= self._size)
+            self._taken += count
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._taken -= count
+                self._freed.notify_all()
+
+
 def fitting_threads(jobs: Sequence[Job], threads: int | None, max_memory: int | str | None) -> int:
     """As many workers as the memory allows; an error where it does not allow one."""
     count = thread_count(threads)
     if max_memory is None:
         return count
-    limit, used = parse_size(max_memory), present_memory() + RESERVE
+    limit, used = parse_size(max_memory), system.present_memory() + RESERVE
     most = max((job_memory(job) for job in jobs), default=0)
     if used + most > limit:
         raise RequestError(
@@ -63,30 +84,3 @@ def fitting_threads(jobs: Sequence[Job], threads: int | None, max_memory: int | 
             keys=("max_memory",),
         )
     return max(1, min(count, (limit - used) // max(most, 1)))
-
-
-def peak_memory() -> int:
-    """Largest resident size of this process so far, in bytes (kilobytes on Linux, bytes on macOS)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if resource is not None else 0
-    return int(peak if sys.platform == "darwin" else peak * 1024)
-
-
-def present_memory() -> int:
-    """What this process holds now; its peak where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return peak_memory()
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc to use freed blocks again instead of returning each to the system.
-
-    A merge frees and takes blocks of a few megabytes ten thousand times; asking the kernel for fresh pages every time
-    makes it up to twice as slow. Elsewhere than on glibc this does nothing.
-    """
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # the last: Windows has no library of the process
-        library = ctypes.CDLL(None)
-        library.mallopt(TRIM_THRESHOLD, KEPT)
-        library.mallopt(MMAP_THRESHOLD, KEPT)

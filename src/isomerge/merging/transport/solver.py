@@ -19,6 +19,7 @@ from torch import Tensor
 
 from isomerge.alignment.solvers.assignment import assign
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
+from isomerge.packages import why_not_imported
 
 SOLVERS = ("emd", "sinkhorn")
 MASSES = ("uniform", "importance")
@@ -123,7 +124,7 @@ def require_pot() -> Any:
         import ot
     except ImportError as error:
         raise RequestError(
-            "Transporting units: soft plans, importance and different widths need the package POT, which is not "
-            "installed. Install it with: pip install 'isomerge[ot]'"
+            "Transporting units: soft plans, importance and different widths need the package POT, and "
+            f"{why_not_imported('ot', error)}."
         ) from error
     return ot

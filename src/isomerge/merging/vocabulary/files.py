@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isomerge import json_files
 from isomerge.checkpoint.base import Checkpoint, name_some
+from isomerge.checkpoint.tokenizer_file import read_tokenizer
 
 TOKENIZER_FILE = re.compile(
     r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt|bpe)|merges\.txt|tekken\.json"
@@ -48,26 +49,23 @@ def tokens_in_files(checkpoint: Checkpoint) -> dict[str, int] | None:
     """Token string → id from tokenizer.json, or from vocab.json or vocab.txt; None when neither is there."""
     files = tokenizer_files(checkpoint)
     if "tokenizer.json" in files:
-        return _tokens_of(read_json(files["tokenizer.json"]))
-    added = read_json(files["added_tokens.json"]) if "added_tokens.json" in files else {}
+        try:
+            return dict(read_tokenizer(files["tokenizer.json"]).numbers())
+        except (OSError, ValueError):
+            return None  # whether it loads is found out by loading it
+    added = _numbers(files["added_tokens.json"]) if "added_tokens.json" in files else {}
     if "vocab.json" in files:
-        return {**read_json(files["vocab.json"]), **added}
+        return {**_numbers(files["vocab.json"]), **added}
     if "vocab.txt" in files:
         # Not splitlines, which ends a line at characters that are tokens too.
-        lines = files["vocab.txt"].read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = files["vocab.txt"].read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
         return {**{token: place for place, token in enumerate(lines)}, **added}
     return None
 
 
-def _tokens_of(content: Mapping[str, Any]) -> dict[str, int] | None:
-    """Of a tokenizer.json; None of one that is damaged: whether it loads is found out by loading it."""
-    try:
-        vocabulary = content.get("model", {}).get("vocab", {})
-        if isinstance(vocabulary, list):  # a list of [token, score]: the place is the id
-            vocabulary = {entry[0]: place for place, entry in enumerate(vocabulary)}
-        return {**vocabulary, **{entry["content"]: entry["id"] for entry in content.get("added_tokens", [])}}
-    except (AttributeError, KeyError, TypeError, IndexError):
-        return None
+def _numbers(path: Path) -> dict[str, int]:
+    """A table of tokens; what is no number in it is left out."""
+    return {token: number for token, number in read_json(path).items() if type(number) is int}
 
 
 def declared_rows(config: Mapping[str, Any]) -> int | None:
@@ -88,7 +86,7 @@ def declared_rows(config: Mapping[str, Any]) -> int | None:
 def read_json(path: Path) -> dict[str, Any]:
     """{} for what is no JSON object: whether a tokenizer loads is found out by loading it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json_files.read_json(path)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

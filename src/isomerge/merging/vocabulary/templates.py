@@ -11,6 +11,7 @@ from pathlib import Path
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.errors import IsomergeError, RequestError, did_you_mean
 from isomerge.merging.vocabulary.files import read_json, tokenizer_files
+from isomerge.packages import is_installed, require_version, why_not_imported
 
 # Written from the published formats. transformers drops the newline after a block, so the lines below add nothing.
 BUILT_IN = {
@@ -107,12 +108,13 @@ def _require_syntax(template: str) -> None:
     """Refuse what transformers could not compile. An error while rendering is the template's own affair: it may refuse
     the test message on purpose."""
     try:
+        require_version("transformers")
         from jinja2 import TemplateSyntaxError
         from transformers.utils.chat_template_utils import render_jinja_template
     except ImportError as error:
         raise IsomergeError(
-            "While checking the chat template: this needs transformers and jinja2. Install them with "
-            "`pip install 'isomerge[hf]'`."
+            "While checking the chat template: this needs transformers and jinja2, and "
+            f"{why_not_imported('transformers' if is_installed('jinja2') else 'jinja2', error)}."
         ) from error
     try:
         render_jinja_template([[{"role": "user", "content": "Hello"}]], chat_template=template)

@@ -1,0 +1,120 @@
+"""The journal of a write: which work it is, what is finished, and what was being renamed when it stopped.
+
+One JSON object a line, each appended whole. A line that is cut off or damaged counts as never written, so the worst
+that it costs is work done twice; what a later step relies on is on the disk before that step begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from isomerge import system
+
+JOURNAL = "journal.jsonl"
+
+
+def _inside(name: str) -> str:
+    """A journal names files of one folder: nobody can make a rename leave it."""
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\0" in name or "\\" in name:
+        raise ValueError(f"{name!r} is not a file of the folder")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_inside)]
+
+
+class Commit(BaseModel):
+    """Staged files on their way to their places, the last of which makes the model complete."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    files: Annotated[list[FileName], Field(min_length=1)]
+    old: list[FileName] = []
+    """Of the model that was there before: moved aside, and back if the commit is undone."""
+
+
+class Entry(BaseModel):
+    """One line. `key` is on the first."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    key: str | None = None
+    tensor: str | None = None
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    vanished: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    overflow: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    commit: Commit | None = None
+    undone: bool = False
+
+
+class Journal:
+    """Reading never fails: a journal that says nothing is that of a write that finished nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / JOURNAL
+        self.exists = False
+        self.key: str | None = None
+        self.tensors: list[Entry] = []
+        self.commit: Commit | None = None
+        self._read()
+
+    def _read(self) -> None:
+        try:
+            lines = self.path.read_bytes().split(b"\n")
+        except OSError:
+            return
+        entries = [_entry(line) for line in lines[:-1]]  # what no line end follows was cut off
+        self.exists = True
+        self.key = entries[0].key if entries and entries[0] is not None else None
+        for entry in entries[1:]:
+            if entry is None:
+                continue
+            if entry.tensor is not None:
+                self.tensors.append(entry)
+            if entry.commit is not None or entry.undone:
+                self.commit = entry.commit
+
+    def begin(self, key: str | None) -> None:
+        """An empty journal of this work."""
+        self.key, self.tensors, self.commit = key, [], None
+        with self.path.open("wb", buffering=0) as file:
+            _write(file.fileno(), {"key": key})
+        self.exists = True
+
+    def go_on(self) -> None:
+        """End a line that was cut off, so that the next one is not taken for the rest of it."""
+        with self.path.open("r+b", buffering=0) as file:
+            if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                file.write(b"\n")
+
+    def note(self, *, durable: bool = False, **entry: Any) -> None:
+        """Append a line; a durable one is on the disk when this returns."""
+        with self.path.open("ab", buffering=0) as file:
+            _write(file.fileno(), entry)
+            if durable:
+                system.sync(file)
+
+    def note_commit(self, commit: Commit) -> None:
+        self.note(commit=commit.model_dump(), durable=True)
+        self.commit = commit
+
+    def note_undone(self) -> None:
+        self.note(undone=True, durable=True)
+        self.commit = None
+
+
+def _write(descriptor: int, entry: dict[str, Any]) -> None:
+    left = (json.dumps(entry) + "\n").encode("utf-8")
+    while left:  # a disk that is nearly full takes a part
+        left = left[os.write(descriptor, left) :]
+
+
+def _entry(line: bytes) -> Entry | None:
+    try:
+        return Entry.model_validate_json(line)
+    except ValidationError:
+        return None
