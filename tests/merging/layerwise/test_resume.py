@@ -84,9 +84,10 @@ def test_a_failure_keeps_nothing_and_another_request_takes_nothing(
     assert "stage-0" in made, "solved with another ridge"
     with pytest.raises(isomerge.RequestError, match="finished work of another kind"):
         other.save(out)
-    assert other.save(out, force=True).sha256 == merged(tmp_path / "w", method="reconstruct", ridge=0.5).save(
-        tmp_path / "w"
-    ).sha256
+    assert (
+        other.save(out, force=True).sha256
+        == merged(tmp_path / "w", method="reconstruct", ridge=0.5).save(tmp_path / "w").sha256
+    )
 
 
 def test_a_kept_part_that_is_damaged_is_solved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
