@@ -367,6 +367,13 @@ def test_the_leftover_of_an_interrupted_write_is_bad(save):
     assert failed(verify(folder)) == ["complete"]
 
 
+def test_an_older_model_beside_what_a_forced_run_has_solved_is_good(save):
+    folder = save("bert")
+    (folder / ".isomerge-partial" / ".solved").mkdir(parents=True)
+    (folder / ".isomerge-partial" / ".solved" / "part.safetensors").write_bytes(b"half")
+    assert failed(verify(folder)) == []
+
+
 def test_side_files_count_and_the_card_does_not(save, tools):
     folder = save("gpt2")
     (folder / "README.md").write_text("the card")

@@ -25,7 +25,7 @@ from isomerge.checkpoint.journal import Journal
 from isomerge.checkpoint.local import SINGLE_OR_INDEX, find_shards, open_folder
 from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, locked_tensors, read_lock
 from isomerge.checkpoint.renaming import STALE
-from isomerge.checkpoint.staging import is_unfinished, was_interrupted
+from isomerge.checkpoint.staging import SOLVED, is_unfinished, was_interrupted
 from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.stock_class_check import ClassCheck, check_stock_class, same_structure
@@ -125,7 +125,8 @@ def _complete(folder: Path, *, writing: bool) -> Check:
     if unfinished and not writing:
         detail = f"the model is complete; {STAGING} is left, as the run that wrote it was stopped before its end"
         return Check("complete", True, f"{detail}: run that command again to end it, or delete that folder")
-    if not unfinished and not was_interrupted(folder) and Journal(staged).exists:
+    known = Journal(staged).exists or (staged / SOLVED).is_dir()
+    if known and not unfinished and not was_interrupted(folder):
         detail = f"the model is complete; {STAGING} is left of a write that was to replace it and was interrupted"
         return Check("complete", True, f"{detail}: run that command again, or delete that folder")
     if not unfinished and any(staged.glob("*")):
