@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from isomerge.alignment.evidence import common_part
+from isomerge.alignment.exactness import nothing_left_on_failure
 from isomerge.alignment.report import BeforeAndAfter, FamilyReport
 from isomerge.alignment.result import Alignment
 from isomerge.checkpoint import Checkpoint, Written, refuse_overwrite
@@ -85,14 +87,15 @@ class AlignedFamily:
         for target in (*folders, *([] if anchor_out is None else [anchor_out])):
             refuse_overwrite(target, inputs)
         self.require_one_gauge()
-        written = []
-        for number, (folder, member) in enumerate(folders.items()):
-            written.append(
+        anchor_path = [] if anchor_out is None else [Path(anchor_out)]
+        with contextlib.nullcontext() if force else nothing_left_on_failure(*folders, *anchor_path):
+            written = [
                 member.save(
                     folder, shard_size=shard_size, out_dtype=out_dtype, force=force, verify=verify, report=report,
                     anchor_out=anchor_out if number == 0 else None,
                 )
-            )  # fmt: skip
+                for number, (folder, member) in enumerate(folders.items())
+            ]  # fmt: skip
         files = tuple(f for w in written for f in w.files)
         digest = written[0].sha256
         if len(written) > 1:
@@ -123,7 +126,10 @@ class AlignedFamily:
         return FamilyReport(
             anchor=self.anchor.name,
             many=self.many,
-            verdict=f"{len(reports)} models aligned to {goal}",
+            verdict=next(
+                (member.verdict for member in self.members if member.exactness.same is False),
+                f"{len(reports)} models aligned to {goal}",
+            ),
             distance=distance,
             spaces=[replace(row, name=f"{model}:{row.name}") for model, row in rows],
             models=reports,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from isomerge.alignment.compatibility import require_compatible, require_same_spaces
+from isomerge.alignment.exactness import (
+    Exactness,
+    compare_outputs,
+    nothing_left_on_failure,
+    require_same_function,
+)
 from isomerge.alignment.levels import Scope
 from isomerge.alignment.record import write_record
 from isomerge.alignment.report import (
@@ -39,7 +46,6 @@ from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
 from isomerge.checkpoint.writer import counted
 from isomerge.errors import RequestError
-from isomerge.evaluation.probe import largest_difference
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import AnchorGauge, Canonical
 from isomerge.symmetry.moved import MovedModel
@@ -70,8 +76,8 @@ class Alignment:
     gauge: Mapping[str, Tensor] | None = None
     _distances: dict[str, Distance] = field(default_factory=dict)
     _lost: dict[str, CastReport] = field(default_factory=dict)
-    output_difference: tuple[float | None, str] = (None, "not measured: nothing has been written yet")
-    """The largest difference between the outputs of the source and of what was written, or why there is none."""
+    exactness: Exactness = field(default_factory=Exactness)
+    """Whether what was written computes what the source computes."""
 
     def __repr__(self) -> str:
         anchor = "" if self.anchor is None else f" next to {self.anchor.name}"
@@ -97,6 +103,8 @@ class Alignment:
     @property
     def verdict(self) -> str:
         """One line."""
+        if self.exactness.same is False:
+            return f"changed: the output computes something else than the source ({self.exactness.detail})"
         if self.siblings:
             return "siblings: nothing needs to move; the output is the source, bit for bit"
         if not self.transform.elements:
@@ -180,8 +188,9 @@ class Alignment:
     ) -> Written:
         """Write the moved source, in the anchor's gauge; with `anchor_out` the anchor too, as OUT averages with it.
 
-        `verify` compares the outputs of both models on random inputs; `report` writes what `isomerge report` needs
-        into isomerge.json.
+        `verify` compares the outputs of both models on random inputs. If they differ by more than rounding, that is an
+        error and nothing is written, unless `force`, which also replaces what is there. `report` writes what `isomerge
+        report` needs into isomerge.json.
         """
         if anchor_out is not None:
             self._known_anchor()  # refuse before anything is written
@@ -191,12 +200,19 @@ class Alignment:
             refuse_overwrite(target, inputs)
         if len(targets) == 2 and targets[0].resolve() == targets[1].resolve():
             raise RequestError(f"Writing the alignment: out and anchor_out are both {out}. Name two folders.")
-        written = self._write(self.moved(), Path(out), shard_size, out_dtype, force, measure=True)
+        moved = self.moved()
+        with contextlib.nullcontext() if force else nothing_left_on_failure(Path(out)):
+            written = self._write(moved, Path(out), shard_size, out_dtype, force, measure=True)
+            if verify:
+                made = open_checkpoint(out)
+                self.exactness = compare_outputs(
+                    self.source.checkpoint, moved, made, max_memory=self.max_memory,
+                    overflowed=sum(lost.overflow for lost in self._lost.values()),
+                )  # fmt: skip
+            if not force:
+                require_same_function(self.source.name, Path(out), self.exactness)
         if anchor_out is not None:
             self._write(self.moved_anchor(), Path(anchor_out), shard_size, out_dtype, force, measure=False)
-        if verify:
-            checkpoint = self.source.checkpoint
-            self.output_difference = largest_difference(checkpoint, open_checkpoint(out), max_memory=self.max_memory)
         if report:
             write_record(self, written)
         return written
@@ -244,7 +260,6 @@ class Alignment:
 
     def report(self) -> AlignmentReport:
         """Distances, what moved and why the rest stays, exactness, time."""
-        difference, reason = self.output_difference
         return AlignmentReport(
             source=self.source.name,
             anchor=self.anchor.name if self.anchor else None,
@@ -254,8 +269,8 @@ class Alignment:
             distance=self._distance(),
             spaces=self.spaces(),
             objective=self.objective,
-            max_output_difference=difference,
-            max_output_difference_reason=reason or None,
+            max_output_difference=self.exactness.difference,
+            max_output_difference_reason=self.exactness.reason or None,
             gauge="canonical" if self.fragile else "anchor",
             untied=self.untied,
             notes=self.notes(),

@@ -75,21 +75,36 @@ def load_transform(path: Path, source: Checkpoint, anchor: Checkpoint | None) ->
         )
     untie = json.loads(metadata["untied"])
     spaces = {name: _group(record) for name, record in json.loads(metadata["spaces"]).items()}
-    models = [describe(c, untie=untie) if c else None for c in (source, anchor)]
-    for model in filter(None, models):
-        own = {name: group.size for name, group in model.architecture.spaces.items()}
-        wrong = [n for n, g in spaces.items() if own.get(n) != g.size]
-        if wrong:
-            raise RequestError(
-                f"Applying {path} to {model.name}: space {wrong[0]} has {spaces[wrong[0]].size} units in the transform "
-                f"and {own.get(wrong[0], 'none')} in the model. Use a checkpoint of the same size and head class."
-            )
-    bound = [replace(m, architecture=replace(m.architecture, spaces=spaces)) if m else None for m in models]
-    elements = {name: _loaded(tensor, spaces, name) for name, tensor in _under("element:", tensors).items()}
-    gauge = _under("gauge:", tensors)
-    assert bound[0] is not None
     scope = Scope(**json.loads(metadata["scope"]))
-    return StoredTransform(bound[0], bound[1], scope, Transform(spaces, elements), gauge)
+    bound = _held_to(path, scope, spaces, describe(source, untie=untie))
+    other = _held_to(path, scope, spaces, describe(anchor, untie=untie)) if anchor else None
+    spaces = dict(bound.architecture.spaces)
+    elements = {name: _loaded(tensor, spaces, name) for name, tensor in _under("element:", tensors).items()}
+    return StoredTransform(bound, other, scope, Transform(spaces, elements), _under("gauge:", tensors))
+
+
+def _held_to(path: Path, scope: Scope, spaces: Mapping[str, Group], model: BoundModel) -> BoundModel:
+    """The model with the groups of a transform, which must be its own at that level, or hold the space.
+
+    A file that claims a larger group could change what the model computes.
+    """
+    own = scope.restrict(model.architecture).spaces
+    for name, group in spaces.items():
+        mine = own.get(name)
+        if mine is None or mine.size != group.size:
+            raise RequestError(
+                f"Applying {path} to {model.name}: space {name} has {group.size} units in the transform and "
+                f"{mine.size if mine else 'none'} in the model. Use a checkpoint of the same size and head class."
+            )
+        if group not in (mine, mine.restricted(None)):
+            raise AlignmentError(
+                f"Applying {path} to {model.name}: the transform moves {name} by a {group.name}, and a {mine.name} is "
+                "all that leaves the model's function unchanged there. The file is damaged or forged; make it again "
+                "with Alignment.save_transform.",
+                keys=("save_transform",),
+            )
+    held = {name: group.restricted(None) for name, group in own.items()}
+    return replace(model, architecture=replace(model.architecture, spaces={**held, **spaces}))
 
 
 def _under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -121,9 +136,14 @@ def _stored(element: Tensor) -> Tensor:
 
 
 def _loaded(tensor: Tensor, spaces: dict[str, Group], name: str) -> Tensor:
-    group = spaces[name]
-    element = torch.view_as_complex(tensor) if group.name == "rotary" else tensor
-    if element.shape[: len(group.per)] != batch_sizes(spaces, name) or not group.contains(element):
+    group = spaces.get(name)
+    if group is None:
+        raise AlignmentError(f"Reading the transform: it has an element for {name}, which is no space of it.")
+    identity = group.identity(batch_sizes(spaces, name))
+    pairs = identity.is_complex() and not tensor.is_complex() and tensor.shape[-1:] == (2,)
+    element = torch.view_as_complex(tensor) if pairs and tensor.dtype == torch.float64 else tensor
+    fits = element.shape == identity.shape and element.dtype == identity.dtype
+    if not fits or not group.contains(element):
         cause = f"the element of {name} is not a {group.name}. The file is damaged."
         raise AlignmentError(f"Reading the transform: {cause}")
     return element

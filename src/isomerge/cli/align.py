@@ -95,6 +95,7 @@ def align(
     from isomerge.reporting.terminal import align_table
 
     start = time.perf_counter()
+    problems: list[str] = []
     with voice.work() as progress:
         options: dict[str, Any] = {
             "level": level, "scale": scale, "layers": layers, "only": only, "sweeps": sweeps, "data": data,
@@ -125,6 +126,8 @@ def align(
             add_report(record, *pages)
             record["notes"] = [*record.get("notes", ()), *(f"Verification failed: {problem}" for problem in problems)]
     voice.show(record, align_table)
+    if problems and not force:
+        raise typer.Exit(1)
 
 
 def _request(context: typer.Context) -> dict[str, Any]:
