@@ -13,6 +13,7 @@ import torch
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import is_harmless_buffer
 from isomerge.checkpoint.memory import quiet_transformers
+from isomerge.checkpoint.remote_code import without_kernels
 from isomerge.errors import CheckpointError
 from isomerge.running.stock import stock_class
 
@@ -50,7 +51,7 @@ def fit_stock_class(checkpoint: Checkpoint) -> Fit:
         if importlib.util.find_spec(package) is None:
             return Fit(None, f"not checked: the package '{package}' is not installed (pip install {package})")
     try:
-        kind = stock_class(checkpoint.config)
+        kind = stock_class(checkpoint.config, checkpoint.folder)
     except CheckpointError as error:
         return Fit(None, f"not checked: {error}")
     try:
@@ -76,8 +77,8 @@ def _load_headers(kind: Any, checkpoint: Checkpoint) -> tuple[Any, dict[str, Any
     }
     with quiet_transformers():
         model, info = kind.from_pretrained(
-            None, config=kind.config_class.from_dict(dict(checkpoint.config)), state_dict=state, dtype=torch.float32,
-            device_map={"": "meta"}, output_loading_info=True, ignore_mismatched_sizes=True,
+            None, config=kind.config_class.from_dict(without_kernels(checkpoint.config)), state_dict=state,
+            dtype=torch.float32, device_map={"": "meta"}, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     return model, info
 

@@ -94,4 +94,5 @@ def largest_difference(
 
 
 def _loaded(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
-    return load_stock(checkpoint.config, {name: checkpoint.read(name) for name in checkpoint.tensors}, dtype=dtype)
+    state = {name: checkpoint.read(name) for name in checkpoint.tensors}
+    return load_stock(checkpoint.config, state, dtype=dtype, folder=checkpoint.folder)
