@@ -72,13 +72,13 @@ def poisoned(here: Path, kind: str) -> Path:
 RUN_THE_MODEL = [
     "eval a --data texts.txt", "calibrate a --data texts.txt -o out.safetensors", "barrier a b --data texts.txt",
     "ensemble a b --data texts.txt", "merge a b --method regmean --data texts.txt -o out",
-    "merge a b --method fisher --data texts.txt -o out", "align a b --data texts.txt -o out",
+    "merge a b --method fisher --data texts.txt -o out",
     "sweep a b --over models.0.weight=0:1:0.5 --data texts.txt",
 ]  # fmt: skip
 OTHERS = [
-    "align a b -o out", "merge a b --align -o out", "merge a b --tokenizer union -o out", "merge recipe.yml -o out",
-    "merge a b -o out", "plan recipe.yml", "check a b", "selftest a", "verify a", "extract a --base b -o out",
-    "report a", "reproduce a",
+    "align a b -o out", "align a b --data texts.txt -o out", "merge a b --align -o out",
+    "merge a b --tokenizer union -o out", "merge recipe.yml -o out", "merge a b -o out", "plan recipe.yml", "check a b",
+    "selftest a", "verify a", "extract a --base b -o out", "report a", "reproduce a",
 ]  # fmt: skip
 
 

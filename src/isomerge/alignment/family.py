@@ -49,7 +49,10 @@ class AlignedFamily:
 
     def solver_notes(self) -> list[str]:
         """What the solver noted of any member, each note once."""
-        return list(dict.fromkeys(note for member in self.members for note in member.solver_notes))
+        notes = [note for member in self.members for note in member.solver_notes]
+        if not any(member.source.architecture.movable() for member in self.members):
+            notes.insert(0, "NOT ALIGNED: no space of these models may move, so they are merged as they are")
+        return list(dict.fromkeys(notes))
 
     def moved(self, model: Checkpoint) -> MovedModel:
         """One of the models, moved; the anchor in the form that the others are written in."""

@@ -13,7 +13,8 @@ from typing import Any
 ROPE = "rope_parameters"
 SCALED = ("llama3", "yarn", "longrope")  # these also need the length that the model was trained for
 WRITTEN_AS_ROPE = {
-    ROPE, "rope_theta", "rope_scaling", "rotary_emb_base", "rotary_pct", "partial_rotary_factor", "rope_local_base_freq",
+    ROPE, "rope_theta", "rope_scaling", "rotary_emb_base", "rotary_pct", "partial_rotary_factor",
+    "rope_local_base_freq",
 }  # fmt: skip
 
 # Say how weights are used: fine-tunes may change them on purpose, and a merged model can have only one of them.
