@@ -168,7 +168,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) if name == "demo" else name f
 
 
 def test_every_function_has_a_row() -> None:
-    assert set(FUNCTIONS) <= set(RESULTS)
+    assert set(FUNCTIONS) - {"trust_remote_code"} <= set(RESULTS), "all but the setting give a result"
 
 
 @pytest.mark.parametrize("name", SLOW)
