@@ -7,12 +7,14 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from isomerge.alignment.evidence import common_part
 from isomerge.alignment.exactness import nothing_left_on_failure
+from isomerge.alignment.record import space_moves
 from isomerge.alignment.report import BeforeAndAfter, FamilyReport
 from isomerge.alignment.result import Alignment
 from isomerge.checkpoint import Checkpoint, Written, refuse_overwrite
@@ -53,6 +55,19 @@ class AlignedFamily:
         if not any(member.source.architecture.movable() for member in self.members):
             notes.insert(0, "NOT ALIGNED: no space of these models may move, so they are merged as they are")
         return list(dict.fromkeys(notes))
+
+    def record(self) -> dict[str, Any]:
+        """What the record of a merge says of the members: what moved, and where to."""
+        models = [
+            {
+                "model": member.source.name,
+                "verdict": member.verdict,
+                "moved": len(member.transform.elements),
+                "spaces": space_moves(member),
+            }
+            for member in self.members
+        ]
+        return {"level": self.members[0].scope.level, "models": models}
 
     def moved(self, model: Checkpoint) -> MovedModel:
         """One of the models, moved; the anchor in the form that the others are written in."""

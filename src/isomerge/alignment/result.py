@@ -19,7 +19,6 @@ from isomerge.alignment.exactness import (
     nothing_left_on_failure,
     require_same_function,
 )
-from isomerge.alignment.levels import Scope
 from isomerge.alignment.record import write_record
 from isomerge.alignment.report import (
     AlignmentReport,
@@ -31,6 +30,7 @@ from isomerge.alignment.report import (
     space_reports,
     warnings,
 )
+from isomerge.alignment.scope import Scope
 from isomerge.alignment.storage import save_transform
 from isomerge.architectures import describe
 from isomerge.checkpoint import (
