@@ -89,8 +89,9 @@ def test_half_precision_is_not_held_against_the_alignment(tmp_path: Path) -> Non
 
 def test_what_is_wrong_with_the_output_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An output whose function changed: the alignment says so itself."""
-    monkeypatch.setattr("isomerge.alignment.result.largest_difference", lambda *_, **__: (0.5, ""))
-    told = said("align", "second", "first", "-o", tmp_path / "out")
+    monkeypatch.setattr("isomerge.alignment.exactness.largest_difference", lambda *_, **__: (0.5, ""))
+    told = said("align", "second", "first", "-o", tmp_path / "out", "--force")
+    assert told["verdict"].startswith("changed")
     assert any(note.startswith("Verification failed") and "same function" in note for note in told["notes"])
     assert "NO" in page_of(tmp_path / "out").words
 

@@ -136,7 +136,7 @@ def _request(context: typer.Context) -> dict[str, Any]:
     for parameter in context.command.params:
         name = str(parameter.name)
         value = context.params.get(name)
-        if name in NOT_RECORDED or value in (None, (), []):
+        if name in NOT_RECORDED or value in (None, (), []) or (name == "trust_remote_code" and not value):
             continue
         shown = Path(value).name if name == "data" else value  # where data is stored stays private
         if not any(flag.startswith("-") for flag in parameter.opts):
