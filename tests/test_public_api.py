@@ -168,7 +168,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) if name == "demo" else name f
 
 
 def test_every_function_has_a_row() -> None:
-    assert set(FUNCTIONS) <= set(RESULTS)
+    assert set(FUNCTIONS) - {"trust_remote_code"} <= set(RESULTS), "all but the setting give a result"
 
 
 @pytest.mark.parametrize("name", SLOW)
@@ -204,6 +204,7 @@ WORKING: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {
     "reproduce": lambda a, b, out: {"folder": a},
     "selftest": lambda a, b, out: {"model": a},
     "sweep": lambda a, b, out: {"recipe": linear_recipe(a, b), "over": {"models[0].weight": [1, 2]}, "data": digits()},
+    "trust_remote_code": lambda a, b, out: {},
     "verify": lambda a, b, out: {"folder": a},
 }
 """Arguments that a function takes, before one of them is replaced."""

@@ -44,6 +44,7 @@ _WHERE = {
     "reproduce": "isomerge.merging.reproduce",
     "selftest": "isomerge.alignment.selftest",
     "sweep": "isomerge.sweeping.api",
+    "trust_remote_code": "isomerge.checkpoint.remote_code",
     "verify": "isomerge.evaluation.verify",
 }
 
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from isomerge.checking.api import check as check
     from isomerge.checkpoint import Checkpoint as Checkpoint
     from isomerge.checkpoint import open_checkpoint as open_checkpoint
+    from isomerge.checkpoint.remote_code import trust_remote_code as trust_remote_code
     from isomerge.connectivity.barrier import barrier as barrier
     from isomerge.connectivity.plane import plane as plane
     from isomerge.data import open_data as open_data

@@ -157,3 +157,14 @@ def test_a_tied_post_norm_model_is_never_untied(tmp_path: Path) -> None:
     assert "residual" in alignment.transform.elements and not alignment.report()["untied"]
     assert read_config(tmp_path / "out") == read_config(source)
     assert difference(logits(source), logits(tmp_path / "out")) <= 1e-10
+
+
+@pytest.mark.parametrize("zero_in", ["source", "anchor", "both"])
+@pytest.mark.parametrize("family", ["vit", "llama"])
+def test_a_norm_whose_gains_are_all_zero_is_not_divided_by(family: str, zero_in: str, tmp_path: Path) -> None:
+    models = {role: model(family, seed) for role, seed in (("source", 1), ("anchor", 0))}
+    for role in models if zero_in == "both" else [zero_in]:
+        models[role] = with_gain(models[role], 0.0, "all-zero")
+    isomerge.align(models["source"], anchor=models["anchor"]).save(tmp_path / "out")
+    assert difference(logits(models["source"]), logits(tmp_path / "out")) <= 1e-10
+    assert isomerge.selftest(models["source"]).unchanged is True

@@ -126,7 +126,7 @@ def test_without_transformers_nothing_moves(build, fresh):
 def test_a_class_transformers_does_not_have_is_never_fetched(build, fresh):
     checkpoint = open_checkpoint(build("electra"))
     config = {**checkpoint.config, "architectures": ["HomeMadeModel"], "auto_map": {"AutoModel": "code.HomeMadeModel"}}
-    nothing_moves(describe(open_checkpoint(checkpoint, config=config)), "HomeMadeModel")
+    nothing_moves(describe(open_checkpoint(checkpoint, config=config)), "code that comes with it")
 
 
 def test_a_model_too_large_to_run_stays_as_it_is(build, fresh):

@@ -147,12 +147,41 @@ def test_pickles_that_would_run_code_are_refused(tmp_path, capsys):
     assert "the pickle ran" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("archive", [True, False], ids=["zip", "before PyTorch 1.6"])
+def test_a_pickle_in_either_format_cannot_run_code(tmp_path, capsys, archive):
+    path = tmp_path / "pytorch_model.bin"
+    for content in ({"w": torch.zeros(1), "x": Evil()}, Evil(), [Evil()]):
+        torch.save(content, path, _use_new_zipfile_serialization=archive)
+        assert "could run code" in message(tmp_path)
+    # As the magic number that the old format begins with, or anywhere behind it.
+    torch.save({"w": torch.zeros(1)}, path, _use_new_zipfile_serialization=archive)
+    path.write_bytes(pickle.dumps(Evil(), protocol=2) + path.read_bytes())
+    message(tmp_path)
+    assert "the pickle ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["zip", "before PyTorch 1.6"])
+def test_every_truncation_of_a_pickle_is_explained(tmp_path, archive):
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"w": torch.arange(8.0), "b": torch.ones(3, 2)}, path, _use_new_zipfile_serialization=archive)
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        assert "pytorch_model.bin: " in message(tmp_path)
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["zip", "before PyTorch 1.6"])
+def test_a_few_bytes_cannot_stand_for_a_huge_tensor(tmp_path, archive):
+    path = tmp_path / "pytorch_model.bin"
+    for tensor in (torch.zeros(1).expand(10**12), torch.zeros(1).to_sparse(), torch.zeros(9, device="meta")):
+        torch.save({"w": tensor}, path, _use_new_zipfile_serialization=archive)
+        assert "tensor 'w' is not stored in full" in message(tmp_path)
+
+
 def test_pickles_of_other_things_are_explained(tmp_path):
     path = tmp_path / "pytorch_model.bin"
     torch.save({"state_dict": {"w": torch.zeros(1)}}, path)
     assert "not a flat state_dict" in message(tmp_path)
-    torch.save({"w": torch.zeros(1)}, path, _use_new_zipfile_serialization=False)
-    assert "before 1.6" in message(tmp_path)
     torch.save({"w": torch.zeros(1000)}, path)
     path.write_bytes(path.read_bytes()[:1500])
     assert "truncated or corrupt" in message(tmp_path)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
+import isomerge
 from isomerge.checkpoint import TensorInfo, open_checkpoint
 
 
@@ -61,6 +63,25 @@ def test_bin_is_read_through_the_restricted_loader(tmp_path, state, monkeypatch)
     checkpoint = open_checkpoint(tmp_path)
     assert all(same(checkpoint.read(name), state[name]) for name in state)
     assert calls and all(call["weights_only"] is True and call["mmap"] is True for call in calls)
+
+
+def test_bin_of_before_pytorch_1_6_is_read_as_transformers_reads_it(tmp_path):
+    """BERT's own checkpoints are such files: pickles one behind the other, in no archive."""
+    transformers.logging.disable_progress_bar()
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 6}
+    made = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=11, max_position_embeddings=5, **size))
+    made.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    state = made.state_dict()
+    torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    expected = transformers.BertForMaskedLM.from_pretrained(tmp_path).state_dict()
+    checkpoint = open_checkpoint(tmp_path)
+    assert set(checkpoint.tensors) == set(state)
+    for name in checkpoint.tensors:
+        assert torch.equal(checkpoint.read(name), expected[name])
+        assert torch.equal(checkpoint.read_span(name, 1, 4), expected[name].flatten()[1:4])
+    merged = isomerge.merge([tmp_path, made]).state_dict()
+    assert all(torch.equal(merged[name], state[name]) for name in merged)
 
 
 def test_sharded_bin_reads_through_its_index(tmp_path, state):

@@ -90,6 +90,12 @@ def align(
                 "Applying a stored transform: it has its own level and parts. Leave out level, scale, layers and only.",
                 keys=("level", "scale", "layers", "only"),
             )
+        if (sweeps, evidence, measure, site, limit, device) != (15, None, "covariance", "post", None, "cpu"):
+            raise RequestError(
+                "Applying a stored transform: nothing is solved. Leave out sweeps, evidence, measure, site, limit and "
+                "device.",
+                keys=("sweeps", "evidence", "limit", "device"),
+            )
         return _stored_alignment(Path(transform), source, anchor, _bytes(max_memory), threads, progress)
     if anchor is None:
         raise RequestError(f"Aligning {_open(source).name}: there is nothing to align it to. Name an anchor.")
@@ -142,6 +148,11 @@ def align_family(
     scope = Scope(level, scale, layers, only)
     if sweeps < 1:
         raise RequestError(f"Aligning: sweeps is {sweeps}, but at least one is needed.", keys=("sweeps",))
+    if data is not None and evidence == "weights":
+        raise RequestError(
+            "Aligning by weights alone: data has no use then. Leave data out, or choose other evidence.",
+            keys=("data", "evidence"),
+        )
     request = ActivationRequest(data, evidence, measure, site, limit, progress)
     memory = _bytes(max_memory)
     require_device(device)
@@ -170,7 +181,7 @@ def align_family(
             chosen, alignments = solve_universe(opened, scope, **options)
             target = opened[chosen]
         else:
-            if data is not None and evidence != "weights":
+            if data is not None:
                 options["request"] = request
             if target is None:
                 target = opened.pop(nearest_to_mean(opened))

@@ -24,6 +24,13 @@ def require_compatible(source: Checkpoint, anchor: Checkpoint) -> None:
     """Raise with every reason why the two do not fit together."""
     for checkpoint in (source, anchor):
         require_model(checkpoint)
+    if not source.config and not anchor.config:
+        raise RequestError(
+            f"Aligning {source.name} to {anchor.name}: without a config.json nothing says how many heads there are or "
+            "which activation, so no symmetry is known. Pass open_checkpoint(model, config=…), or copy config.json "
+            "beside the weights.",
+            keys=("config",),
+        )
     if problems := problems_between(source, anchor):
         raise RequestError(
             f"Aligning {source.name} to {anchor.name}: {'; '.join(problems)}. Only two checkpoints of one architecture "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from isomerge.alignment.evidence import common_part
+from isomerge.alignment.exactness import nothing_left_on_failure
 from isomerge.alignment.record import space_moves
 from isomerge.alignment.report import BeforeAndAfter, FamilyReport
 from isomerge.alignment.result import Alignment
@@ -49,7 +51,10 @@ class AlignedFamily:
 
     def solver_notes(self) -> list[str]:
         """What the solver noted of any member, each note once."""
-        return list(dict.fromkeys(note for member in self.members for note in member.solver_notes))
+        notes = [note for member in self.members for note in member.solver_notes]
+        if not any(member.source.architecture.movable() for member in self.members):
+            notes.insert(0, "NOT ALIGNED: no space of these models may move, so they are merged as they are")
+        return list(dict.fromkeys(notes))
 
     def record(self) -> dict[str, Any]:
         """What the record of a merge says of the members: what moved, and where to."""
@@ -104,14 +109,15 @@ class AlignedFamily:
         kept = self.members[0].kept
         if kept is not None and kept.out == Path(out).expanduser():
             kept.store("family", {})  # until all are written, the folder is that of an unfinished run
-        written = []
-        for number, (folder, member) in enumerate(folders.items()):
-            written.append(
+        anchor_path = [] if anchor_out is None else [Path(anchor_out)]
+        with contextlib.nullcontext() if force else nothing_left_on_failure(*folders, *anchor_path):
+            written = [
                 member.save(
                     folder, shard_size=shard_size, out_dtype=out_dtype, force=force, verify=verify, report=report,
                     anchor_out=anchor_out if number == 0 else None, finish=False,
                 )
-            )  # fmt: skip
+                for number, (folder, member) in enumerate(folders.items())
+            ]  # fmt: skip
         files = tuple(f for w in written for f in w.files)
         digest = written[0].sha256
         if len(written) > 1:
@@ -145,7 +151,10 @@ class AlignedFamily:
         return FamilyReport(
             anchor=self.anchor.name,
             many=self.many,
-            verdict=f"{len(reports)} models aligned to {goal}",
+            verdict=next(
+                (member.verdict for member in self.members if member.exactness.same is False),
+                f"{len(reports)} models aligned to {goal}",
+            ),
             distance=distance,
             spaces=[replace(row, name=f"{model}:{row.name}") for model, row in rows],
             models=reports,

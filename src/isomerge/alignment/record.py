@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from isomerge.alignment.family import AlignedFamily
     from isomerge.alignment.result import Alignment
 
-HALF = {"float16", "bfloat16"}
-UNCHANGED = 1e-3  # of the largest output: float32 through every layer, with invertible elements of condition 4
-
 
 def own_record(alignment: Alignment, out: Path, sha256: str | None) -> str:
     """Check a folder that was written, and say what to put beside its weights: no byte of it depends on the moment."""
@@ -60,22 +57,11 @@ def align_checks(alignment: Alignment, out: Path) -> list[dict[str, Any]]:
     """The checks that a merge makes of a folder it has written, and whether the model still computes the same."""
     donor = alignment.source.checkpoint
     checks: list[dict[str, Any]] = verify(out, deep=False, same_structure_as=donor, threads=alignment.threads)["checks"]
-    return [*checks, _same_function(alignment, open_checkpoint(out))]
-
-
-def _same_function(alignment: Alignment, out: Checkpoint) -> dict[str, Any]:
-    difference, reason = alignment.output_difference
-    passed = None
-    if difference is None:
-        detail = f"not checked: {reason}"
-    else:
-        detail = f"random inputs: the largest difference is {difference:.1e} of the largest output"
-        rounded = sorted({str(info.dtype).removeprefix("torch.") for info in out.tensors.values()} & HALF)
-        if rounded and difference > UNCHANGED:
-            detail += f"; {', '.join(rounded)} rounds the moved weights, so no limit is held against it"
-        else:
-            passed = difference <= UNCHANGED
-    return {"name": "same function", "passed": passed, "detail": detail}
+    exactness = alignment.exactness
+    return [
+        *checks,
+        {"name": "same function", "passed": exactness.same, "detail": exactness.detail or exactness.reason},
+    ]
 
 
 def align_record(alignment: Alignment, out: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 from collections.abc import Mapping
@@ -14,6 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from isomerge.alignment.compatibility import require_compatible, require_same_spaces
+from isomerge.alignment.exactness import (
+    Exactness,
+    compare_outputs,
+    nothing_left_on_failure,
+    require_same_function,
+)
 from isomerge.alignment.record import own_record
 from isomerge.alignment.report import (
     AlignmentReport,
@@ -45,7 +52,6 @@ from isomerge.checkpoint.kept import KeptWork, work_key
 from isomerge.checkpoint.lock import current_versions
 from isomerge.checkpoint.writer import CheckpointWriter, counted
 from isomerge.errors import RequestError
-from isomerge.evaluation.probe import largest_difference
 from isomerge.reporting.record import RECORD
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import AnchorGauge, Canonical
@@ -79,8 +85,8 @@ class Alignment:
     """Where the solution was kept for a call that is made again."""
     _distances: dict[str, Distance] = field(default_factory=dict)
     _lost: dict[str, CastReport] = field(default_factory=dict)
-    output_difference: tuple[float | None, str] = (None, "not measured: nothing has been written yet")
-    """The largest difference between the outputs of the source and of what was written, or why there is none."""
+    exactness: Exactness = field(default_factory=Exactness)
+    """Whether what was written computes what the source computes."""
 
     def __repr__(self) -> str:
         anchor = "" if self.anchor is None else f" next to {self.anchor.name}"
@@ -106,6 +112,8 @@ class Alignment:
     @property
     def verdict(self) -> str:
         """One line."""
+        if self.exactness.same is False:
+            return f"changed: the output computes something else than the source ({self.exactness.detail})"
         if self.siblings:
             return "siblings: nothing needs to move; the output is the source, bit for bit"
         if not self.transform.elements:
@@ -190,9 +198,10 @@ class Alignment:
     ) -> Written:
         """Write the moved source, in the anchor's gauge; with `anchor_out` the anchor too, as OUT averages with it.
 
-        `verify` compares the outputs of both models on random inputs; `report` writes what `isomerge report` needs
-        into isomerge.json. Both happen before the folder becomes a model. A call that was killed or interrupted
-        continues from its finished tensors when it is made again; `finish` as in `Merged.save`.
+        `verify` compares the outputs of both models on random inputs. If they differ by more than rounding, that is an
+        error and nothing is written, unless `force`, which also replaces what is there. `report` writes what `isomerge
+        report` needs into isomerge.json. Both happen before the folder becomes a model. A call that was killed or
+        interrupted continues from its finished tensors when it is made again; `finish` as in `Merged.save`.
         """
         if anchor_out is not None:
             self._known_anchor()  # refuse before anything is written
@@ -204,7 +213,8 @@ class Alignment:
             raise RequestError(f"Writing the alignment: out and anchor_out are both {out}. Name two folders.")
         settings = {"shard_size": str(shard_size), "out_dtype": out_dtype, "verify": verify, "report": report}
         # The folder that comes first stays open for the same call until the other one is complete too.
-        written = self._write(Path(out), settings, force)
+        with contextlib.nullcontext() if force else nothing_left_on_failure(Path(out)):
+            written = self._write(Path(out), settings, force)
         if anchor_out is not None:
             self._write_anchor(Path(anchor_out), settings, force).finish()
         if finish:
@@ -229,8 +239,12 @@ class Alignment:
             self._lost = {file: writer.lost[file] for file in writer.plan if file in writer.lost}
             folder = writer.stage() if writer.written is None else out
             if settings["verify"]:
-                checkpoint, staged = self.source.checkpoint, open_checkpoint(folder)
-                self.output_difference = largest_difference(checkpoint, staged, max_memory=self.max_memory)
+                self.exactness = compare_outputs(
+                    self.source.checkpoint, moved, open_checkpoint(folder), max_memory=self.max_memory,
+                    overflowed=sum(lost.overflow for lost in self._lost.values()),
+                )  # fmt: skip
+            if not force:
+                require_same_function(self.source.name, out, self.exactness)
             if writer.written is not None:
                 return writer.written
             if settings["report"]:
@@ -309,7 +323,6 @@ class Alignment:
 
     def report(self) -> AlignmentReport:
         """Distances, what moved and why the rest stays, exactness, time."""
-        difference, reason = self.output_difference
         return AlignmentReport(
             source=self.source.name,
             anchor=self.anchor.name if self.anchor else None,
@@ -319,8 +332,8 @@ class Alignment:
             distance=self._distance(),
             spaces=self.spaces(),
             objective=self.objective,
-            max_output_difference=difference,
-            max_output_difference_reason=reason or None,
+            max_output_difference=self.exactness.difference,
+            max_output_difference_reason=self.exactness.reason or None,
             gauge="canonical" if self.fragile else "anchor",
             untied=self.untied,
             notes=self.notes(),

@@ -18,6 +18,7 @@ from isomerge.alignment.rounds import Sweeper, Tick, no_tick
 from isomerge.alignment.scope import Scope
 from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint.base import Checkpoint
+from isomerge.checkpoint.config_meaning import TELLING, unequal
 from isomerge.checkpoint.kept import KeptWork
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
@@ -277,4 +278,6 @@ def _notes(source: BoundModel, anchor: BoundModel, sides: list[PreparedModel]) -
         shapes = [model.layouts[name].shape for model in (source, anchor) if name in model.layouts]
         if len(set(shapes)) == 2:
             notes.append(f"{name}: {shapes[0]} and {shapes[1]}; the common part is compared")
+    told = unequal(source.checkpoint.config, anchor.checkpoint.config, TELLING, defaults=True)
+    notes += [f"{text} in source and anchor: a mean of the two has only one of them" for text in told]
     return list(dict.fromkeys(notes))

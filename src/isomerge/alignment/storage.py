@@ -78,22 +78,36 @@ def load_transform(path: Path, source: Checkpoint, anchor: Checkpoint | None) ->
             f"Applying {path} to {source.name}: the transform is for '{about.family}' models, this one is "
             f"'{family}'. Use a checkpoint of that architecture."
         )
-    untie, spaces = about.untied, about.groups()
-    models = [describe(c, untie=untie) if c else None for c in (source, anchor)]
-    for model in filter(None, models):
-        own = {name: group.size for name, group in model.architecture.spaces.items()}
-        wrong = [n for n, g in spaces.items() if own.get(n) != g.size]
-        if wrong:
-            raise RequestError(
-                f"Applying {path} to {model.name}: space {wrong[0]} has {spaces[wrong[0]].size} units in the transform "
-                f"and {own.get(wrong[0], 'none')} in the model. Use a checkpoint of the same size and head class."
-            )
-    bound = [replace(m, architecture=replace(m.architecture, spaces=spaces)) if m else None for m in models]
+    untie, spaces, scope = about.untied, about.groups(), Scope(**about.scope.model_dump())
+    bound = _held_to(path, scope, spaces, describe(source, untie=untie))
+    other = _held_to(path, scope, spaces, describe(anchor, untie=untie)) if anchor else None
+    spaces = dict(bound.architecture.spaces)
     elements = {name: _loaded(tensor, spaces, name) for name, tensor in _under("element:", tensors).items()}
-    gauge = _under("gauge:", tensors)
-    assert bound[0] is not None
-    scope = Scope(**about.scope.model_dump())
-    return StoredTransform(bound[0], bound[1], scope, Transform(spaces, elements), gauge)
+    return StoredTransform(bound, other, scope, Transform(spaces, elements), _under("gauge:", tensors))
+
+
+def _held_to(path: Path, scope: Scope, spaces: Mapping[str, Group], model: BoundModel) -> BoundModel:
+    """The model with the groups of a transform, which must be its own at that level, or hold the space.
+
+    A file that claims a larger group could change what the model computes.
+    """
+    own = scope.restrict(model.architecture).spaces
+    for name, group in spaces.items():
+        mine = own.get(name)
+        if mine is None or mine.size != group.size:
+            raise RequestError(
+                f"Applying {path} to {model.name}: space {name} has {group.size} units in the transform and "
+                f"{mine.size if mine else 'none'} in the model. Use a checkpoint of the same size and head class."
+            )
+        if group not in (mine, mine.restricted(None)):
+            raise AlignmentError(
+                f"Applying {path} to {model.name}: the transform moves {name} by a {group.name}, and a {mine.name} is "
+                "all that leaves the model's function unchanged there. The file is damaged or forged; make it again "
+                "with Alignment.save_transform.",
+                keys=("save_transform",),
+            )
+    held = {name: group.restricted(None) for name, group in own.items()}
+    return replace(model, architecture=replace(model.architecture, spaces={**held, **spaces}))
 
 
 def _under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

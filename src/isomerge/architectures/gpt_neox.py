@@ -1,6 +1,7 @@
 """GPT-NeoX and Pythia: LayerNorm in front, rotary positions on part of each head, q, k and v interleaved by head."""
 
 from isomerge.architectures import architecture, parts
+from isomerge.checkpoint.config_meaning import rope_parameters
 from isomerge.errors import SpecificationError
 from isomerge.symmetry.architecture import Architecture, Facts, KeyBias, Norm, Shift, ValueBias
 from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotary, RotationFixingOnes
@@ -14,7 +15,7 @@ OUTPUT, TABLE = "embed_out.weight", MODEL + "embed_in.weight"
 
 def rotary_width(facts: Facts, inner: int) -> int:
     """How many coordinates of a head turn with the position; whole pairs."""
-    share = facts.get("rope_parameters", {}).get("partial_rotary_factor", facts.get("rotary_pct", 0.25))
+    share = rope_parameters(facts.config).get("partial_rotary_factor", 0.25)
     if not isinstance(share, (int, float)) or not 0 <= share <= 1:
         raise SpecificationError(f"Reading config.json: the rotary part of a head is {str(share)[:60]}, not 0 to 1.")
     return (int(inner * share) + 1) // 2 * 2

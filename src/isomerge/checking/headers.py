@@ -11,6 +11,7 @@ import yaml
 from isomerge.alignment.compatibility import problems_between
 from isomerge.checkpoint import Checkpoint, is_harmless_buffer, open_checkpoint, require_floating
 from isomerge.checkpoint.base import main_dtype, name_some
+from isomerge.checkpoint.config_meaning import TELLING, unequal
 from isomerge.errors import IsomergeError, RequestError
 from isomerge.merging.plan.model_parts import of_another_class, tie_flag
 from isomerge.merging.plan.models import open_model as open_reference
@@ -94,6 +95,11 @@ def header_facts(checkpoints: Sequence[Checkpoint]) -> tuple[dict[str, Any], lis
     classes = {c.name: ", ".join(c.config.get("architectures") or []) or "not said" for c in checkpoints}
     if len(set(classes.values())) > 1:
         notes.append("different classes: " + _each(classes))
+    for other in checkpoints[1:]:
+        told = unequal(checkpoints[0].config, other.config, TELLING, defaults=True)
+        notes += [
+            f"{text} in {checkpoints[0].name} and {other.name}: a merged model has only one of them" for text in told
+        ]
     facts = {"dtypes": dtypes, "tied": tied, "classes": classes}
     return facts, list(dict.fromkeys(notes))
 

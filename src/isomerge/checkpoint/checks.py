@@ -9,6 +9,7 @@ from collections.abc import Collection
 import torch
 
 from isomerge.checkpoint.base import Checkpoint, failure, name_some
+from isomerge.checkpoint.config_meaning import settings
 from isomerge.errors import CheckpointError
 
 FLOATING = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
@@ -86,8 +87,9 @@ def differences_in_size(first: Checkpoint, second: Checkpoint) -> list[str]:
     names |= {key: f"different width: {key}" for key in WIDTH_KEYS}
     names |= {key: key for key in OTHERS}
     differences = []
+    sides = [settings(checkpoint.config) for checkpoint in (first, second)]
     for key, said in names.items():
-        one, other = first.config.get(key), second.config.get(key)
+        one, other = (said_by.get(key) for said_by in sides)
         if None not in (one, other) and one != other:
             differences.append(f"{said} is {one} and {other}")
     return differences

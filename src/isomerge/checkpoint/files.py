@@ -18,6 +18,8 @@ from isomerge.checkpoint.header import HeaderError, read_header
 from isomerge.checkpoint.stamp import Stamp
 from isomerge.errors import CheckpointError
 
+ARCHIVE = b"PK\x03\x04"  # how a zip file begins, which PyTorch writes since 1.6
+
 
 class LocalFile(WeightFile):
     """A weight file that is here, with what the system said of it just before it was opened."""
@@ -116,11 +118,12 @@ class SafetensorsFile(LocalFile):
 
 
 class PickledFile(LocalFile):
-    """A .bin file. Only plain tensors are unpickled, and their data stays on disk, mapped, until it is read."""
+    """A .bin file. Only plain tensors are unpickled. Their data stays on disk, mapped, until it is read; a file of
+    before PyTorch 1.6 is no archive that could be mapped, and is held in memory."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._state = self._load(path)
+        self._state = _unpickled(path)
         self.tensors: Mapping[str, TensorInfo] = {name: TensorInfo.of(t) for name, t in self._state.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -132,28 +135,42 @@ class PickledFile(LocalFile):
     def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self._state[name].detach().reshape(-1)[start:stop].clone()
 
-    @staticmethod
-    def _load(path: Path) -> dict[str, torch.Tensor]:
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except pickle.UnpicklingError as error:
-            raise HeaderError(
-                "it is a pickle with more in it than tensors, which could run code when loaded, so it was refused",
-                "Use the model's safetensors; or, where you trust its origin, load it once with transformers and save "
-                "it again.",
-            ) from error
-        except Exception as error:  # a damaged pickle can ask the loader for anything
-            if _is_legacy(path):
-                raise HeaderError(
-                    "it is in PyTorch's format of before 1.6", "Load it once and save it as safetensors."
-                ) from error
-            raise HeaderError(f"PyTorch cannot read it, so it is truncated or corrupt ({first_line(error)})") from error
-        if not isinstance(state, dict):
-            raise HeaderError(f"it holds a {type(state).__name__} and not a state_dict")
-        odd = sorted(str(name) for name, value in state.items() if not isinstance(value, torch.Tensor))
-        if odd:
-            raise HeaderError(f"it is not a flat state_dict: '{odd[0]}' is no tensor. Save the inner state_dict alone")
-        return state
+
+def _unpickled(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a pickle, through the loader of PyTorch that makes nothing else."""
+    try:
+        with path.open("rb") as file:
+            archive = file.read(len(ARCHIVE)) == ARCHIVE
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+    except pickle.UnpicklingError as error:
+        raise HeaderError(
+            "it is a pickle with more in it than tensors, which could run code when loaded, so it was refused",
+            "Use the model's safetensors; or, where you trust its origin, load it once with transformers and save "
+            "it again.",
+        ) from error
+    except OSError:
+        raise
+    except Exception as error:  # a damaged pickle fails wherever its bytes lead the loader
+        raise HeaderError(f"PyTorch cannot read it, so it is truncated or corrupt ({first_line(error)})") from error
+    if not isinstance(state, dict):
+        raise HeaderError(f"it holds a {type(state).__name__} and not a state_dict")
+    odd = sorted(str(n) for n, value in state.items() if not (isinstance(n, str) and isinstance(value, torch.Tensor)))
+    if odd:
+        raise HeaderError(f"it is not a flat state_dict: '{odd[0]}' is no tensor. Save the inner state_dict alone")
+    # A few bytes can stand for a tensor of any size: one that repeats its storage, or has none.
+    empty = [name for name, tensor in state.items() if not _is_stored(tensor)]
+    if empty:
+        raise HeaderError(
+            f"its tensor '{min(empty)}' is not stored in full. Save the state_dict again, as plain tensors"
+        )
+    return state
+
+
+def _is_stored(tensor: torch.Tensor) -> bool:
+    """Whether every element has bytes of its own."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def open_weight_file(path: Path) -> WeightFile:
@@ -170,13 +187,3 @@ def _reopened(path: Path) -> WeightFile:
         return open_weight_file(path)
     except HeaderError as error:
         raise failure(f"opening {path} again", [str(error)], "Restore the file, then run again.") from error
-
-
-def _is_legacy(path: Path) -> bool:
-    """Whether a file begins as those of PyTorch before 1.6, which are no zip archives."""
-    mark = pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol=2)
-    try:
-        with path.open("rb") as file:
-            return file.read(len(mark)) == mark
-    except OSError:
-        return False

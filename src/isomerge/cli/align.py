@@ -95,6 +95,7 @@ def align(
     from isomerge.reporting.terminal import align_table
 
     start = time.perf_counter()
+    problems: list[str] = []
     with voice.work() as progress:
         options: dict[str, Any] = {
             "level": level, "scale": scale, "layers": layers, "only": only, "sweeps": sweeps, "data": data,
@@ -127,6 +128,8 @@ def align(
             record["notes"] = [*record.get("notes", ()), *(f"Verification failed: {problem}" for problem in problems)]
         written.finish()
     voice.show(record, align_table)
+    if problems and not force:
+        raise typer.Exit(1)
 
 
 def _request(context: typer.Context) -> dict[str, Any]:
@@ -135,7 +138,7 @@ def _request(context: typer.Context) -> dict[str, Any]:
     for parameter in context.command.params:
         name = str(parameter.name)
         value = context.params.get(name)
-        if name in NOT_RECORDED or value in (None, (), []):
+        if name in NOT_RECORDED or value in (None, (), []) or (name == "trust_remote_code" and not value):
             continue
         shown = Path(value).name if name == "data" else value  # where data is stored stays private
         if not any(flag.startswith("-") for flag in parameter.opts):

@@ -37,6 +37,9 @@ class Voice:
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="Add the traceback to an error.")] = False
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model, if it needs it.")
+    ] = False
 
     @property
     def is_silent(self) -> bool:
@@ -47,8 +50,15 @@ class Voice:
         """Show a progress bar if stderr is a terminal, and keep what libraries print away from stdout."""
         watched = not self.is_silent and sys.stderr.isatty()
         shown = (bar or progress_bar)(unit) if watched else contextlib.nullcontext()
-        with contextlib.redirect_stdout(sys.stderr), shown as progress:
+        with contextlib.redirect_stdout(sys.stderr), self._trust(), shown as progress:
             yield progress
+
+    def _trust(self) -> contextlib.AbstractContextManager[None]:
+        if not self.trust_remote_code:
+            return contextlib.nullcontext()
+        from isomerge.checkpoint.remote_code import trust_remote_code
+
+        return trust_remote_code()
 
     def show(self, result: Result | Mapping[str, Any], table: Callable[[Record], RenderableType]) -> None:
         """Print the result: as JSON, as a table, or not at all."""

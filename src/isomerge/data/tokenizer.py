@@ -9,6 +9,7 @@ from typing import Any
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.memory import quiet_transformers
+from isomerge.checkpoint.remote_code import needs_own_code, remote_code_allowed, tokenizer_settings
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.json_files import read_json
 from isomerge.packages import require_version, why_not_imported
@@ -41,8 +42,11 @@ def tokenizer_for(checkpoint: Checkpoint, given: Any = None, *, words: bool = Fa
         if letters is not None:
             return letters
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **more)
+            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=remote_code_allowed(), **more)
     except Exception as error:  # any failure inside transformers means the same to the user
+        what = f"Opening the tokenizer of {checkpoint.name} in {folder}"
+        if refusal := needs_own_code(tokenizer_settings(Path(folder)), what):
+            raise refusal from error
         cause = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"While opening the tokenizer of {checkpoint.name} in {folder}: {cause}. Copy tokenizer.json and "

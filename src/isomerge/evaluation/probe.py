@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,7 +60,12 @@ def outputs(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def largest_difference(
-    first: Checkpoint, second: Checkpoint, *, seed: int = 0, max_memory: int | None = None
+    first: Checkpoint,
+    second: Checkpoint,
+    *,
+    seed: int = 0,
+    max_memory: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[float | None, str]:
     """max |f(x) − g(x)| over random inputs, relative to max |f(x)|; or None with the reason it could not be had."""
     try:
@@ -67,22 +73,28 @@ def largest_difference(
         import transformers  # noqa: F401
     except ImportError as error:
         return None, f"comparing outputs needs transformers: {why_not_imported('transformers', error)}"
-    need = 8 * sum(torch.Size(info.shape).numel() for info in first.tensors.values())
+    need = 2 * dtype.itemsize * sum(torch.Size(info.shape).numel() for info in first.tensors.values())
     if max_memory is not None and need > max_memory:
         return None, f"loading the model takes {need / 1e9:.1f} GB, more than `max_memory` allows"
     if not first.config:
         return None, f"{first.name} has no config.json, so no stock class can load it"
     try:
-        model = _loaded(first)
+        model = _loaded(first, dtype)
         inputs = random_inputs(model, seed)
         expected = outputs(model, inputs)
         del model
-        got = outputs(_loaded(second), inputs)
+        got = outputs(_loaded(second, dtype), inputs)
     except Exception as error:  # a class that cannot be run here says nothing about the checkpoint
         return None, f"{first.name} could not be run in its stock class: {' '.join(str(error).split())[:300]}"
-    scale = float(expected.abs().max()) or 1.0
-    return float((got - expected).abs().max()) / scale, ""
+    finite = expected.isfinite()  # a mask of −∞ is an output too, and the same in both
+    if not finite.any():
+        return None, f"the outputs of {first.name} itself are not finite"
+    if not torch.allclose(got[~finite], expected[~finite], equal_nan=True) or not got[finite].isfinite().all():
+        return math.inf, ""
+    scale = float(expected[finite].abs().max()) or 1.0
+    return float((got - expected)[finite].abs().max()) / scale, ""
 
 
-def _loaded(checkpoint: Checkpoint) -> Any:
-    return load_stock(checkpoint.config, {name: checkpoint.read(name) for name in checkpoint.tensors})
+def _loaded(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    state = {name: checkpoint.read(name) for name in checkpoint.tensors}
+    return load_stock(checkpoint.config, state, dtype=dtype, folder=checkpoint.folder)

@@ -12,6 +12,7 @@ import torch
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import is_harmless_buffer
 from isomerge.checkpoint.memory import quiet_transformers
+from isomerge.checkpoint.remote_code import without_kernels
 from isomerge.errors import CheckpointError
 from isomerge.packages import TooOldError, first_cause, is_installed, require_version
 from isomerge.running.stock import stock_class
@@ -51,7 +52,7 @@ def check_stock_class(checkpoint: Checkpoint) -> ClassCheck:
             return ClassCheck(None, f"not checked: the package '{package}' is not installed (pip install {package})")
     try:
         require_version("transformers")
-        kind = stock_class(checkpoint.config)
+        kind = stock_class(checkpoint.config, checkpoint.folder)
     except (CheckpointError, TooOldError) as error:
         return ClassCheck(None, f"not checked: {error}")
     try:
@@ -79,8 +80,8 @@ def _load_headers(kind: Any, checkpoint: Checkpoint) -> tuple[Any, dict[str, Any
     }
     with quiet_transformers():
         model, info = kind.from_pretrained(
-            None, config=kind.config_class.from_dict(dict(checkpoint.config)), state_dict=state, dtype=torch.float32,
-            device_map={"": "meta"}, output_loading_info=True, ignore_mismatched_sizes=True,
+            None, config=kind.config_class.from_dict(without_kernels(checkpoint.config)), state_dict=state,
+            dtype=torch.float32, device_map={"": "meta"}, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     return model, info
 

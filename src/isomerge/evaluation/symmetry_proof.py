@@ -64,7 +64,7 @@ class Prover:
         if dtype is None:
             raise Unprovable(f"with {count / 1e9:.1f} billion parameters it is too large to be run for a proof")
         self.dtype, self.tolerance = dtype, TOLERANCE[dtype]
-        self.config = checkpoint.config
+        self.config, self.folder = checkpoint.config, checkpoint.folder
         self.state = random_state(checkpoint, dtype)
         self.expected = self._run(self.state)
         if not torch.isfinite(self.expected).all():
@@ -128,7 +128,7 @@ class Prover:
     def _run(self, state: Mapping[str, Tensor]) -> Tensor:
         try:
             require_version("transformers")
-            model = load_stock(self.config, state, dtype=self.dtype)
+            model = load_stock(self.config, state, dtype=self.dtype, folder=self.folder)
             return outputs(model, random_inputs(model))
         except ImportError as error:
             raise Unprovable(

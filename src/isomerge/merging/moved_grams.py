@@ -164,7 +164,7 @@ def _in_gauge(gauge: Canonical, name: str, gram: Gram) -> Gram:
 
 
 def _require_gains(gain: Tensor, fold: Fold, canonical: Canonical, name: str) -> None:
-    if bool((gain.abs() < SMALL_GAIN * gain.abs().median()).any()):
+    if bool(((gain.abs() < SMALL_GAIN * gain.abs().median()) | (gain == 0)).any()):
         raise RequestError(
             f"Moving the Gram matrix of '{name}' of {canonical.model.name}: some gains of '{fold.norm.name}' are "
             "nearly zero, so the data behind it do not say what the stream was. Align the models first (isomerge "

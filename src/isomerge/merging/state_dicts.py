@@ -41,8 +41,10 @@ def merge_state_dicts(
     if not models:
         raise RequestError("Merging: there is no model. Pass a list of state_dicts.")
     chosen.require_count(len(models))
-    if chosen.base == "ignored":
-        base = None
+    if chosen.base == "ignored" and base is not None:
+        raise RequestError(
+            f"Merging: {method} has no use for a base. Leave it out, or put it among the models.", keys=("base",)
+        )
     every = [*models, *([base] if base is not None else [])]
     _require_same_names(every)
     merged: dict[str, Tensor] = {}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.lock import current_versions
 from isomerge.checkpoint.memory import quiet_transformers
+from isomerge.checkpoint.remote_code import needs_own_code, own_class, remote_code_allowed, without_kernels
 from isomerge.data.base import Batch, floating
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import CheckpointError, RequestError
@@ -49,6 +51,7 @@ def require_runnable(checkpoint: Checkpoint) -> None:
             f"Running {checkpoint.name}: it has no config.json, so no stock class can load it. Copy it from where the "
             "model came; in Python, pass a transformers module or open_checkpoint(…, config=…)."
         )
+    own_class(checkpoint.config, checkpoint.folder)  # known from here on, for what is made of this model
 
 
 def run_versions() -> dict[str, str]:
@@ -59,13 +62,16 @@ def run_versions() -> dict[str, str]:
         return current_versions()
 
 
-def stock_class(config: Mapping[str, Any]) -> Any:
-    """The `transformers` class a checkpoint names. Never remote code."""
+def stock_class(config: Mapping[str, Any], folder: Path | None = None) -> Any:
+    """The `transformers` class a checkpoint names; code of its own, from `folder`, only where it is allowed."""
     import transformers
 
-    names = config.get("architectures") or []
-    kind = getattr(transformers, names[0], None) if names else None
-    if kind is None:
+    names = config.get("architectures")
+    names = names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+    kind = own_class(config, folder) or (getattr(transformers, names[0], None) if names else None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class):
+        if error := needs_own_code(config, f"Loading a '{config.get('model_type')}' model to run it"):
+            raise error
         raise CheckpointError(
             f"Loading a '{config.get('model_type')}' model to run it: transformers {transformers.__version__} has no "
             f"class '{names[0] if names else '?'}'. Name the class in config.json under 'architectures'."
@@ -73,9 +79,16 @@ def stock_class(config: Mapping[str, Any]) -> Any:
     return kind
 
 
-def load_stock(config: Mapping[str, Any], state: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32) -> Any:
+def load_stock(
+    config: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype = torch.float32,
+    folder: Path | None = None,
+) -> Any:
     """The stock class of a config.json with these tensors, on the CPU, ready to run; none of them may be missing."""
-    kind = stock_class(config)
+    kind = stock_class(config, folder)
+    config = config if remote_code_allowed() else without_kernels(config)
     with quiet_transformers():
         model, info = kind.from_pretrained(
             None, config=kind.config_class.from_dict(dict(config)), state_dict=dict(state), dtype=dtype,
@@ -128,7 +141,8 @@ class StockModel:
         require_floating(checkpoint)
         require_device(device)
         require_runnable(checkpoint)
-        module = load_stock(checkpoint.config, read_weights(checkpoint), dtype=floating(checkpoint))
+        weights = read_weights(checkpoint)
+        module = load_stock(checkpoint.config, weights, dtype=floating(checkpoint), folder=checkpoint.folder)
         return cls(checkpoint, module.requires_grad_(False).to(device), device)
 
     @property

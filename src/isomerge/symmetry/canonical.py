@@ -115,7 +115,7 @@ class Canonical:
         fragile = []
         for fold in self.folds:
             gain = self.gain(fold.norm).abs()
-            if bool((gain < below * gain.median()).any()):
+            if bool(((gain < below * gain.median()) | (gain == 0)).any()):  # the median may be zero itself
                 fragile.append(fold.norm.name)
         return fragile
 

@@ -54,7 +54,7 @@ def regmean_plus(
     """
     run = LayerwiseMerge(inputs, weight, [data.passes(inputs.models[0]) for data in inputs.data], cache)
     solver = RegMeanSolver(run.runners()[0], run.others, run.shares, floor, alpha, run.report)
-    kept = KeptStages(run)
+    kept = KeptStages(run, run.examples)
     for number, stage in enumerate(run.plan.stages):
         if kept.restore(f"stage-{number}") is None:
             solver.solve(stage, run.examples)

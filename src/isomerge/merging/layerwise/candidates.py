@@ -43,7 +43,7 @@ class Candidates:
         assembly = FeatureAssembly(run.parents.bound, shares, names=run.roles.stored)
         record: dict[str, Any] = {}
         if self.joint:
-            kept = KeptStages(run, data.examples, name)
+            kept = KeptStages(run, [data.examples], name)
             known = kept.restore_features(assembly)
             assembly = known or find_assembly(
                 lambda: run.runners()[1:], run.plan.stages, data.examples, assembly,
@@ -66,7 +66,7 @@ class Candidates:
 
     def polish(self, steps: int, data: GoalData, name: str = "") -> dict[str, Any]:
         """Gradient steps on the whole of the model in place."""
-        kept = KeptStages(self.run, data.examples, name)
+        kept = KeptStages(self.run, [data.examples], name)
         known = kept.restore("polished")
         if known is not None:
             return dict(known["note"])
@@ -109,7 +109,7 @@ class Candidates:
         solver = LayerSolver(merged, targets, self.ridge, self.floor, run.report)
         refinement = BlockRefinement(merged, parents, assembly, run.roles, run.plan, refine, run.budget)
         last = {stage.place: stage for stage in stages}
-        refined, kept = [], KeptStages(run, data.examples, name)
+        refined, kept = [], KeptStages(run, [data.examples], name)
         for number, stage in enumerate(stages):
             known = kept.restore(f"stage-{number}")
             done = known["note"] if known else None

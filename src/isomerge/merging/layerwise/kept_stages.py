@@ -6,7 +6,8 @@ there is to keep.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from isomerge.running.passes import DataPass
 class KeptStages:
     """The stages of one candidate; without a place to keep them, nothing is restored and nothing stored."""
 
-    def __init__(self, run: LayerwiseMerge, examples: DataPass, candidate: str = "") -> None:
+    def __init__(self, run: LayerwiseMerge, examples: Sequence[DataPass], candidate: str = "") -> None:
         """`examples`: what the stages are solved on. `candidate` tells its stages from those of others in one run."""
         self._run, self._kept = run, run.inputs.kept
         self._examples, self._candidate = examples, candidate
@@ -62,7 +63,7 @@ class KeptStages:
     def _read_data(self) -> None:
         """Once through the data, which the stages that are not solved again would have counted."""
         if not self._has_read:
-            for _ in self._examples:
+            for _ in itertools.chain.from_iterable(self._examples):
                 pass
         self._has_read = True
 

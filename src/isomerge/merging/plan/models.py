@@ -10,6 +10,7 @@ from isomerge.adapters.adapter import CONFIG, has_adapter_beside, is_adapter
 from isomerge.adapters.applied import apply_adapter
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import name_some
+from isomerge.checkpoint.config_meaning import TELLING, unequal
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
 from isomerge.merging.recipe import ModelReference, Recipe
@@ -54,11 +55,6 @@ def open_models(
 
 # Weights of the same shape mean something else when these differ.
 DECISIVE = ("num_attention_heads", "num_key_value_heads", "n_head", "num_heads", "head_dim", "d_kv")
-# Say how weights are used: fine-tunes may change them on purpose, and the output has the donor's.
-TELLING = (
-    "hidden_act", "hidden_activation", "activation_function", "feed_forward_proj", "rope_theta", "rope_scaling",
-    "rope_parameters", "sliding_window", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
-)  # fmt: skip
 
 
 def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe], *, ids: bool = True) -> list[str]:
@@ -85,11 +81,11 @@ def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe], *, id
         if kinds[0] != kinds[1]:
             problems.append(f"{first.name} is of type '{kinds[0]}' and {other.name} of type '{kinds[1]}'")
             continue
-        decisive = _unequal(first.config, other.config, DECISIVE)
+        decisive = unequal(first.config, other.config, DECISIVE)
         (notes if stacked else problems).extend(f"{text} in {first.name} and {other.name}" for text in decisive)
         notes += [
             f"{text} in {first.name} and {other.name}; the result has that of its config's donor"
-            for text in _unequal(first.config, other.config, TELLING)
+            for text in unequal(first.config, other.config, TELLING, defaults=True)
         ]
     if problems:
         raise RequestError(
@@ -111,11 +107,6 @@ def left_out_adapters(models: Sequence[Checkpoint]) -> list[str]:
         f"its own and name {name}+FOLDER"
         for name in [model.name for model in models if has_adapter_beside(model)]
     ]
-
-
-def _unequal(one: Mapping[str, Any], other: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
-    pairs = {key: (one.get(key), other.get(key)) for key in keys}
-    return [f"{key} is {a} and {b}" for key, (a, b) in pairs.items() if None not in (a, b) and a != b]
 
 
 def base_among_models(document: Recipe) -> list[str]:

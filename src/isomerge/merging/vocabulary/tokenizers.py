@@ -10,6 +10,7 @@ from typing import Any
 
 from isomerge.checkpoint.base import Checkpoint, first_line
 from isomerge.checkpoint.memory import quiet_transformers
+from isomerge.checkpoint.remote_code import needs_own_code, remote_code_allowed, tokenizer_settings
 from isomerge.errors import CheckpointError, IsomergeError
 from isomerge.merging.vocabulary.files import declared_rows, has_tokenizer
 from isomerge.merging.vocabulary.rules import ModelTokens
@@ -40,8 +41,11 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
         raise CheckpointError(f"While merging vocabularies: {no_tokenizer(checkpoint.name)}.", keys=("tokenizer",))
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(str(checkpoint.folder), trust_remote_code=False)
+            return AutoTokenizer.from_pretrained(str(checkpoint.folder), trust_remote_code=remote_code_allowed())
     except Exception as error:  # every tokenizer class fails in its own way
+        settings = tokenizer_settings(checkpoint.folder) if checkpoint.folder else {}
+        if refusal := needs_own_code(settings, f"Loading the tokenizer of {checkpoint.name}"):
+            raise refusal from error
         cause = first_line(error).rstrip(".")
         raise CheckpointError(
             f"While loading the tokenizer of {checkpoint.name} from {checkpoint.folder}: {cause}. "
@@ -64,7 +68,7 @@ def table_rows(checkpoint: Checkpoint, tokenizer: Any) -> int:
 
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(str(checkpoint.folder), trust_remote_code=False)
+            config = AutoConfig.from_pretrained(str(checkpoint.folder), trust_remote_code=remote_code_allowed())
         rows = getattr(config.get_text_config(), "vocab_size", None)
     except Exception:  # an architecture transformers does not know: its tokenizer is then the only witness
         rows = None
@@ -90,7 +94,7 @@ def drop_tokens(tokenizer: Any, tokens: Iterable[str], name: str) -> Any:
         path.write_text(json.dumps(_without(json.loads(path.read_text(encoding="utf-8")), gone)), encoding="utf-8")
         config = Path(folder, "tokenizer_config.json")
         config.write_text(json.dumps(_forget(json.loads(config.read_text(encoding="utf-8")), gone)), encoding="utf-8")
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=remote_code_allowed())
 
 
 def _without(content: dict[str, Any], gone: set[str]) -> dict[str, Any]:

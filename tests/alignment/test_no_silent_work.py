@@ -1,0 +1,60 @@
+"""What was asked for and could not be done is an error, or the first thing the result says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import isomerge
+from isomerge.errors import RequestError
+from models import model, read_config, same_bytes, tensors
+
+
+def test_state_dicts_without_a_config_are_not_aligned_in_silence() -> None:
+    a, b = (tensors(model("llama", seed)) for seed in (0, 1))
+    for call in (
+        lambda: isomerge.align(b, anchor=a),
+        lambda: isomerge.merge([a, b], align=True),
+        lambda: isomerge.align_family([a, b]),
+    ):
+        with pytest.raises(RequestError, match=r"config=") as caught:
+            call()
+        assert "config" in caught.value.keys
+
+
+def test_with_their_config_they_are_aligned_as_their_folders_are() -> None:
+    folders = [model("llama", seed) for seed in (0, 1)]
+    a, b = (isomerge.open_checkpoint(tensors(f), config=read_config(f)) for f in folders)
+    found, expected = isomerge.align(b, a).state_dict(), isomerge.align(folders[1], folders[0]).state_dict()
+    assert all(same_bytes(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_merge_whose_models_cannot_be_aligned_says_so_first(tmp_path: Path) -> None:
+    config = {"model_type": "nobody-knows", "architectures": ["NobodyModel"]}
+    models = [isomerge.open_checkpoint({"w": torch.randn(4, 4)}, config=config) for _ in range(2)]
+    assert isomerge.merge(models, align=True).notes[0].startswith("NOT ALIGNED")
+    assert isomerge.align(models[0], models[1]).verdict.startswith("unmoved")
+
+
+@pytest.mark.parametrize(
+    "useless",
+    [{"sweeps": 3}, {"evidence": "mix"}, {"limit": 4}, {"measure": "l2"}, {"site": "pre"}, {"device": "cuda"}],
+)
+def test_what_a_stored_transform_has_no_use_for_is_refused(useless: dict[str, Any], tmp_path: Path) -> None:
+    isomerge.align(model("vit", 1), model("vit", 0)).save_transform(tmp_path / "t.safetensors")
+    with pytest.raises(RequestError, match="nothing is solved"):
+        isomerge.align(model("vit", 1), transform=tmp_path / "t.safetensors", **useless)
+
+
+def test_data_that_would_not_be_looked_at_is_refused() -> None:
+    with pytest.raises(RequestError, match="data has no use"):
+        isomerge.align(model("vit", 1), model("vit", 0), data=[{}], evidence="weights")
+
+
+def test_a_base_that_would_not_be_used_is_refused() -> None:
+    a, b = {"w": torch.zeros(2)}, {"w": torch.ones(2)}
+    with pytest.raises(RequestError, match="no use for a base"):
+        isomerge.merge_state_dicts([a, b], method="linear", base=a)
