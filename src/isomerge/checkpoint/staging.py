@@ -219,6 +219,10 @@ class Staging:
             folder.mkdir(exist_ok=True)
             self._created.append(folder)
             restrict(folder, self._closed)
+        if self.folder not in self._created:  # of an earlier run, or of what was solved before this one
+            restrict(self.folder, self._closed)
+            if [path.name for path in self.out.iterdir()] == [STAGING]:
+                restrict(self.out, self._closed)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
