@@ -108,7 +108,8 @@ def names_below(path: Path) -> Iterator[str]:
         here = (state.st_dev, state.st_ino)
         if here in above or count > MOST_FOLDERS:
             why = "is a link to a folder that it lies in" if here in above else f"is one of over {MOST_FOLDERS:,}"
-            raise RequestError(f"While reading {path}: the folder {folder} {why}. Remove it, or name a part of the data.")
+            step = "Remove it, or name a part of the data."
+            raise RequestError(f"While reading {path}: the folder {folder} {why}. {step}")
         inside[folder] = above | {here}
         relative = Path(folder).relative_to(path)
         yield from ((relative / name).as_posix() for name in files)
