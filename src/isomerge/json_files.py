@@ -58,7 +58,7 @@ def parse_json(content: bytes | str, *, infinite: bool = False, unique: bool = F
             object_pairs_hook=_without_duplicates if unique else None,
         )
     except UnicodeDecodeError as error:
-        raise JsonError(f"byte {error.start} is not UTF-8") from error
+        raise JsonError(f"it is not JSON (byte {error.start} is not UTF-8)") from error
     except RecursionError as error:
         raise JsonError(f"it is nested more than {DEEPEST} deep") from error
     except JsonError:
@@ -124,10 +124,10 @@ def _require_encodable(value: Any) -> None:
         raise JsonError("a text in it holds half a surrogate pair, which is no character") from error
 
 
-def _whole(digits: str) -> int:
+def _whole(digits: str) -> int | float:
     if len(digits) > DIGITS:
         raise JsonError(f"a number in it has {len(digits)} digits")
-    return int(digits)
+    return int(digits) if digits != "-0" else -0.0  # which is no whole number to other readers of JSON
 
 
 def _finite(digits: str) -> float:

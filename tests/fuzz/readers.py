@@ -404,6 +404,7 @@ slices:
 models: [{model: a, data: x.txt}, {model: b, data: {path: y.csv, limit: 5}}]
 calibrate: {limit: 10, only: q_proj}
 repair: {only: mlp}
+data: z.txt
 """,
 )
 
@@ -542,11 +543,11 @@ def read_archive(folder: Path) -> None:
 
 TABLES: Seed = {
     "a.csv": b"text,label\nhello there,1\n\"good, bye\",0\nwhat is it,1\n",
-    "a.tsv": b"id\tsentence1\tsentence2\tlabel\n1\ta b c\td e f\tyes\n2\tg h i\tj k l\tno\n",
+    "a.tsv": b"id\tsentence1\tsentence2\tlabel\n1\ta b c\td e f\t1\n2\tg h i\tj k l\t0\n",
     "a.txt": b"first line of a text\nsecond line of it\n\nthird\n",
-    "a.conll": b"Rome B-LOC\nis O\n\nHello O\n",
+    "a.conll": b"Rome B-1\nis O\n\nHello O\n",
     "a.jsonl": b'{"text": "a b c", "label": 1}\n{"text": "d e f", "label": 0}\n',
-    "a.json": b'[{"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]}, {"tokens": ["c"], "ner_tags": ["O"]}]',
+    "a.json": b'[{"tokens": ["a", "b"], "ner_tags": ["0", "1"]}, {"tokens": ["c"], "ner_tags": ["0"]}]',
     "b.json": b'{"data": [{"question": "a", "answer": "b", "split": "train"}]}',
 }
 CHANGES: dict[str, m.Mutator] = {
@@ -564,7 +565,7 @@ def read_table(folder: Path) -> None:
     data = open_data(path)
     assert data.sha256 and data.describe()
     if data.kind in ("texts", "pairs", "tokens"):
-        config = {"id2label": {"0": "0", "1": "1"}, "architectures": ["XForSequenceClassification"]}
+        config = {"id2label": {"0": "0", "1": "1", "2": "O", "3": "B-1"}, "architectures": ["XForSequenceClassification"]}
         task = "token" if data.kind == "tokens" else "sequence"
         targets = _Targets(data, Stub(config), task)  # type: ignore[arg-type]
         targets.usable()

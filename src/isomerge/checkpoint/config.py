@@ -29,7 +29,7 @@ class ModelConfig(BaseModel):
     architectures: list[str] | None = None
     text_config: dict[str, Any] | None = None
     tie_word_embeddings: bool | None = None
-    id2label: dict[str, Any] | list[Any] | None = None
+    id2label: dict[Any, Any] | list[Any] | None = None
     problem_type: str | None = None
 
 
