@@ -103,7 +103,9 @@ def mutate_lines(content: bytes, rng: random.Random) -> bytes:
         elif way == 4:
             lines[here] = insert(lines[here], rng)
         else:
-            lines[here] = lines[here].replace(rng.choice((b",", b"\t", b" ", b'"', b":")), rng.choice((b"", b"\t", b",,")))
+            lines[here] = lines[here].replace(
+                rng.choice((b",", b"\t", b" ", b'"', b":")), rng.choice((b"", b"\t", b",,"))
+            )
     return b"\n".join(lines)
 
 
@@ -176,7 +178,9 @@ def _other_text(value: str, rng: random.Random) -> str:
         except ValueError:
             pass
     place = rng.randrange(len(value) + 1)
-    return rng.choice((value[:place], value[place:], value[:place] + rng.choice("\0\n.{}[]()*+\\é😀\ud800") + value[place:]))
+    return rng.choice(
+        (value[:place], value[place:], value[:place] + rng.choice("\0\n.{}[]()*+\\é😀\ud800") + value[place:])
+    )
 
 
 def _somewhere(tree: Any, rng: random.Random) -> Any:
@@ -279,7 +283,9 @@ def mutate_tar(content: bytes, rng: random.Random) -> bytes:
         for name, data in members:
             entry = tarfile.TarInfo(name[:90])
             entry.size = len(data)
-            entry.type = rng.choice((tarfile.REGTYPE,) * 8 + (tarfile.SYMTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE))
+            entry.type = rng.choice(
+                (tarfile.REGTYPE,) * 8 + (tarfile.SYMTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE)
+            )
             archive.addfile(entry, io.BytesIO(data))
     return made.getvalue() if rng.random() < 0.8 else mutate_bytes(made.getvalue(), rng)
 

@@ -47,7 +47,11 @@ def test_findings_stay_fixed(stored: Path, scratch: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in {*SLOW, "apply", "page", "lock"} else []) for n in readers.READERS]
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] if n in {*SLOW, "apply", "page", "lock"} else [])
+        for n in readers.READERS
+    ],
 )
 def test_good_folders_are_accepted(name: str, scratch: Path) -> None:
     """Else nothing that is damaged would be read far enough to be found."""

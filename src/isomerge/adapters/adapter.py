@@ -186,9 +186,7 @@ def _read_config(path: Path, name: str) -> dict[str, Any]:
             "unknown. Name the folder that PEFT's save_pretrained wrote."
         ) from None
     except (OSError, JsonError) as error:
-        raise CheckpointError(
-            f"While opening adapter {name}: {CONFIG}: {error}. Copy or download it again."
-        ) from error
+        raise CheckpointError(f"While opening adapter {name}: {CONFIG}: {error}. Copy or download it again.") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"While opening adapter {name}: {CONFIG} holds no object. Copy or download it again.")
     return config

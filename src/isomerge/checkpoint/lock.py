@@ -20,6 +20,7 @@ from isomerge import __version__
 from isomerge.checkpoint.base import Checkpoint, TensorInfo
 from isomerge.checkpoint.hashing import hash_file, tensors_digest
 from isomerge.errors import CheckpointError, near_miss
+from isomerge.json_files import JsonError, parse_json
 
 LOCK = "isomerge.lock.json"
 FORMAT = 1
@@ -99,8 +100,8 @@ class Lock:
         """Raises CheckpointError when the text is cut off, of a newer format, or does not agree with itself."""
         act = f"While reading {where}"
         try:
-            record = json.loads(text)
-        except ValueError as error:
+            record = parse_json(text)
+        except JsonError as error:
             raise CheckpointError(
                 f"{act}: it is cut off or not JSON ({error}). Copy it again, or write the model again."
             ) from error
@@ -111,7 +112,7 @@ class Lock:
             )
         try:
             lock = _parse(record)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(
                 f"{act}: it is not a lock file of isomerge ({what}). Copy it again, or write the model again."

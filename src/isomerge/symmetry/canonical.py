@@ -113,8 +113,8 @@ class Canonical:
             raise AlignmentError(f"Reading the stored gauge: {kind}:{name} is missing. The file is damaged.") from error
         if list(entry.shape) != shape or entry.dtype != torch.float64:
             raise AlignmentError(
-                f"Reading the stored gauge: {kind}:{name} is {entry.dtype} of shape {tuple(entry.shape)}, and should be "
-                f"float64 of shape {tuple(shape)}. The file is damaged."
+                f"Reading the stored gauge: {kind}:{name} is {entry.dtype} of shape {tuple(entry.shape)}, and should "
+                f"be float64 of shape {tuple(shape)}. The file is damaged."
             )
         return entry
 
