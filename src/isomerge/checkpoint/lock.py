@@ -117,7 +117,7 @@ class Lock:
             raise CheckpointError(
                 f"{act}: it is not a lock file of isomerge ({what}). Copy it again, or write the model again."
             ) from error
-        if lock.sha256 != record["output"]["sha256"]:
+        if lock.sha256 != record["output"].get("sha256"):
             raise CheckpointError(
                 f"{act}: its sha256 is not that of the tensors it lists, so it was edited or damaged. Copy it again."
             )
