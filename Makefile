@@ -32,7 +32,7 @@ demo: $(STAMP)  ## train three tiny models, align, merge, show the numbers (half
 picture: demo  ## the README's picture of the demo's report (needs Chromium, see test-browser)
 	$(BIN)/python tests/browser/report_picture.py demo-out/report.html docs/images/report.png
 
-test: $(STAMP)  ## the quick tests (four minutes on two cores)
+test: $(STAMP)  ## the quick tests (three to four minutes on two cores)
 	$(PYTEST) -n $(JOBS) -m "not slow and not browser and not peers"
 
 test-slow: $(STAMP)  ## the tests that take more than a few seconds each

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from isomerge.alignment.solvers.by_group import SOLVERS
 from isomerge.architectures import FAMILIES
-from isomerge.arguments import require_types
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.arguments import require_choice, require_types
 from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
 from isomerge.results import Result
 
@@ -59,8 +58,7 @@ def catalogue(kind: str) -> Sequence[CatalogueEntry | MethodEntry | SolverEntry]
         "solvers": _solvers,
     }
     require_types(kind=(kind, str))
-    if kind not in readers:
-        raise RequestError(f"Listing '{kind}': there is no such list. {did_you_mean(kind, readers)}")
+    require_choice("kind", kind, readers)
     return readers[kind]()
 
 

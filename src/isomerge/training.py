@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_swa_avg_fn
 from transformers import TrainerCallback
 
-from isomerge.arguments import require_types
+from isomerge.arguments import require_choice, require_types
 from isomerge.checkpoint.memory import unwrapped
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import RequestError
 from isomerge.merging.state_dicts import merge_state_dicts
 
 KINDS = ("swa", "ema", "lawa")
@@ -47,8 +47,7 @@ class AverageCheckpoints(TrainerCallback):
         require_types(
             kind=(kind, str), start=(start, float), decay=(decay, float), window=(window, int), every=(every, int, None)
         )
-        if kind not in KINDS:
-            raise RequestError(f"Averaging checkpoints: '{kind}' is not a kind of average. {did_you_mean(kind, KINDS)}")
+        require_choice("kind", kind, KINDS)
         if not 0 <= start < 1 or not 0 < decay < 1 or window < 1 or (every is not None and every < 1):
             raise RequestError(
                 f"Averaging checkpoints: start={start} must be in [0, 1), decay={decay} in (0, 1), window={window} and "

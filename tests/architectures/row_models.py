@@ -125,6 +125,7 @@ class Case:
 
 
 @lru_cache(maxsize=1)
+@cache
 def cases() -> list[Case]:
     """Every row, and every tied language model a second time, untied."""
     found = []
@@ -139,6 +140,7 @@ def cases() -> list[Case]:
     return found
 
 
+@cache
 def one_of_each_family() -> list[Case]:
     """The first row of every family, as it is and untied."""
     return list({(make_config(case.row).model_type, case.untie): case for case in reversed(cases())}.values())[::-1]

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import isomerge
-from isomerge.alignment.levels import LEVELS, Scope
+from isomerge.alignment.scope import LEVELS, Scope
 from isomerge.architectures import describe
 from isomerge.checking import units as judged
 from isomerge.checking.stream import judge_stream

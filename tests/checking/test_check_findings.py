@@ -157,7 +157,7 @@ def test_the_base_that_all_cards_name_is_pointed_at(tmp_path: Path) -> None:
         models.append(tmp_path / str(seed))
         shutil.copytree(noisy(llama(), 0.05, seed=seed), models[-1])
         (models[-1] / "README.md").write_text("---\nbase_model: org/base\n---\n# A model\n")
-    assert any("--base org/base" in reason for reason in isomerge.check(*models)["reasons"])
+    assert any("org/base" in reason and "`base`" in reason for reason in isomerge.check(*models)["reasons"])
 
 
 def test_large_tensors_are_sampled_and_the_estimate_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_a_base_that_is_none_of_theirs_is_left_out_and_said() -> None:
     found = isomerge.check(*models, base=wide)
     assert found["verdict"] == "siblings" and found["base"] is None
     (told,) = [reason for reason in found["reasons"] if "cannot be their base" in reason]
-    assert str(wide) in told and "leave --base out" in told
+    assert str(wide) in told and "leave `base` out" in told
     assert "base_model" not in yaml.safe_load(found["recipe"]) or str(wide) not in found["recipe"]
     assert isomerge.check(models[0], wide, base=base)["verdict"] == "incompatible"
 
@@ -306,9 +306,9 @@ def test_without_data_strangers_are_told_what_it_would_add() -> None:
     found = isomerge.check(llama(0), llama(1))
     recipe = yaml.safe_load(found["recipe"])
     assert recipe["merge_method"] == "linear" and recipe["align"] is True and "data" not in recipe
-    assert all("--data PATH" in found[key] and "reconstruct" in found[key] for key in ("why", "recipe"))
+    assert all("`data`" in found[key] and "reconstruct" in found[key] for key in ("why", "recipe"))
     with_data = isomerge.check(llama(0), llama(1), data=digits())
-    assert "--data PATH" not in with_data["why"] and "reconstruct" in with_data["suggestion"]
+    assert "`data`" not in with_data["why"] and "reconstruct" in with_data["suggestion"]
 
 
 def test_a_recipe_that_merge_would_refuse_is_not_suggested() -> None:

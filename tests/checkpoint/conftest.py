@@ -142,7 +142,7 @@ def serve(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     def start(folder: Path) -> FakeHub:
         hub = FakeHub(folder)
         hubs.append(hub)
-        threading.Thread(target=hub.server.serve_forever, daemon=True).start()
+        threading.Thread(target=hub.server.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

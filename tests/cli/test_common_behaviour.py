@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def isomerge(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     )  # fmt: skip
 
 
+@cache
 def on_a_terminal(code: str, **environment: str) -> str:
     """All that a Python program shows on a terminal."""
     primary, secondary = pty.openpty()
@@ -170,7 +172,6 @@ def test_the_script_for_a_shell_is_printed() -> None:
 
 
 # --- terminals and pipes ----------------------------------------------------------------------------------------------
-LIST = "import sys; sys.argv = ['isomerge', 'list', 'architectures']\nfrom isomerge.cli import main\nmain()"
 BAR = (
     "import time\nfrom isomerge.cli.output import progress_bar as bar\n"
     "with bar('bytes') as progress:\n"
@@ -186,7 +187,8 @@ def test_nothing_but_text_goes_into_a_pipe() -> None:
 
 
 def test_no_color_is_obeyed_on_a_terminal() -> None:
-    assert not COLOUR.search(on_a_terminal(LIST + "", NO_COLOR="1"))
+    table = SHOW.format("isomerge.reporting.terminal", "catalogue_table", {"methods": [{"name": "x"}]})
+    assert not COLOUR.search(on_a_terminal(table, NO_COLOR="1"))
     assert COLOUR.search(on_a_terminal(BAR)) and not COLOUR.search(on_a_terminal(BAR, NO_COLOR="1"))
 
 

@@ -369,7 +369,7 @@ MISTAKES = {
         recipe(f"merge_method: regmean\n{MODELS}calibrate: {{only: '*up*'}}\ndata: x.txt\n"),
     ),
     "no lock to reproduce from": Mistake(
-        "reproduce a", ("lock of a", "no isomerge.lock.json", "Name a folder that isomerge merge has written"), code=1
+        "reproduce a", ("lock of a", "no isomerge.lock.json", "Name a folder that was merged"), code=1
     ),
 }  # fmt: skip
 

@@ -46,7 +46,7 @@ def test_columns_may_be_positions() -> None:
         ({"path": "a.csv", "splitt": "test"}, "no option 'splitt'. Did you mean 'split'"),
         ({"path": "a.csv", "limit": "3"}, "limit must be a whole number"),
         ({"path": "a.csv", "split": 3}, "split must be a text"),
-        ({"path": "a.csv", "kind": "image"}, "there is no kind 'image'. Did you mean 'images'"),
+        ({"path": "a.csv", "kind": "image"}, "kind cannot be 'image'. Did you mean 'images'"),
         ({"path": "a.csv", "length": 1}, "too short"),
         ({"split": "test"}, "by its 'path'"),
         ({"input_ids": torch.zeros(1, 2)}, "Pass batches as a list"),

@@ -227,7 +227,7 @@ def test_ready_batches_are_taken_as_they_are(tmp_path: Path) -> None:
         ("a.txt", "   \n", {}, "the file is empty"),
         ("a.conll", "word O\nlonely\n", {}, "without a tag in 'line 2"),
         ("a.xyz", "x", {}, "is not a kind of data"),
-        ("a.txt", "just words\n", {"kind": "pictures"}, "no kind 'pictures'"),
+        ("a.txt", "just words\n", {"kind": "pictures"}, "kind cannot be 'pictures'"),
         ("a.txt", "just words\nand more\n", {"label": "0"}, "without columns"),
     ],
 )

@@ -95,6 +95,7 @@ def test_the_row_of_a_new_architecture_buys_every_generic_test(copy_with: Any) -
     assert passed >= 3
 
 
+@pytest.mark.slow
 def test_add_a_method(copy_with: Any) -> None:
     copy = copy_with("add-a-method.md")
     copy.write_file("src/isomerge/merging/methods/", "halfway.py")

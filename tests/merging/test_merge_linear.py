@@ -39,14 +39,14 @@ def test_merging_with_alignment_is_the_mean_of_the_anchor_and_the_aligned_source
 @pytest.mark.parametrize("family", mostly_slow(["vit", "llama", "bert", "gpt2"], "vit"))
 def test_three_models_meet_at_a_common_mean(family: str) -> None:
     models = [model(family, seed) for seed in range(3)]
-    moved = [
-        member.state_dict() for member in isomerge.align_family([*models[1::-1], *models[2:]], many="universe").members
-    ]
-    found = isomerge.merge(models, align={"many": "universe"}).state_dict()
+    common = {"many": "universe", "sweeps": 2}
+    family_of_three = isomerge.align_family([*models[1::-1], *models[2:]], **common)
+    moved = [member.state_dict() for member in family_of_three.members]
+    found = isomerge.merge(models, align=common).state_dict()
     assert found.keys() == moved[0].keys()
     for name, tensor in found.items():
         assert torch.allclose(tensor, sum(state[name] for state in moved) / 3, rtol=1e-12, atol=1e-14), name
-    align = {"many": "universe", "evidence": "weights"}
+    align = {**common, "evidence": "weights"}
     with_data = isomerge.merge(
         models, method="reconstruct", data=batches(models[0]), ridge=1e12, align=align
     ).state_dict()

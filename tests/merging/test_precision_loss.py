@@ -26,7 +26,7 @@ def test_it_is_named_with_the_way_to_keep_it(tmp_path: Path) -> None:
     (note,), dtype = saved(tmp_path / "out", [NARROW, WIDE], {})
     assert dtype == torch.bfloat16
     assert f"stored in bfloat16, as the base or the first model is, and '{WIDE}' in float32" in note
-    assert "--out-dtype float32" in note and note in (tmp_path / "out" / "isomerge.json").read_text()
+    assert "`out_dtype` float32" in note and note in (tmp_path / "out" / "isomerge.json").read_text()
 
 
 def test_it_is_said_of_what_was_written_and_not_of_an_earlier_copy(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_strangers_are_told_from_siblings(family: str) -> None:
     assert cosine(first, second) < 0.1 < 0.5 < cosine(first, near)
     (note,) = notes_of([first, second])
     assert f"{second} (cosine {said(first, second)}) has nothing in common with the layers of {first}" in note
-    assert "--align" in note
+    assert "`align`" in note
     assert notes_of([first, near]) == []
 
 

@@ -31,7 +31,7 @@ def test_a_model_that_will_hardly_count_is_named(tmp_path: Path) -> None:
     first = model("vit", 0)
     assert (
         f"of {noisy(first, 0.05)}, by its weight, is about 36,000 times that of {first}" in note
-        and "--normalize" in note
+        and "`normalize`" in note
     )
 
 

@@ -129,7 +129,7 @@ def test_a_spoiled_lock_says_what_is_wrong(tmp_path, spoil, message):
 
 
 def test_a_missing_lock_says_how_to_get_one(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no isomerge\.lock\.json.*--no-lock"):
+    with pytest.raises(CheckpointError, match=r"no isomerge\.lock\.json.*lock=True"):
         read_lock(tmp_path)
     with pytest.raises(CheckpointError, match="no such folder"):
         read_lock(tmp_path / "nowhere")

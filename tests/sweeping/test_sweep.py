@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageClassification, 
 
 import isomerge
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.running import mixing
+from isomerge.running import weight_replacement
 from isomerge.sweeping.measuring import Bench
 from models import bert, llama, vit
 from samples import DIGITS, SENTENCES, write_digits
@@ -138,7 +138,7 @@ def test_nothing_is_written_for_a_point(images: Path, tmp_path: Path, monkeypatc
 
 
 def test_models_are_aligned_once(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = counted(monkeypatch, "isomerge.merging.aligned.align_family")
+    calls = counted(monkeypatch, "isomerge.merging.prepared_models.align_family")
     opened = counted(monkeypatch, "isomerge.merging.plan.models.open_checkpoint")
     recipe = recipe_in(images, align=True)
     over: dict[str, Any] = {"density": [0.2, 0.5], "merge_method": ["ties", "dare_ties"], "seed": [0, 1]}
@@ -150,7 +150,7 @@ def test_models_are_aligned_once(images: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_swept_in_align_is_aligned_once_for_each_value(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = counted(monkeypatch, "isomerge.merging.aligned.align_family")
+    calls = counted(monkeypatch, "isomerge.merging.prepared_models.align_family")
     recipe = recipe_in(images, align=True)
     over = {"density": [0.2, 0.8], "align.level": ["permutation", "full"]}
     got = isomerge.sweep(recipe, over, data=images / "digits")
@@ -164,7 +164,7 @@ def test_what_is_swept_in_align_is_aligned_once_for_each_value(
 
 
 def test_statistics_are_measured_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = counted(monkeypatch, "isomerge.merging.measured.calibrate")
+    calls = counted(monkeypatch, "isomerge.merging.measured_statistics.calibrate")
     models = [{"model": str(images / name)} for name in "ab"]
     data = {"path": str(images / "others"), "limit": 8}
     recipe = {"merge_method": "fisher", "models": models, "data": data}
@@ -196,7 +196,7 @@ def test_texts_are_read_by_the_merged_tokenizer(tmp_path: Path, monkeypatch: pyt
     recipe = {
         "merge_method": "linear", "models": [{"model": str(tmp_path / n)} for n in "ab"], "tokenizer_source": "union"
     }  # fmt: skip
-    loads = counted(monkeypatch, "isomerge.running.mixing.load_stock")
+    loads = counted(monkeypatch, "isomerge.running.weight_replacement.load_stock")
     data = {"data": {"path": tmp_path / "book.txt", "kind": "documents"}, "batch_size": 4}
     got = isomerge.sweep(recipe, {"t": [0.0, 0.25, 1.0]}, **data)
     assert len(loads) == 1  # the other points are copied into the same module
@@ -217,7 +217,7 @@ def test_a_class_that_renames_its_weights_is_loaded_again(tmp_path: Path, monkey
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     recipe = {"merge_method": "linear", "models": [{"model": str(tmp_path / n)} for n in "ab"]}
     got = isomerge.sweep(recipe, {"t": [0.0, 0.5, 1.0]}, data=tmp_path / "rows.jsonl")
-    monkeypatch.setattr(mixing, "_holds_as_stored", lambda *_: False)
+    monkeypatch.setattr(weight_replacement, "_holds_as_stored", lambda *_: False)
     again = isomerge.sweep(recipe, {"t": [0.0, 0.5, 1.0]}, data=tmp_path / "rows.jsonl")
     isomerge.merge([tmp_path / "a", tmp_path / "b"]).save(tmp_path / "half")
     whole = [isomerge.evaluate(tmp_path / n, tmp_path / "rows.jsonl")["loss"] for n in ("a", "half", "b")]

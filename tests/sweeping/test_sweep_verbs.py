@@ -143,7 +143,7 @@ def test_many_points_are_shown_as_the_best(run: Any) -> None:
         ("sweep a b --over t=half --data rows.jsonl", "share of the second model, a number. Write t=0:1:0.1 or"),
         (
             "sweep a b --over t=0,1 --data rows.jsonl -o rows.jsonl/x",
-            "rows.jsonl is a file. Name another folder with -o",
+            "rows.jsonl is a file. Name another folder. On the command line: -o DIR",
         ),
         ("ensemble a --data rows.jsonl", "at least two models"),
         ("ensemble a b", "--data PATH"),

@@ -14,9 +14,9 @@ import torch
 
 from isomerge.alignment.activations import ActivationRequest
 from isomerge.alignment.family import AlignedFamily
-from isomerge.alignment.levels import Scope
 from isomerge.alignment.result import Alignment
 from isomerge.alignment.rounds import Tick
+from isomerge.alignment.scope import Scope
 from isomerge.alignment.solve_pair import solve_to_anchor
 from isomerge.alignment.solve_universe import nearest_to_mean, solve_universe
 from isomerge.alignment.storage import load_transform
@@ -131,7 +131,7 @@ def align_family(
     require_choice("many", many, MANY)
     scope = Scope(level, scale, layers, only)
     if sweeps < 1:
-        raise RequestError(f"Aligning: sweeps is {sweeps}, but at least one is needed.")
+        raise RequestError(f"Aligning: sweeps is {sweeps}, but at least one is needed.", keys=("sweeps",))
     request = ActivationRequest(data, evidence, measure, site, limit, progress)
     memory = _bytes(max_memory)
     require_device(device)

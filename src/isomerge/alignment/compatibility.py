@@ -38,7 +38,7 @@ def require_same_spaces(source: BoundModel, anchor: BoundModel) -> None:
         a, b = source.layouts[name], anchor.layouts[name]
         if a.pattern != b.pattern:
             problems.append(
-                f"{name} is used differently in the two models; check `tie_word_embeddings` and the head class"
+                f"{name} is used differently in the two models; check 'tie_word_embeddings' and the head class"
             )
     for name, group in source.architecture.spaces.items():
         other = anchor.architecture.spaces.get(name)

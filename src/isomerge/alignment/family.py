@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from isomerge.alignment.evidence import common_part
+from isomerge.alignment.record import space_moves
 from isomerge.alignment.report import BeforeAndAfter, FamilyReport
 from isomerge.alignment.result import Alignment
 from isomerge.checkpoint import Checkpoint, Written, refuse_overwrite
@@ -48,6 +50,19 @@ class AlignedFamily:
     def solver_notes(self) -> list[str]:
         """What the solver noted of any member, each note once."""
         return list(dict.fromkeys(note for member in self.members for note in member.solver_notes))
+
+    def record(self) -> dict[str, Any]:
+        """What the record of a merge says of the members: what moved, and where to."""
+        models = [
+            {
+                "model": member.source.name,
+                "verdict": member.verdict,
+                "moved": len(member.transform.elements),
+                "spaces": space_moves(member),
+            }
+            for member in self.members
+        ]
+        return {"level": self.members[0].scope.level, "models": models}
 
     def moved(self, model: Checkpoint) -> MovedModel:
         """One of the models, moved; the anchor in the form that the others are written in."""

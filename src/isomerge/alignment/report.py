@@ -139,16 +139,16 @@ def warnings(untied: bool, fragile: Sequence[str], lost: Mapping[str, CastReport
     if untied:
         yield (
             "input and output table were tied and are now separate (tie_word_embeddings: false), since the stream was "
-            "rotated; write the anchor the same way with --anchor-out to average the two"
+            "rotated; write the anchor the same way with `anchor_out` to average the two"
         )
     if fragile:
         yield (
-            f"{len(fragile)} norm(s) of the anchor have gains near zero ({fragile[0]} …), so OUT is in canonical form: "
-            "average it with the folder of --anchor-out, not with the anchor itself"
+            f"{len(fragile)} norm(s) of the anchor have gains near zero ({fragile[0]} …), so the output is in "
+            "canonical form: average it with what `anchor_out` writes, not with the anchor itself"
         )
     for file, report in lost.items():
         if not report.lossless:
             yield (
                 f"{file}: {report.overflow} values overflowed and {report.underflow} became zero in the written dtype; "
-                "--out-dtype float32 keeps them"
+                "`out_dtype` float32 keeps them"
             )

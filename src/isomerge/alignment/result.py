@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from isomerge.alignment.compatibility import require_compatible, require_same_spaces
-from isomerge.alignment.levels import Scope
 from isomerge.alignment.record import write_record
 from isomerge.alignment.report import (
     AlignmentReport,
@@ -24,6 +23,7 @@ from isomerge.alignment.report import (
     space_reports,
     warnings,
 )
+from isomerge.alignment.scope import Scope
 from isomerge.alignment.storage import save_transform
 from isomerge.architectures import describe
 from isomerge.checkpoint import (

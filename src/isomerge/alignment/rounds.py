@@ -52,7 +52,7 @@ class Sweeper:
         self.units = [u for u in units if any(g.movable for g in u.spaces.values())]
         self.stream = spaces.get(RESIDUAL, Trivial(0))
         self.names = [n for n in self.pair.layouts if n not in self.skip_names]
-        self._weights: dict[str, float] | None = None
+        self._weights: dict[str, float] = {}  # by tensor, where the stream moves
         self._passes = 1  # over all units, at most
         sizes = {n: 4 * torch.Size(lay.shape).numel() for n, lay in self.pair.layouts.items()}
         self._bytes = {u.root: sum(sizes[n] for n in self.pair.touching(u.members)) for u in self.units}
@@ -61,7 +61,10 @@ class Sweeper:
     def solve(self, sweeps: int) -> Transform:
         """The best transform found, identities left out."""
         spaces = self.pair.architecture.spaces
-        if not self.stream.movable or self._stream_stays():
+        if not self.stream.movable:
+            return Transform(spaces, self._solve_units(Transform(spaces))[0])
+        self._weights = self._tensor_weights()
+        if self._stream_stays():
             return Transform(spaces, self._solve_units(Transform(spaces))[0])
         residual = self._first_guess()
         elements: Elements = {}
@@ -170,7 +173,7 @@ class Sweeper:
         self, names: Iterable[str], moved: Transform, weights: Mapping[str, float] | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Σ w · source × anchor over the stream's axis, added up in a fixed order."""
-        weights = self._tensor_weights() if weights is None else weights
+        weights = self._weights if weights is None else weights
         names = [n for n in names if weights.get(n, 0.0) > 0]
         total = torch.zeros(self.stream.size, self.stream.size, dtype=torch.float64)
         unsigned: Tensor | None = None
@@ -201,8 +204,7 @@ class Sweeper:
             return C, unsigned
         assert self.activations is not None and self.activations.stream is not None
         share = 1.0 if word == "mix" else TIE
-        weights = self._tensor_weights()
-        parts = {self._root_of(n) or n for n in self._stream_names() if weights[n] > 0}
+        parts = {self._root_of(n) or n for n in self._stream_names() if self._weights[n] > 0}
         return share * C + len(parts) * self.activations.stream, None if unsigned is None else share * unsigned
 
     def _first_guess(self) -> Tensor:
@@ -279,23 +281,20 @@ class Sweeper:
         return self._own_root(name) is None and len(self.pair.layouts[name].shape) > 1
 
     def _tensor_weights(self) -> dict[str, float]:
-        if self._weights is None:
-            sizes = dict(zip(self.names, self.run(self._size, self.names), strict=True))
-            blocks: dict[str, float] = {}
-            for name in self.names:
-                key = self._root_of(name) or name
-                blocks[key] = blocks.get(key, 0.0) + sizes[name]
-            self._weights = {
-                n: 1 / blocks[self._root_of(n) or n] if blocks[self._root_of(n) or n] > 0 else 0.0 for n in self.names
-            }
-        return self._weights
+        sizes = self.run(lambda name: _norms(*self.pair.tensors(name)), self.names)
+        blocks: dict[str, float] = {}
+        for name, size in zip(self.names, sizes, strict=True):
+            block = self._root_of(name) or name
+            blocks[block] = blocks.get(block, 0.0) + size
+        sums = {name: blocks[self._root_of(name) or name] for name in self.names}
+        return {name: 1 / size if size > 0 else 0.0 for name, size in sums.items()}
 
     def _unit_weights(self) -> dict[str, float]:
         if not self.stream.movable:
             return {u.root: 1.0 for u in self.units}
-        weights = self._tensor_weights()
-        return {u.root: next(weights[n] for n in self.names if self._own_root(n) == u.root) for u in self.units}
+        return {u.root: next(self._weights[n] for n in self.names if self._own_root(n) == u.root) for u in self.units}
 
-    def _size(self, name: str) -> float:
-        source, anchor = self.pair.tensors(name)
-        return float(source.norm() * anchor.norm())
+
+def _norms(source: Tensor, anchor: Tensor) -> float:
+    """‖source‖ · ‖anchor‖"""
+    return float(source.norm() * anchor.norm())

@@ -12,8 +12,8 @@ import torch
 
 from isomerge.adapters.adapter import require_model
 from isomerge.alignment.api import align
-from isomerge.alignment.levels import Scope
 from isomerge.alignment.record import UNCHANGED
+from isomerge.alignment.scope import Scope
 from isomerge.architectures import describe
 from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import open_checkpoint, require_floating, write_checkpoint

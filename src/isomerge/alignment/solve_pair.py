@@ -12,10 +12,10 @@ from isomerge.alignment.activations import ActivationRequest, Activations
 from isomerge.alignment.compatibility import require_compatible, require_same_spaces
 from isomerge.alignment.evidence import Pair, common_part, distance_weight, is_noise
 from isomerge.alignment.head_scales import rescaled_all
-from isomerge.alignment.levels import Scope
 from isomerge.alignment.preparation import PreparedModel
 from isomerge.alignment.result import Alignment
 from isomerge.alignment.rounds import Sweeper, Tick, no_tick
+from isomerge.alignment.scope import Scope
 from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.symmetry.architecture import RESIDUAL

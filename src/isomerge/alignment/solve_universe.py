@@ -9,10 +9,10 @@ from torch import Tensor
 
 from isomerge.alignment.evidence import Pair, common_part
 from isomerge.alignment.head_scales import rescaled_all
-from isomerge.alignment.levels import Scope
 from isomerge.alignment.preparation import PreparedModel
 from isomerge.alignment.result import Alignment
 from isomerge.alignment.rounds import Sweeper, Tick, no_tick
+from isomerge.alignment.scope import Scope
 from isomerge.alignment.solve_pair import describe_all, prepare_all, rotates_the_stream, solve_to_anchor
 from isomerge.checkpoint import Checkpoint
 from isomerge.symmetry.patterns import Layout

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from isomerge.alignment.levels import Scope
+from isomerge.alignment.scope import Scope
 from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint
 from isomerge.choices import Level, Part

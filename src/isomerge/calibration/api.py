@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from isomerge.architectures import describe
-from isomerge.arguments import require_shared_types, require_types
+from isomerge.arguments import require_choice, require_shared_types, require_types
 from isomerge.calibration.experts import listen_to_experts
 from isomerge.calibration.fisher import diagonal_fisher
 from isomerge.calibration.sites import sites_of
@@ -20,7 +20,7 @@ from isomerge.choices import STATISTICS
 from isomerge.data import open_data
 from isomerge.data.base import Batches, Data, DataSource
 from isomerge.data.task_heads import task_of
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import RequestError
 from isomerge.name_patterns import NamePattern
 from isomerge.running.activation_watch import ActivationWatch, SameInput
 from isomerge.running.gram import GramSums, UnitSums
@@ -96,10 +96,10 @@ def calibrate(
 def _wanted(what: Iterable[str]) -> set[str]:
     require_types(what=(what, Iterable))
     wanted = {what} if isinstance(what, str) else set(what)
-    for unknown in sorted(wanted - set(STATISTICS)):
-        raise RequestError(f"what cannot be '{unknown}'. {did_you_mean(unknown, STATISTICS)}")
+    for one in sorted(wanted):
+        require_choice("what", one, STATISTICS)
     if not wanted:
-        raise RequestError(f"Measuring a model: nothing is asked for. Known values: {', '.join(STATISTICS)}.")
+        raise RequestError(f"what is empty. Known values: {', '.join(STATISTICS)}.", keys=("what",))
     return wanted
 
 

@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isomerge.arguments import require_choice
 from isomerge.calibration.squared_gradients import SquaredGradients
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.memory import saved_state
 from isomerge.choices import FISHER_KINDS
 from isomerge.data.base import Batch, Batches
-from isomerge.errors import IsomergeError, RequestError, did_you_mean
+from isomerge.errors import IsomergeError, RequestError
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass, examples_in
 from isomerge.running.stock import StockModel
@@ -54,12 +55,9 @@ def diagonal_fisher(
 
     `names` are those of the tensors to measure, if not all.
     """
-    if kind not in FISHER_KINDS:
-        raise RequestError(
-            f"Measuring Fisher information: '{kind}' is not a kind of it. {did_you_mean(kind, FISHER_KINDS)}"
-        )
+    require_choice("fisher", kind, FISHER_KINDS)
     if samples < 1:
-        raise RequestError(f"Measuring Fisher information with {samples} draws per example: at least one is needed.")
+        raise RequestError(f"samples is {samples}, but each example needs at least one draw.", keys=("samples",))
     for parameter in _measured(stock, names):
         parameter.requires_grad_(True)
     exact = True

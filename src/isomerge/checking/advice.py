@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from isomerge.checking.tokenizers import TokenizerComparison
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import IsomergeError
 from isomerge.kinship import IDENTICAL, SIBLINGS, STRANGERS
@@ -23,7 +24,7 @@ DENSITY = 0.5
 CONFLICT = 0.3  # of the weights that both changed: from there on signs are elected (TIES) instead of added up
 NEARLY_PARALLEL = 0.99  # above this cosine the arc between two models is the line
 MORE = (
-    "with data (--data PATH: images or texts like those they were trained on, without labels) the suggestion is "
+    "with data (`data`: images or texts like those they were trained on, without labels) the suggestion is "
     "reconstruct, which brings together what their layers compute and not the weights alone"
 )
 ONE_KIND = 0.9  # of all tokens shared: these vocabularies are of one kind, and their union is worth having
@@ -86,24 +87,24 @@ def advise(
     return Advice("linear", "siblings close to each other: their mean is between them", options={"weight": 1.0})
 
 
-def tokenizer_of(advice: Advice, models: Sequence[str], tokens: dict[str, Any]) -> str | None:
+def tokenizer_of(advice: Advice, models: Sequence[str], tokens: TokenizerComparison) -> str | None:
     """Whose tokens the result is to have, where they are not the same."""
-    if tokens["vocabulary"] is not False:
+    if tokens.vocabulary is not False:
         return None
-    if (tokens["shared"] or 0.0) >= ONE_KIND:
+    if (tokens.shared or 0.0) >= ONE_KIND:
         return "union"
     return "base" if advice.base else models[0]
 
 
 def make_recipe(
-    advice: Advice, checkpoints: Sequence[Checkpoint], base: Checkpoint | None, *, tokens: dict[str, Any],
+    advice: Advice, checkpoints: Sequence[Checkpoint], base: Checkpoint | None, *, tokens: TokenizerComparison,
     dtypes: Sequence[str],
 ) -> tuple[str | None, list[str]]:  # fmt: skip
     """The recipe as YAML, or None and what stands in its way. It is planned against the headers before it is shown."""
     everyone = [*checkpoints, *([base] if base is not None else [])]
     names = [c.name for c in checkpoints]
     settings: dict[str, Any] = {"tokenizer": tokenizer_of(advice, names, tokens)}
-    if tokens["chat_template"] is False:
+    if tokens.chat_template is False:
         settings["chat_template"] = "auto"
     if len(set(dtypes)) > 1:
         settings["dtype"] = Counter(dtypes).most_common(1)[0][0]
@@ -131,9 +132,9 @@ def _plan(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> None:
     plan_tensors(recipe, {model: known[model] for model in recipe.referenced_models()})
 
 
-def command(advice: Advice, models: Sequence[str], tokens: dict[str, Any]) -> str:
+def command(advice: Advice, models: Sequence[str], tokens: TokenizerComparison) -> str:
     """The command line that does the same, where flags can say it."""
-    if tokens["chat_template"] is False:
+    if tokens.chat_template is False:
         return "isomerge check … --recipe recipe.yml, then isomerge merge recipe.yml -o merged"
     named = _besides(models, advice.base)
     parts = ["isomerge", "merge", *named, "--method", advice.method]

@@ -15,8 +15,8 @@ from isomerge.arguments import require_types
 from isomerge.checking.advice import Advice, advise, command, incompatible, make_recipe, sentence
 from isomerge.checking.comparison import Comparisons, compare
 from isomerge.checking.headers import dtype_of, header_facts, likely_base, misfits, open_model, stated_base
-from isomerge.checking.pair import PairCheck, judge_pair
-from isomerge.checking.tokenizers import compare_tokenizers
+from isomerge.checking.pair import AlignmentGain, LowRankDifference, PairCheck, judge_pair
+from isomerge.checking.tokenizers import TokenizerComparison, compare_tokenizers
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.errors import RequestError
@@ -24,6 +24,18 @@ from isomerge.kinship import IDENTICAL, SIBLINGS, STRANGERS, VERDICTS
 from isomerge.results import Result
 
 INCOMPATIBLE = "incompatible"
+
+
+@dataclass
+class ComparedWeights(Result):
+    """How much there is, and how much of it was read."""
+
+    tensors: int
+    parameters: int
+    sampled: int
+    identical_tensors: int
+    not_finite: dict[str, int]
+    """How many tensors of each model hold NaN or infinite values."""
 
 
 @dataclass
@@ -41,17 +53,15 @@ class CheckResult(Result):
     """Why this suggestion, and what else would help."""
     recipe: str | None = None
     """The same as a recipe in YAML; None where there is nothing to merge or something is in the way."""
-    weights: dict[str, Any] | None = None
-    """`tensors`, `parameters`, `sampled`, `identical_tensors` and `not_finite`."""
+    weights: ComparedWeights | None = None
     distance: float | None = None
     """The largest of all pairs, as `isomerge.kinship` defines it."""
     sign_conflict: float | None = None
     alignment_helps: bool | None = None
     cosine: float | None = None
     norm_ratio: float | None = None
-    low_rank: dict[str, Any] | None = None
-    alignment: dict[str, Any] | None = None
-    """`helps`, `level`, `gain` by level and `by_chance`."""
+    low_rank: LowRankDifference | None = None
+    alignment: AlignmentGain | None = None
     layers: list[dict[str, Any]] = field(default_factory=list)
     spaces: list[dict[str, Any]] = field(default_factory=list)
     pairs: list[PairCheck] = field(default_factory=list)
@@ -61,7 +71,7 @@ class CheckResult(Result):
     models: list[str] = field(default_factory=list)
     base: str | None = None
     architecture: dict[str, Any] = field(default_factory=dict)
-    tokenizer: dict[str, Any] = field(default_factory=dict)
+    tokenizer: TokenizerComparison = field(default_factory=TokenizerComparison)
     seconds: float = 0.0
 
 
@@ -125,7 +135,7 @@ class _Weighed:
         self,
         models: list[Checkpoint],
         base: Checkpoint | None,
-        tokens: dict[str, Any],
+        tokens: TokenizerComparison,
         data: str | os.PathLike[str] | None,
     ) -> None:
         self.models, self.base, self.tokens, self.data = models, base, tokens, data
@@ -147,12 +157,12 @@ class _Weighed:
             for pair in self.pairs
             for reason in pair.reasons
         ]
-        reasons += [*self._about_the_base(), *notes, *self.tokens["differences"], *self.tokens["notes"]]
+        reasons += [*self._about_the_base(), *notes, *self.tokens.differences, *self.tokens.notes]
         advice = self._advice()
         recipe, obstacles = self._recipe(advice)
         summary = sentence(
             self.names, worst.verdict, cosine=worst.cosine, gain=worst.gain,
-            one_vocabulary=self.tokens["vocabulary"] is not False, obstacles=obstacles,
+            one_vocabulary=self.tokens.vocabulary is not False, obstacles=obstacles,
         )  # fmt: skip
         return CheckResult(
             summary=summary,
@@ -161,13 +171,13 @@ class _Weighed:
             suggestion=self._suggestion(advice, obstacles),
             why="; ".join(filter(None, (advice.why, advice.more))) if advice and not obstacles else None,
             recipe=recipe,
-            weights={
-                "tensors": compared.tensors,
-                "parameters": round(compared.values),
-                "sampled": compared.sampled,
-                "identical_tensors": worst.identical_tensors,
-                "not_finite": {model: len(names) for model, names in compared.not_finite.items()},
-            },
+            weights=ComparedWeights(
+                tensors=compared.tensors,
+                parameters=round(compared.values),
+                sampled=compared.sampled,
+                identical_tensors=worst.identical_tensors,
+                not_finite={model: len(names) for model, names in compared.not_finite.items()},
+            ),
             distance=max((pair.distance for pair in self.pairs if pair.distance is not None), default=None),
             sign_conflict=max(pair.sign_conflict for pair in self.pairs),
             alignment_helps=any(pair.alignment_helps for pair in self.pairs),
@@ -193,7 +203,7 @@ class _Weighed:
             far = "" if one.distance is None else f" (relative distance {one.distance:.3g})"
             said.append(f"{name} {kin[one.verdict]} {origin}{far}")
             if one.low_rank is not None:
-                said.append(f"what it adds fits an adapter of rank {one.low_rank['rank']}: see isomerge extract")
+                said.append(f"what it adds fits an adapter of rank {one.low_rank.rank}: see isomerge extract")
         for pair in self.pairs if self.from_base else ():
             if pair.change_cosine is not None and pair.change_conflict is not None:
                 said.append(
@@ -204,9 +214,9 @@ class _Weighed:
             place = likely_base(len(self.models), {pair: own.all.apart for pair, own in self.compared.pairs.items()})
             stated = stated_base(self.models)
             if place is not None:
-                said.append(f"{self.names[place]} lies where the base of the others would: try --base with it")
+                said.append(f"{self.names[place]} lies where the base of the others would: try it as `base`")
             if stated is not None:
-                said.append(f"their model cards name {stated} as their base: --base {stated} allows better methods")
+                said.append(f"their model cards name {stated} as their base: as `base` it allows better methods")
         return said
 
     def _advice(self) -> Advice | None:
@@ -220,9 +230,9 @@ class _Weighed:
             base=base if with_base else None,
             cosine=self.worst.cosine,
             conflict=self.worst.change_conflict,
-            level=self.worst.alignment["level"] or "full",
+            level=self.worst.alignment.level or "full",
             data=None if self.data is None else os.fspath(self.data),
-            one_vocabulary=self.tokens["vocabulary"] is not False,
+            one_vocabulary=self.tokens.vocabulary is not False,
             gain=self.worst.gain,
         )
 
@@ -251,4 +261,4 @@ def _fitting(models: list[Checkpoint], base: Checkpoint | None) -> tuple[Checkpo
     if base is None or misfits(models) or not (problems := misfits([models[0], base], named=False)):
         return base, []
     why = "; ".join(problem.rstrip(".") for problem in problems)
-    return None, [f"{base.name} cannot be their base ({why}): leave --base out, or name the model they come from"]
+    return None, [f"{base.name} cannot be their base ({why}): leave `base` out, or name the model they come from"]

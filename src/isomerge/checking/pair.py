@@ -23,6 +23,30 @@ LARGE = 200_000_000  # parameters of a model of which one layer is enough
 
 
 @dataclass
+class LowRankDifference(Result):
+    """Two models whose difference is that of an adapter."""
+
+    rank: int
+    energy: float
+    """The share of the difference that these directions hold, where it is least."""
+    tensors: list[str]
+    """Where it was looked at."""
+
+
+@dataclass
+class AlignmentGain(Result):
+    """What an alignment would do for a pair."""
+
+    helps: bool
+    level: str | None
+    """The lowest that is enough; None where it does not help."""
+    gain: dict[str, float]
+    """By level: the share of the squared distance that it takes away in the sampled layers."""
+    by_chance: float | None
+    """What it would take away between unrelated weights."""
+
+
+@dataclass
 class PairCheck(Result):
     """What `check` says of two models, or of a model and its base."""
 
@@ -42,18 +66,16 @@ class PairCheck(Result):
     change_conflict: float | None
     """Of the weights that both changed, the share that went opposite ways."""
     identical_tensors: int
-    low_rank: dict[str, Any] | None
-    """`rank`, `energy` and `tensors` where the difference is that of an adapter."""
+    low_rank: LowRankDifference | None
     alignment_helps: bool
-    alignment: dict[str, Any]
-    """`helps`, `level`, `gain` by level and `by_chance`."""
+    alignment: AlignmentGain
     layers: list[dict[str, Any]]
     spaces: list[dict[str, Any]]
 
     @property
     def gain(self) -> float:
         """The share of the squared distance that alignment at level full takes away in the sampled layers."""
-        return float(self.alignment["gain"].get("full", 0.0))
+        return self.alignment.gain.get("full", 0.0)
 
 
 def judge_pair(first: Checkpoint, second: Checkpoint, comparison: PairComparison) -> PairCheck:
@@ -83,12 +105,7 @@ def judge_pair(first: Checkpoint, second: Checkpoint, comparison: PairComparison
         identical_tensors=len(comparison.identical),
         low_rank=low,
         alignment_helps=helps,
-        alignment={
-            "helps": helps,
-            "level": moves.level if helps else None,
-            "gain": moves.gain,
-            "by_chance": moves.by_chance,
-        },
+        alignment=AlignmentGain(helps, moves.level if helps else None, moves.gain, moves.by_chance),
         layers=comparison.layer_rows(),
         spaces=moves.spaces,
     )
@@ -114,7 +131,7 @@ def _number(layer: str) -> int:
     return int(layer.rpartition(".")[2])
 
 
-def _reasons(verdict: str, comparison: PairComparison, moves: UnitMoves, low: dict[str, Any] | None) -> list[str]:
+def _reasons(verdict: str, comparison: PairComparison, moves: UnitMoves, low: LowRankDifference | None) -> list[str]:
     if verdict == IDENTICAL:
         return ["every sampled value is the same, bit for bit"]
     distance = comparison.distance(comparison.counted)
@@ -132,8 +149,8 @@ def _reasons(verdict: str, comparison: PairComparison, moves: UnitMoves, low: di
         reasons.append(f"{len(comparison.identical)} tensors are the same in both, as far as they were sampled")
     if low is not None:
         reasons.append(
-            f"their difference is that of an adapter: {low['rank']} directions hold {100 * low['energy']:.0f} % of it "
-            f"in {name_some(low['tensors'], 2)}"
+            f"their difference is that of an adapter: {low.rank} directions hold {100 * low.energy:.0f} % of it "
+            f"in {name_some(low.tensors, 2)}"
         )
     if comparison.odd_sizes:
         reasons.append(_odd(comparison.odd_sizes))
@@ -173,7 +190,9 @@ ENOUGH = 0.7  # of the energy of the difference, in those few
 NOISE = 3.0  # times the median: rounding the sum of a model and an adapter leaves many small directions
 
 
-def low_rank_difference(first: Checkpoint, second: Checkpoint, differing: Mapping[str, float]) -> dict[str, Any] | None:
+def low_rank_difference(
+    first: Checkpoint, second: Checkpoint, differing: Mapping[str, float]
+) -> LowRankDifference | None:
     """The rank that most of the difference has, in the matrices that differ most; None where it is no adapter's.
 
     A piece of the difference has as few directions as the whole."""
@@ -191,7 +210,7 @@ def low_rank_difference(first: Checkpoint, second: Checkpoint, differing: Mappin
         ranks.append(rank)
     if not ranks:
         return None
-    return {"rank": max(rank for rank, _ in ranks), "energy": min(energy for _, energy in ranks), "tensors": names}
+    return LowRankDifference(max(rank for rank, _ in ranks), min(energy for _, energy in ranks), names)
 
 
 def directions(difference: Tensor) -> tuple[int, float] | None:

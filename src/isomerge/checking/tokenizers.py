@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.merging.vocabulary.files import declared_rows, has_tokenizer, read_json, tokenizer_files, tokens_in_files
+from isomerge.results import Result
 
 MOST_NAMED = 5
 
@@ -43,6 +44,20 @@ class TokenizerFacts:
         )  # fmt: skip
 
 
+@dataclass
+class TokenizerComparison(Result):
+    """What differs from the first model. A bool is None where the files cannot tell."""
+
+    same: bool | None = None
+    vocabulary: bool | None = None
+    special_tokens: bool | None = None
+    chat_template: bool | None = None
+    differences: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    shared: float | None = None
+    """The share of all tokens that both have, where it is least."""
+
+
 def _content(value: Any) -> str:
     return str(value.get("content")) if isinstance(value, dict) else str(value)
 
@@ -63,14 +78,11 @@ def _template(files: dict[str, Path], config: dict[str, Any]) -> str | None:
     return str(template) if template else None
 
 
-def compare_tokenizers(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
-    """`same` is true, false, or null where the files cannot tell; the rest says what differs from the first model."""
+def compare_tokenizers(checkpoints: Sequence[Checkpoint]) -> TokenizerComparison:
     known = [TokenizerFacts.of(c) for c in checkpoints]
     if not any(one.has_files for one in known):
         rows = {one.rows for one in known if one.rows is not None}
-        note = "no model has tokenizer files beside its weights" if rows else None
-        return {"same": None, "vocabulary": None, "special_tokens": None, "chat_template": None,
-                "differences": [], "notes": [note] if note else [], "shared": None}  # fmt: skip
+        return TokenizerComparison(notes=["no model has tokenizer files beside its weights"] if rows else [])
     first, name = known[0], checkpoints[0].name
     differences: list[str] = []
     vocabulary: bool | None = True
@@ -90,9 +102,10 @@ def compare_tokenizers(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
         without = [c.name for c, one in zip(checkpoints, known, strict=True) if one.has_files and one.template is None]
         differences.append("the chat templates differ" + (f": {name_some(without)} has none" if without else ""))
     same = None if vocabulary is None else vocabulary and special and len(templates) == 1
-    return {"same": same, "vocabulary": vocabulary, "special_tokens": special,
-            "chat_template": len(templates) == 1, "differences": differences, "notes": notes,
-            "shared": shared}  # fmt: skip
+    return TokenizerComparison(
+        same=same, vocabulary=vocabulary, special_tokens=special, chat_template=len(templates) == 1,
+        differences=differences, notes=notes, shared=shared,
+    )  # fmt: skip
 
 
 def _vocabularies(

@@ -16,8 +16,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from isomerge.alignment.evidence import LARGE, Block, Pair, of_one_root, unit_blocks
-from isomerge.alignment.levels import Scope
 from isomerge.alignment.report import share_moved
+from isomerge.alignment.scope import Scope
 from isomerge.alignment.units import Unit
 from isomerge.architectures import FAMILIES, describe
 from isomerge.checking.stream import judge_stream, shuffled_rest

@@ -6,6 +6,7 @@ Every request goes through huggingface_hub, so HF_HOME, HF_TOKEN, HF_ENDPOINT an
 from __future__ import annotations
 
 import re
+import shlex
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -189,11 +190,8 @@ def _open_headers(repo: str, commit: str, shards: list[str], problems: list[str]
 
 
 def _open_cached(repo: str, revision: str | None, act: str, error: Exception, hint: str) -> Checkpoint:
-    pin = f" --revision {revision}" if revision else ""
-    fix = (
-        f"Check the spelling; or run `hf download {repo}{pin}` where there is a network (or unset HF_HUB_OFFLINE), "
-        "then run again."
-    )
+    download = shlex.join(["hf", "download", repo, *(["--revision", revision] if revision else [])])
+    fix = f"Check the spelling; or run `{download}` where there is a network (or unset HF_HUB_OFFLINE), then run again."
     for name in ("config.json", *SINGLE_OR_INDEX):
         cached = _cached(repo, name, revision)
         if cached is not None:

@@ -90,7 +90,7 @@ def open_folder(
     if was_interrupted(folder):
         raise CheckpointError(
             f"While {act}: the write that was to fill this folder was interrupted, so it is incomplete. "
-            "Run the command that writes it again; it needs no --force."
+            "Write it again; an unfinished folder is replaced."
         )
     problems: list[str] = []
     config = read_config(folder / "config.json", problems)

@@ -175,7 +175,7 @@ def read_lock(folder: str | os.PathLike[str]) -> Lock:
         why = "it is a file and not a folder" if path.parent.is_file() else why
         raise CheckpointError(
             f"While reading the lock of {folder}: {why}, so nothing says what it was made from. "
-            "Name a folder that isomerge merge has written without --no-lock."
+            "Name a folder that was merged with lock=True (the default)."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"While reading {path}: {error}. Copy it again, or write the model again.") from error

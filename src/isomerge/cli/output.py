@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 # A pipe has no width: output that a program reads is never folded or cut.
 PIPE_WIDTH = 1_000_000
+NOTES = ("notes", "reasons")
 
 
 class Progress(Protocol):
@@ -53,12 +55,22 @@ class Voice:
         if self.json:
             print(json.dumps(plain(record, strict=True), allow_nan=False))
         elif not self.quiet:
-            _print(table(record))
+            notes = {key: [as_flags(text) for text in record[key]] for key in NOTES if key in record}
+            _print(table({**record, **notes}))
 
 
 def as_record(result: Result | Mapping[str, Any]) -> Record:
     """A result as the dictionary that `--json` prints."""
     return result.to_dict() if isinstance(result, Result) else dict(result)
+
+
+def as_flags(note: str) -> str:
+    """The notes of the library name arguments, in backticks: on the command line they are flags.
+
+    >>> as_flags("write it with `anchor_out`")
+    'write it with --anchor-out'
+    """
+    return re.sub("`([a-z_]+)`", lambda name: "--" + name[1].replace("_", "-"), note)
 
 
 def _print(shown: RenderableType) -> None:

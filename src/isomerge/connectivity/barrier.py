@@ -20,7 +20,7 @@ from isomerge.errors import RequestError
 from isomerge.evaluation.measure import MEASURE_FACTS, DataMeasure, LossMeasure, Numbers
 from isomerge.reporting.plots import plot_barrier, require_drawable
 from isomerge.results import Result
-from isomerge.running.mixing import Mixture
+from isomerge.running.weight_replacement import Mixture
 
 MOST_POINTS = 10_000
 

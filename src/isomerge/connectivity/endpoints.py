@@ -16,8 +16,8 @@ from isomerge.data.base import floating
 from isomerge.data.task_heads import label_names
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import RequestError
-from isomerge.running.mixing import Mixture
 from isomerge.running.stock import load_stock, read_weights, require_device, require_runnable
+from isomerge.running.weight_replacement import Mixture
 
 
 def open_models(given: Sequence[Any], device: str) -> list[Checkpoint]:

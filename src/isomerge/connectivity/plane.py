@@ -18,7 +18,7 @@ from isomerge.errors import RequestError
 from isomerge.evaluation.measure import MEASURE_FACTS
 from isomerge.reporting.plots import plot_plane, require_drawable
 from isomerge.results import Result
-from isomerge.running.mixing import Mixture
+from isomerge.running.weight_replacement import Mixture
 
 MARGIN = 0.25  # of the triangle's extent, on every side
 FLAT = 1e-9  # sine² of the angle at A below which three models lie on a line

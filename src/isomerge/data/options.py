@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from isomerge.arguments import require_choice
 from isomerge.choices import DATA_KINDS
 from isomerge.errors import RequestError, did_you_mean
 
@@ -40,13 +41,12 @@ class DataOptions:
             if value is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
                 what = "a whole number" if wanted is int else "a text"
                 raise RequestError(f"Opening data: {option.name} must be {what}, not {value!r}.", keys=(option.name,))
-        if self.kind is not None and self.kind not in DATA_KINDS:
-            raise RequestError(
-                f"Opening data: there is no kind '{self.kind}'. {did_you_mean(self.kind, DATA_KINDS)}", keys=("kind",)
-            )
+        if self.kind is not None:
+            require_choice("kind", self.kind, DATA_KINDS)
         if self.length is not None and self.length < 2:
             raise RequestError(
-                f"Opening data: texts of {self.length} tokens are too short to learn from. Use 2 or more."
+                f"Opening data: texts of {self.length} tokens are too short to learn from. Use 2 or more.",
+                keys=("length",),
             )
 
     def updated(self, given: Mapping[str, Any]) -> DataOptions:
@@ -54,7 +54,8 @@ class DataOptions:
         names = [option.name for option in fields(self)]
         for unknown in sorted(set(given) - set(names), key=str):
             raise RequestError(
-                f"Opening data: there is no option '{unknown}'. {did_you_mean(unknown, ['path', *names])}"
+                f"Opening data: there is no option '{unknown}'. {did_you_mean(unknown, ['path', *names])}",
+                keys=(str(unknown),),
             )
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 

@@ -67,4 +67,4 @@ def pick_split(
     order = (prefer, "validation", "train", *(part for part in parts if part != "test"), "test")
     chosen = next(part for part in order if part in parts)
     others = ", ".join(part for part in parts if part != chosen)
-    return chosen, [f"using split '{chosen}' (also available: {others}; choose with --split)"]
+    return chosen, [f"using split '{chosen}' (also available: {others}; choose with `split`)"]

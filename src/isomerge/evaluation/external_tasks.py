@@ -50,7 +50,8 @@ def find_function(task: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise RequestError(f"Task {task}: module '{place}' has no function '{name}'. {did_you_mean(name, known)}")
+        message = f"Task {task}: module '{place}' has no function '{name}'. {did_you_mean(name, known)}"
+        raise RequestError(message, keys=("task",))
     return function  # type: ignore[no-any-return]
 
 

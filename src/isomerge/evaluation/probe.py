@@ -67,7 +67,7 @@ def largest_difference(
         return None, "transformers is not installed; install isomerge[hf] to compare outputs"
     need = 8 * sum(torch.Size(info.shape).numel() for info in first.tensors.values())
     if max_memory is not None and need > max_memory:
-        return None, f"loading the model takes {need / 1e9:.1f} GB, more than --max-memory allows"
+        return None, f"loading the model takes {need / 1e9:.1f} GB, more than `max_memory` allows"
     if not first.config:
         return None, f"{first.name} has no config.json, so no stock class can load it"
     try:

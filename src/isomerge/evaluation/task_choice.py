@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from isomerge.arguments import require_choice
 from isomerge.choices import TASKS
 from isomerge.data.base import Data
 from isomerge.data.task_heads import label_names, task_of
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import RequestError
 from isomerge.evaluation.tasks import (
     ClassificationTask,
     LanguageTask,
@@ -26,8 +27,8 @@ TEXTS = "texts: .txt, .jsonl, .csv, .tsv or CoNLL, or a folder of those"
 
 def task_name(config: Mapping[str, Any], wanted: str | None, model: str) -> str:
     """The task of the model's class, which `wanted` must agree with."""
-    if wanted is not None and wanted not in TASKS:
-        raise RequestError(f"Evaluating: there is no task '{wanted}'. {did_you_mean(wanted, [*TASKS, *OTHERS])}")
+    if wanted is not None:
+        require_choice("task", wanted, [*TASKS, *OTHERS])
     if not config:
         raise RequestError(
             f"Evaluating {model}: it has no config.json, so no stock class can run it. Name the folder of a whole "

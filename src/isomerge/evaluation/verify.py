@@ -26,7 +26,7 @@ from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, loc
 from isomerge.checkpoint.staging import STALE
 from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.evaluation.class_fit import Fit, fit_stock_class, same_structure
+from isomerge.evaluation.stock_class_check import ClassCheck, check_stock_class, same_structure
 from isomerge.evaluation.tokens import special_token_problems, tokenizer_problems, vocabulary_rows
 from isomerge.json_files import read_json
 from isomerge.results import Result
@@ -159,17 +159,17 @@ def _format(folder: Path) -> Check:
     return Check("format", not wrong, f"no 'format: pt' in {name_some(wrong)}" if wrong else "every file says 'pt'")
 
 
-def _fit(checkpoint: Checkpoint, donor: Checkpoint | None) -> Fit:
+def _fit(checkpoint: Checkpoint, donor: Checkpoint | None) -> ClassCheck:
     if has_adapter_beside(checkpoint):
         risk = "transformers puts it on top of the model wherever peft is installed"
         step = f"move {CONFIG} and the adapter's weights to a folder of their own"
-        return Fit(False, f"an adapter lies beside the model ({CONFIG}): {risk}; {step}")
+        return ClassCheck(False, f"an adapter lies beside the model ({CONFIG}): {risk}; {step}")
     if donor is not None and same_structure(checkpoint, donor):
-        return Fit(True, f"the same names, shapes and config as {donor.name}", _tied_tables(donor))
+        return ClassCheck(True, f"the same names, shapes and config as {donor.name}", _tied_tables(donor))
     if holds_adapter(checkpoint):
         step = f"to verify the model it makes, {into_its_base(checkpoint)}, and name OUT"
-        return Fit(None, f"not checked: this is an adapter and not a model; {step}")
-    return fit_stock_class(checkpoint)
+        return ClassCheck(None, f"not checked: this is an adapter and not a model; {step}")
+    return check_stock_class(checkpoint)
 
 
 def _tied_tables(donor: Checkpoint) -> tuple[tuple[str, str], ...]:
@@ -184,7 +184,7 @@ def _tied_tables(donor: Checkpoint) -> tuple[tuple[str, str], ...]:
     return tuple((name, tables[0]) for name in tables[1:] if hashes[name] == hashes[tables[0]])
 
 
-def _ties(checkpoint: Checkpoint, fit: Fit) -> Check:
+def _ties(checkpoint: Checkpoint, fit: ClassCheck) -> Check:
     if fit.fits is None:
         return Check("ties", None, "not checked: the stock class, which knows them, could not be asked")
     hashes = hash_tensors(checkpoint, sorted({name for pair in fit.ties for name in pair}), threads=1)

@@ -17,9 +17,10 @@ from isomerge.adapters.adapter import BIAS, Adapter, Target, open_adapter
 from isomerge.adapters.layout import ModuleLayout
 from isomerge.adapters.lowrank import choose_rank, decompose, factorise, halves, squared_error
 from isomerge.adapters.write import lora_config, write_adapter
+from isomerge.arguments import require_choice
 from isomerge.checkpoint import Checkpoint, TensorInfo, refuse_overwrite, require_finite
 from isomerge.checkpoint.base import Progress
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import RequestError
 from isomerge.merging.methods import METHODS, Method
 from isomerge.merging.run.rows import InMemory, TensorGroup, TensorSource
 from isomerge.results import Result
@@ -131,8 +132,7 @@ def merge_adapters(
 
 
 def _check_request(adapters: list[Adapter], method: str, rank: int | None) -> Method:
-    if method not in METHODS:
-        raise RequestError(f"Merging adapters: '{method}' is not a merge method. {did_you_mean(method, METHODS)}")
+    require_choice("method", method, METHODS)
     chosen = METHODS[method]
     problems = []
     own = len(adapters) - _from_first(chosen)

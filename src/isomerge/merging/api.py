@@ -8,20 +8,21 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from isomerge.arguments import require_types
+from isomerge.arguments import require_choice, require_types
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import Progress
 from isomerge.choices import ROWS
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_methods import ALL_METHODS
+from isomerge.merging.merge_documents import merge_documents
 from isomerge.merging.outcome.estimate import MergePlan, estimate
 from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.plan.models import open_model, open_models
 from isomerge.merging.plan.tensor_plan import TensorExplanation, explain
+from isomerge.merging.prepared_models import RunSettings
 from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, recipe_of
 from isomerge.merging.recipe_data import DataSets
 from isomerge.merging.run.option_files import named_statistics
-from isomerge.merging.steps import RunSettings, merge_documents
 
 RecipeSource = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Recipe]
 """A path, YAML text (anything with a newline), a dict, or what `load_recipe` gives."""
@@ -75,8 +76,7 @@ def merge(
         repair=(repair, bool, Mapping), tokenizer=(tokenizer, str, os.PathLike, Mapping, None),
         dtype=(dtype, str, None), seed=(seed, int), **_run_arguments(threads, device, max_memory, progress),
     )  # fmt: skip
-    if method not in ALL_METHODS:
-        raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, ALL_METHODS)}")
+    require_choice("method", method, ALL_METHODS)
     models = list(models)
     if not models:
         raise RequestError("Merging: models is empty. Name at least two models, or one with an adapter on top.")
@@ -182,7 +182,9 @@ def _opened(
     unknown = sorted(str(reference) for reference in set(given) - set(checkpoints))
     if unknown:
         hint = did_you_mean(unknown[0], [str(reference) for reference in checkpoints])
-        raise RequestError(f"Merging: models has '{unknown[0]}', which the recipe does not name. {hint}")
+        raise RequestError(
+            f"Merging: models has '{unknown[0]}', which the recipe does not name. {hint}", keys=("models",)
+        )
     return documents, checkpoints
 
 

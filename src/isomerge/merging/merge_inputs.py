@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.base import Progress
-from isomerge.merging.aligned import AlignedModels
+from isomerge.merging.aligned_tensors import AlignedTensors
 
 if TYPE_CHECKING:
     from isomerge.merging.recipe_data import DataSet
@@ -24,12 +24,12 @@ class MergeInputs:
     """In the recipe's order; the first gives config, names and dtypes."""
     data: Sequence[DataSet]
     """As the method declares its need; empty where it can do without and none is given."""
-    align: Callable[[], AlignedModels | None] | None = None
+    align: Callable[[], AlignedTensors | None] | None = None
     """Aligns the models, at the first call only; None: take them as they are."""
     device: str = "cpu"
     progress: Progress | None = None
 
-    def aligned(self) -> AlignedModels | None:
+    def aligned(self) -> AlignedTensors | None:
         """The models next to the first, where that is asked for and there are several."""
         return self.align() if self.align is not None else None
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from isomerge.calibration import Gram, Statistics
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
-from isomerge.merging.aligned import AlignedModels
+from isomerge.merging.aligned_tensors import AlignedTensors
 from isomerge.merging.run.rows import GramSource, TensorSource
 from isomerge.merging.run.sources import Stored
 from isomerge.symmetry.canonical import SMALL_GAIN, Canonical, Fold
@@ -35,7 +35,7 @@ def gram_sources(
     statistics: Sequence[Statistics],
     names: Sequence[str],
     models: Sequence[Checkpoint],
-    aligned: AlignedModels | None,
+    aligned: AlignedTensors | None,
     *,
     measured_aligned: bool = False,
     solve_biases: bool = False,
@@ -60,7 +60,7 @@ def gram_sources(
     for measured, name, model in zip(statistics, names, models, strict=True):
         source = _gram_source(measured, weight_of.get(name, name), model, moved_by)
         partner = weight_of.get(name) or bias_of.get(name)
-        known = partner in (model.tensors if aligned is None else aligned.plan())
+        known = partner in (model.tensors if aligned is None else aligned.plan)
         if source is not None and partner is not None and known:
             source = replace(source, other=tensor_of(model, partner), is_bias=name in weight_of)
         sources.append(source if known or name not in weight_of else None)
@@ -68,7 +68,7 @@ def gram_sources(
 
 
 def _gram_source(
-    statistics: Statistics, weight: str, model: Checkpoint, aligned: AlignedModels | None
+    statistics: Statistics, weight: str, model: Checkpoint, aligned: AlignedTensors | None
 ) -> GramSource | None:
     name, place = _place(aligned, weight) if aligned is not None else (None, 0)
     if aligned is None or name is None:
@@ -101,7 +101,7 @@ def _total(gram: Callable[[], Gram]) -> Tensor:
     return gram().total
 
 
-def _place(aligned: AlignedModels, weight: str) -> tuple[str | None, int]:
+def _place(aligned: AlignedTensors, weight: str) -> tuple[str | None, int]:
     """The specification's name of a tensor of the result, and which of its files it is."""
     own = aligned.own.model
     for name in own.layouts:
@@ -177,17 +177,9 @@ def _passing_through(canonical: Canonical, name: str) -> Tensor | None:
     gauge = next((g for g in canonical.values if g.output == name), None)
     if gauge is None:
         return None
-    model = canonical.model
-    value = next(s for s in model.layouts[gauge.bias].axes[0] if s.atoms[-1].space == gauge.space)
-    axis, reader = next(
-        (n, s) for n, axis in enumerate(model.layouts[name].axes) for s in axis if s.atoms[-1].space == gauge.space
-    )
-    vector = value.take(canonical._own("bias", gauge.bias), 0).reshape(value.sizes)
-    spaces = [atom.space for atom in value.atoms]
-    # Grouped queries: a value is read once by every query head of its group.
-    shape = [n if atom.space in spaces else 1 for atom, n in zip(reader.atoms, reader.sizes, strict=True)]
-    result = torch.zeros(model.layouts[name].shape[axis], dtype=torch.float64)
-    reader.put(result, 0, vector.reshape(shape).expand(reader.sizes).to(result))
+    axis, reader, vector = canonical.value_as_read(gauge, canonical._own("bias", gauge.bias))
+    result = torch.zeros(canonical.model.layouts[name].shape[axis], dtype=torch.float64)
+    reader.put(result, 0, vector.to(result))
     return result
 
 

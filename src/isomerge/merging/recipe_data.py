@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.data import Data, open_data
-from isomerge.data.base import Batches
+from isomerge.data.base import Batch, Batches, Wanted
 from isomerge.errors import RequestError
 from isomerge.evaluation.task_choice import require_fitting, task_name
 from isomerge.merging.data_methods import DATA_METHODS
@@ -24,21 +24,23 @@ BASE_IMPORTANCE = "base_importance"
 MEASURING = {"fisher": "each model once, with gradients", "gram": "each model once"}
 
 
-@dataclass(frozen=True)
-class DescribedData:
+class DescribedData(Data):
     """What records and locks say of data that is not at hand."""
 
-    name: str
-    kind: str
-    sha256: str
-    size: int
-    limit: int | None
-    notes: list[str]
+    def __init__(self, data: Data) -> None:
+        super().__init__()
+        self.name, self.kind, self.size, self.classes, self.limit = (
+            data.name, data.kind, data.size, data.classes, data.limit
+        )  # fmt: skip
+        self.notes += data.notes
+        self._sha256 = data.sha256
 
-    def used(self, limit: int | None = None) -> int:
-        """As `Data.used`."""
-        limit = self.limit if limit is None else limit
-        return self.size if limit is None else min(limit, self.size)
+    @property
+    def sha256(self) -> str:
+        return self._sha256
+
+    def read(self, checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Batch]:
+        raise RequestError(f"Reading {self.name}: a copied or pickled result describes its data only. Open it again.")
 
 
 @dataclass
@@ -54,9 +56,7 @@ class DataSet:
 
     def __getstate__(self) -> dict[str, Any]:
         """In a pickle or a copy, data is described and not held: it may be anything, and was used already."""
-        data = self.data
-        described = DescribedData(data.name, data.kind, data.sha256, data.size, data.limit, list(data.notes))
-        return {**self.__dict__, "data": described, "_passes": {}}
+        return {**self.__dict__, "data": DescribedData(self.data), "_passes": {}}
 
     def passes(self, checkpoint: Checkpoint, *, labels: bool = False, device: str = "cpu") -> Batches:
         """Batches for this model, a fresh iterator at every call; what fits in memory is prepared once for all."""

@@ -208,7 +208,8 @@ def _place(folder: Path, out: str | os.PathLike[str] | None) -> Iterator[Path]:
     except OSError as error:
         raise RequestError(
             f"While preparing to make {folder} again: {absolute.parent} cannot be written to "
-            f"({error.strerror or error}). Name a folder elsewhere with -o."
+            f"({error.strerror or error}). Name a folder elsewhere.",
+            keys=("out",),
         ) from error
     try:
         yield beside / absolute.name

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from isomerge.arguments import require_types
+from isomerge.arguments import require_choice, require_types
 from isomerge.checkpoint.base import TensorInfo, name_some
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import RequestError
 from isomerge.merging.methods import METHODS
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import InMemory
@@ -33,8 +33,7 @@ def merge_state_dicts(
     if single or not all(isinstance(model, Mapping) for model in models):
         raise RequestError("Merging: models must be a list of state_dicts, as in merge_state_dicts([a, b]).")
     require_types(method=(method, str), base=(base, Mapping, None), seed=(seed, int))
-    if method not in METHODS:
-        raise RequestError(f"Merging: '{method}' is not a merge method. {did_you_mean(method, METHODS)}")
+    require_choice("method", method, METHODS)
     chosen = METHODS[method]
     if chosen.base == "required" and base is None:
         raise RequestError(f"Merging: {method} needs a base. Pass base=the state_dict of the common ancestor.")

@@ -105,5 +105,5 @@ def _instead(folder: Path) -> str:
     if inside:
         return f", but in {', '.join(inside[:5])}. Name one of these."
     if (folder / "isomerge.lock.json").is_file():
-        return "; it was merged with --no-report or by an older isomerge. Merge again, or see isomerge reproduce."
-    return ", so it is no output of isomerge merge or align, or was written with --no-report. Name another folder."
+        return "; it was merged with report=False or by an older isomerge. Merge again, or see isomerge reproduce."
+    return ", so it is no output of isomerge merge or align, or was written with report=False. Name another folder."

@@ -1,4 +1,8 @@
-"""Look at a stock module while it runs: rows of activations, padding left out, handed on as they pass."""
+"""Look at a stock module while it runs: rows of activations, padding left out, handed on as they pass.
+
+Hooks on modules also see what no weight makes, such as units behind their activation function, which `call_recorder`
+cannot: it sees products with weights.
+"""
 
 from __future__ import annotations
 
@@ -90,21 +94,19 @@ class ActivationWatch:
 
             return look
 
-        handles = [self.modules[n].register_forward_hook(hook(n), with_kwargs=True) for n in self._listeners]
-        try:
-            with torch.no_grad():
-                self.stock.forward(batch)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with torch.no_grad(), contextlib.ExitStack() as hooks:
+            for name in self._listeners:
+                hooks.enter_context(self.modules[name].register_forward_hook(hook(name), with_kwargs=True))
+            self.stock.forward(batch)
         return lengths
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
-        handles = [self.modules[name].register_forward_hook(self._hook(name), with_kwargs=True)
-                   for name in self._listeners]  # fmt: skip
+        hooks = contextlib.ExitStack()
+        for name in self._listeners:
+            hooks.enter_context(self.modules[name].register_forward_hook(self._hook(name), with_kwargs=True))
         if self.encoder is not None:
-            handles.append(self.encoder.register_forward_hook(self._remember))
+            hooks.enter_context(self.encoder.register_forward_hook(self._remember))
         entered: list[contextlib.ExitStack] = []
 
         def enter(context: Context) -> Callable[..., None]:
@@ -115,15 +117,14 @@ class ActivationWatch:
             return before
 
         for around, context in self._around:
-            handles.append(around.register_forward_pre_hook(enter(context), with_kwargs=True))
-            handles.append(around.register_forward_hook(lambda *_: entered.pop().close()))
+            hooks.enter_context(around.register_forward_pre_hook(enter(context), with_kwargs=True))
+            hooks.enter_context(around.register_forward_hook(lambda *_: entered.pop().close()))
         try:
-            yield
+            with hooks:
+                yield
         finally:
             while entered:  # a module that failed half-way
                 entered.pop().close()
-            for handle in handles:
-                handle.remove()
 
     def _remember(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.padding.encoded = first_tensor(output)

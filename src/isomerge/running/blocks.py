@@ -8,6 +8,7 @@ everything else between the blocks need not be known here.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,16 +39,11 @@ def find_stacks(model: nn.Module, run: Callable[[], Any]) -> BlockStacks:
         if isinstance(module, nn.ModuleList) and not any(name.startswith(outer + ".") for outer in lists):
             lists[name] = [f"{name}.{i}" for i in range(len(module))]
     calls: list[str] = []
-    hooks = [
-        model.get_submodule(item).register_forward_pre_hook(lambda *_, item=item: calls.append(item))
-        for items in lists.values()
-        for item in items
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for item in itertools.chain.from_iterable(lists.values()):
+            block = model.get_submodule(item)
+            hooks.enter_context(block.register_forward_pre_hook(lambda *_, item=item: calls.append(item)))
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     stacks = []
     for items in lists.values():
         own = [call for call in calls if call in set(items)]
@@ -69,7 +65,8 @@ class BlockCache:
 
         Those that do run are stored in passing, except the one at `place` and what follows it: they are not finished.
         """
-        hooks, replaced = [], []
+        replaced = []
+        hooks = contextlib.ExitStack()
         for (stack, number), block in self._stacks.blocks(model):
             if (stack, number) >= place:
                 break
@@ -78,14 +75,13 @@ class BlockCache:
                 block.forward = _giving(kept[1])
                 replaced.append(block)
             elif self._last_before(stack, place) == number:
-                hooks.append(block.register_forward_hook(self._storing(who, batch, stack, number)))
+                hooks.enter_context(block.register_forward_hook(self._storing(who, batch, stack, number)))
         try:
-            yield
+            with hooks:
+                yield
         finally:
             for block in replaced:
                 del block.forward  # the class's own comes back
-            for hook in hooks:
-                hook.remove()
 
     def _last_before(self, stack: int, place: BlockIndex) -> int:
         return place[1] - 1 if stack == place[0] else len(self._stacks.names[stack]) - 1

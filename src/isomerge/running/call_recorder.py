@@ -3,10 +3,14 @@
 Nothing of an architecture is known here. A weight is recognised by its memory when a linear map uses it, wherever the
 map stands in the code, and a norm by its module. What is written to the residual stream is recognised by being added
 to something of its own size before anything else reads it.
+
+Hooks on modules (`activation_watch`) cannot see either: one expert of a stacked weight is no module, and what becomes
+of an output is no call. Norms and the encoder, which are modules, are watched by hooks here too.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,22 +98,20 @@ class CallRecorder(TorchFunctionMode):
         self._encoder_output: Tensor | None = None
         self._recorded, self._done, self._follow = recorded, done, follow
         self._open: list[WeightCall] = []
-        self._hooks: list[Any] = []
+        self._hooks = contextlib.ExitStack()
 
     def __enter__(self) -> CallRecorder:
         for name, module in self._recorded.norms.items():
-            self._hooks.append(module.register_forward_hook(self._norm_hook(name)))
+            self._hooks.enter_context(module.register_forward_hook(self._norm_hook(name)))
         if self._recorded.encoder is not None:
-            self._hooks.append(self._recorded.encoder.register_forward_pre_hook(self._enter_encoder))
-            self._hooks.append(self._recorded.encoder.register_forward_hook(self._leave_encoder))
+            self._hooks.enter_context(self._recorded.encoder.register_forward_pre_hook(self._enter_encoder))
+            self._hooks.enter_context(self._recorded.encoder.register_forward_hook(self._leave_encoder))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *details: Any) -> None:
         super().__exit__(*details)  # type: ignore[no-untyped-call]
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._hooks.close()
 
     def _norm_hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def hook(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:

@@ -9,28 +9,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isomerge.arguments import require_shared_types, require_types
+from isomerge.arguments import require_choice, require_shared_types, require_types
 from isomerge.checkpoint.base import Progress
 from isomerge.choices import RANKINGS
 from isomerge.data.base import Data, DataSource
 from isomerge.data.open import open_data
-from isomerge.errors import CheckpointError, RequestError, did_you_mean
-from isomerge.merging.outcome.merged import Merged
+from isomerge.errors import CheckpointError, RequestError
+from isomerge.merging.prepared_models import RunSettings
 from isomerge.merging.recipe import Recipe
-from isomerge.merging.recipe.document import as_data
-from isomerge.merging.steps import RunSettings
 from isomerge.reporting.plots import can_draw, require_drawable
 from isomerge.reporting.record import record_text, write_text
 from isomerge.running.stock import require_device
 from isomerge.sweeping.measuring import Bench, NotFinite, SweepMeasure
 from isomerge.sweeping.merger import Merger
-from isomerge.sweeping.parameter_names import of_one_model
 from isomerge.sweeping.picture import plot_sweep
-from isomerge.sweeping.points import Point, describe_values, grid, one_recipe, points_of, raise_all, require_different
-from isomerge.sweeping.ranges import read_axes
-from isomerge.sweeping.result import Sweep, SweepPoint, remarks
+from isomerge.sweeping.points import Point, describe_values
+from isomerge.sweeping.result import Sweep, SweepPoint, SweepTest, remarks
 from isomerge.sweeping.saved_points import SavedPoints, reserve, work_of
-from isomerge.sweeping.search import corners, searched, typed
+from isomerge.sweeping.search import searched
+from isomerge.sweeping.sweep_plan import SweepPlan, plan_sweep
 
 OPTIMISED = "these are the data that the values were chosen on, so the best number is too good: measure on other data"
 
@@ -78,14 +75,9 @@ def sweep(
         task=task, batch_size=batch_size, limit=limit, seed=seed, device=device, threads=threads,
         max_memory=max_memory, out=out, plot=plot, force=force, progress=progress,
     )  # fmt: skip
-    written = one_recipe(recipe)
-    axes = read_axes(over, search=search is not None, force=force)
     _require(data, loss, by, search, test)
     require_device(device)
-    planned = points_of(written, grid(axes, mode, force=force) if search is None else corners(axes))
-    require_different(planned)
-    hint = " ".join(filter(None, (of_one_model(as_data(written), axis.name) for axis in axes)))
-    axes = axes if search is None else typed(written, axes)
+    plan = plan_sweep(recipe, over, mode=mode, search=search, force=force)
     folder = Path(out).expanduser() if out is not None else None
     pictures = _pictures(folder, plot)
     if folder is not None:
@@ -97,31 +89,43 @@ def sweep(
     test_measure = None if test is None else SweepMeasure(_open_test(test, data, opened), None, **use)
 
     merger = Merger(RunSettings(threads, device, max_memory, progress), same_ids=same_ids)
-    outline = _outline(merger, planned[0], hint)
-    fitted = measure.fit(outline)
+    outline = plan.outline(merger)
+    measured_task = measure.fit(outline).task
     if test_measure is not None:
         test_measure.fit(outline)
-    merger.open(point.recipe for point in planned)
-    _require_mergeable(merger, planned, hint)
+    plan.open_models(merger)
     length = data.get("length") if isinstance(data, Mapping) else None
     settings: dict[str, Any] = {"limit": limit, "seed": seed, "length": length, "batch_size": batch_size}
-    settings["merging on"] = merger.data_of(point.recipe for point in planned)
-    saved = SavedPoints(folder, work_of(merger.opened, opened, fitted.task, settings) if loss is None else None)
-    bench = Bench(merger, measure, saved, device, by, len(planned) if search is None else search, progress)
+    settings["merging on"] = merger.data_of(point.recipe for point in plan.points)
+    saved = SavedPoints(folder, work_of(merger.opened, opened, measured_task, settings) if loss is None else None)
+    bench = Bench(merger, measure, saved, device, by, plan.total, progress)
+    result = _measured(plan, bench, measured_task, test_measure, outline.notes, seed)
+    result.seconds = time.perf_counter() - began
+    _write(result, folder, pictures)
+    return result
 
-    start = None if search is None else bench.measured(Point({}, written))
-    points = bench.measure_all(planned) if search is None else searched(bench, written, axes, search - 1, seed)
+
+def _measured(
+    plan: SweepPlan, bench: Bench, task: str, test: SweepMeasure | None, notes: Sequence[str], seed: int
+) -> Sweep:
+    """Every point, the best of them, and that one on other data."""
+    searching = plan.mode == "search"
+    start = bench.measured(Point({}, plan.recipe)) if searching else None
+    points = (
+        searched(bench, plan.recipe, plan.axes, plan.total - 1, seed) if searching else bench.measure_all(plan.points)
+    )
     measured = [start, *points] if start is not None else points
     best = _best(bench, measured)
-    tested = None if test_measure is None else _tested(bench, test_measure, written, best)
-    remarked = list(dict.fromkeys([*outline.notes, *measure.notes, *bench.notes, *remarks(points, hint)]))
-    result = Sweep(
-        models=[str(model) for model in written.referenced_models()],
-        method=written.merge_method,
-        mode=mode if search is None else "search",
-        parameters=[axis.record() for axis in axes],
-        task=fitted.task,
-        data=None if opened is None else opened.describe(),
+    tested = None if test is None else _tested(bench, test, plan.recipe, best)
+    remarked = dict.fromkeys([*notes, *bench.measure.notes, *bench.notes, *remarks(points, plan.hint)])
+    data = bench.measure.data
+    return Sweep(
+        models=[str(model) for model in plan.recipe.referenced_models()],
+        method=plan.recipe.merge_method,
+        mode=plan.mode,
+        parameters=[axis.record() for axis in plan.axes],
+        task=task,
+        data=None if data is None else data.describe(),
         **bench.facts,
         by=bench.judge.used([best]),
         points=points,
@@ -130,10 +134,8 @@ def sweep(
         test=tested,
         kept=sum(point.kept for point in measured),
         notes=[*remarked, *([] if tested else [OPTIMISED])],
-        seconds=time.perf_counter() - began,
+        seconds=0.0,
     )
-    _write(result, folder, pictures)
-    return result
 
 
 def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any) -> None:
@@ -141,42 +143,20 @@ def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any
         raise RequestError(
             "Sweeping: a sweep measures on data. Pass data, for example a path, or loss=function.", keys=("data",)
         )
-    if by is not None and by not in RANKINGS:
-        raise RequestError(f"Sweeping: points are ranked by loss or metric, not '{by}'. {did_you_mean(by, RANKINGS)}")
+    if by is not None:
+        require_choice("by", by, RANKINGS)
     if by == "metric" and loss is not None:
-        raise RequestError("Sweeping by the metric: loss=function gives no metric. Leave by out, or use data.")
+        raise RequestError(
+            "Sweeping by the metric: loss=function gives no metric. Leave by out, or use data.", keys=("by",)
+        )
     require_types(search=(search, int, None))
     if search is not None and search < 3:
         raise RequestError(f"Searching with {search} evaluations: at least 3 are needed. Try 20.", keys=("search",))
     if test is not None and data is None:
         raise RequestError(
-            "Sweeping: test is other data of the task, and there is no data. Name it, or leave test out."
+            "Sweeping: test is other data of the task, and there is no data. Name it, or leave test out.",
+            keys=("data", "test"),
         )
-
-
-def _outline(merger: Merger, point: Point, hint: str) -> Merged:
-    """What is known of the merged models before any is made; a point that cannot be merged says which it is."""
-    try:
-        return merger.outline(point.recipe)
-    except RequestError as error:
-        raise_all({_hinted(error, hint): describe_values(point.values)})
-        raise
-
-
-def _hinted(error: RequestError, hint: str) -> str:
-    """A refusal, with how to write the options of one model."""
-    return f"{error} {hint}." if hint else str(error)
-
-
-def _require_mergeable(merger: Merger, points: Sequence[Point], hint: str) -> None:
-    """Every point, as far as headers tell: a sweep of hours must not end at its last one."""
-    problems: dict[str, str] = {}
-    for point in points:
-        try:
-            merger.require(point.recipe)
-        except RequestError as error:
-            problems.setdefault(_hinted(error, hint), describe_values(point.values))
-    raise_all(problems)
 
 
 def _best(bench: Bench, points: list[SweepPoint]) -> SweepPoint:
@@ -210,19 +190,15 @@ def _open_test(test: DataSource, data: DataSource, opened: Data | None) -> Data:
     return test_data
 
 
-def _tested(bench: Bench, measure: SweepMeasure, recipe: Recipe, best: SweepPoint) -> dict[str, Any]:
+def _tested(bench: Bench, measure: SweepMeasure, recipe: Recipe, best: SweepPoint) -> SweepTest:
     """The recipe as it is and the best point on other data."""
     assert measure.data is not None
     try:
         start = bench.numbers(Point({}, recipe), measure)
     except NotFinite:  # the best point can do better than a recipe that gives no weights
         start = {"loss": math.nan, "metric": math.nan}
-    return {
-        "data": measure.data.describe(),
-        "start": start,
-        "best": bench.numbers(Point(best.parameters, best.recipe), measure),
-        "examples": measure.facts["examples"],
-    }
+    numbers = bench.numbers(Point(best.parameters, best.recipe), measure)
+    return SweepTest(measure.data.describe(), start, numbers, measure.facts["examples"])
 
 
 def _pictures(folder: Path | None, plot: str | Path | None) -> list[Path]:

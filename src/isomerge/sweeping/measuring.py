@@ -19,8 +19,8 @@ from isomerge.evaluation.external_tasks import is_custom
 from isomerge.evaluation.measure import DataMeasure, LossMeasure, Numbers
 from isomerge.merging.outcome.merged import Merged, MergedCheckpoint
 from isomerge.merging.run.memory import fitting_threads
-from isomerge.running.mixing import ReusedModule
 from isomerge.running.stock import require_runnable
+from isomerge.running.weight_replacement import ReusedModule
 from isomerge.sweeping.merger import Merger, preparation
 from isomerge.sweeping.points import Point, describe_values
 from isomerge.sweeping.result import Judge, SweepPoint

@@ -11,14 +11,15 @@ from typing import Any
 from isomerge.checkpoint import Checkpoint
 from isomerge.merging.api import planned
 from isomerge.merging.data_methods import DATA_METHODS
+from isomerge.merging.merge_documents import merge_document
 from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.plan.models import open_model
 from isomerge.merging.plan.tensors import plan_tensors
+from isomerge.merging.prepared_models import PreparedModels, RunSettings, prepare
 from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.recipe.document import as_data
 from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe_data import data_uses, measures_of
-from isomerge.merging.steps import PreparedModels, RunSettings, merge_document, prepare
 from isomerge.merging.vocabulary.from_recipe import require_same_ids
 
 AFTERWARDS = ("name", "dtype", "out_dtype", "tokenizer", "chat_template", "repair")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isomerge.arguments import require_types
+from isomerge.arguments import require_choice, require_types
 from isomerge.choices import SWEEP_MODES
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import RequestError
 from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe import Recipe, load_recipe
 from isomerge.merging.recipe.data_rules import unused_keys
@@ -52,8 +52,7 @@ def one_recipe(recipe: str | Path | Mapping[str, Any] | Recipe | Sequence[Recipe
 
 def grid(axes: Sequence[Axis], mode: str = "grid", *, force: bool = False) -> list[Values]:
     """Every combination, the last parameter fastest; or all parameters step by step together."""
-    if mode not in SWEEP_MODES:
-        raise RequestError(f"Sweeping: mode cannot be '{mode}'. {did_you_mean(mode, SWEEP_MODES)}")
+    require_choice("mode", mode, SWEEP_MODES)
     lengths = [len(axis.values) for axis in axes]
     if mode == "together" and len(set(lengths)) > 1:
         counts = ", ".join(f"{axis.name} {length}" for axis, length in zip(axes, lengths, strict=True))

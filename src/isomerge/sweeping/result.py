@@ -31,6 +31,19 @@ class SweepPoint(Result):
 
 
 @dataclass
+class SweepTest(Result):
+    """The recipe as it is and the best point on other data."""
+
+    data: dict[str, Any]
+    """Name, sha256, size and kind."""
+    start: dict[str, float | None]
+    """Loss and metric of the recipe as it is."""
+    best: dict[str, float | None]
+    """Loss and metric of the best point."""
+    examples: int | None
+
+
+@dataclass
 class Sweep(Result):
     """All points in their order, and the best of them."""
 
@@ -58,8 +71,7 @@ class Sweep(Result):
     seconds: float
     start: SweepPoint | None = None
     """The recipe as it is, where a search began."""
-    test: dict[str, Any] | None = None
-    """The recipe as it is and the best point on other data."""
+    test: SweepTest | None = None
     plot: str | None = None
     out: str | None = None
     best_recipe: str | None = None

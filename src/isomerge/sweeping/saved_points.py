@@ -49,16 +49,19 @@ Numbers = dict[str, Any]
 def reserve(out: Path, *, force: bool) -> None:
     """Refuse a folder that holds something else."""
     if out.exists() and not out.is_dir():
-        raise RequestError(f"Sweeping into {out}: it is a file. Name a folder with -o.")
+        raise RequestError(f"Sweeping into {out}: it is a file. Name a folder.", keys=("out",))
     nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not nearest.is_dir():
-        raise RequestError(f"Sweeping into {out}: {nearest.name} is a file. Name another folder with -o.")
+        raise RequestError(f"Sweeping into {out}: {nearest.name} is a file. Name another folder.", keys=("out",))
     if not os.access(nearest, os.W_OK):
-        raise RequestError(f"Sweeping into {out}: nothing may be written into {nearest}. Name another folder with -o.")
+        raise RequestError(
+            f"Sweeping into {out}: nothing may be written into {nearest}. Name another folder.", keys=("out",)
+        )
     others = sorted(path.name for path in out.iterdir() if path.name not in OWN) if out.is_dir() else []
     if others and not (out / POINTS).exists() and not force:
         raise RequestError(
-            f"Sweeping into {out}: it holds other things ({', '.join(others[:3])}). Name a new folder, or add --force."
+            f"Sweeping into {out}: it holds other things ({', '.join(others[:3])}). Name a new folder, or set force.",
+            keys=("out", "force"),
         )
 
 
@@ -111,7 +114,8 @@ class SavedPoints:
             except JsonError as error:
                 raise CheckpointError(
                     f"Going on with the sweep in {self._path.parent}: line {number} of {POINTS} is no measured point. "
-                    "Remove the file, or name another folder with -o."
+                    "Remove the file, or name another folder.",
+                    keys=("out",),
                 ) from error
 
 

@@ -46,18 +46,17 @@ class BoundModel:
     def raw(self, name: str, dtype: torch.dtype = torch.float64) -> Tensor:
         """A tensor in float64 (or `dtype`), stacked and untied as the specification says."""
         source, factor = self.architecture.tied.get(name, (name, 1.0)) if name not in self.files else (name, 1.0)
-        parts = [self._read(file, dtype) for file in self.files[source]]
+        parts = []
+        for file in self.files[source]:
+            part = self.kept.get(file) if self.kept is not None else None
+            if part is None:
+                part = self.checkpoint.peek(file).to(self.device)
+                require_finite(file, part, self.checkpoint)
+                if self.kept is not None:
+                    self.kept[file] = part
+            parts.append(part.to(dtype))
         tensor = torch.cat(parts, self.stacks[source]) if source in self.stacks else parts[0]
         return tensor * factor if factor != 1.0 else tensor
-
-    def _read(self, file: str, dtype: torch.dtype) -> Tensor:
-        tensor = self.kept.get(file) if self.kept is not None else None
-        if tensor is None:
-            tensor = self.checkpoint.peek(file).to(self.device)
-            require_finite(file, tensor, self.checkpoint)
-            if self.kept is not None:
-                self.kept[file] = tensor
-        return tensor.to(dtype)
 
     def split(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         """A tensor of the specification as the tensors it is on disk: the inverse of stacking."""

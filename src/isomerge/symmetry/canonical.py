@@ -162,7 +162,9 @@ class Canonical:
         tensor = self.model.raw(name, self._precision(name))
         if name in self.reader_fold:
             tensor = _scaled(tensor, self._axis(name, dual=True), self.gain(self.reader_fold[name].norm))
-        for weight, shift in self._shifts_into(name):
+        if moved := self._reader_with_shift(name):
+            weight, norm = moved
+            shift = self._own("value", norm.name + ".bias")
             tensor = tensor + self._read_by(weight, self.model.raw(weight), shift)
         for gauge in self._value_biases_into(name):
             tensor = tensor + self._passed_on(gauge, self._uncentred(gauge.bias), self.model.raw(gauge.output))
@@ -190,7 +192,9 @@ class Canonical:
         for gauge in self._value_biases_into(name):
             weight = self.in_gauge(gauge.output, canonical)
             tensor = tensor - self._passed_on(gauge, self._own("bias", gauge.bias), weight)
-        for weight_name, shift in self._shifts_into(name):
+        if moved := self._reader_with_shift(name):
+            weight_name, norm = moved
+            shift = self._own("value", norm.name + ".bias")
             tensor = tensor - self._read_by(weight_name, self.in_gauge(weight_name, canonical), shift)
         return tensor
 
@@ -203,14 +207,13 @@ class Canonical:
         assert axis is not None, name
         return axis
 
-    def _shifts_into(self, bias: str) -> list[tuple[str, Tensor]]:
-        """(weight, β) for every norm whose bias moves through `weight` into this bias."""
+    def _reader_with_shift(self, bias: str) -> tuple[str, Norm] | None:
+        """The weight through which the bias of a norm moves into this bias, and that norm."""
         weight = bias.removesuffix("bias") + "weight"
-        if not bias.endswith(".bias") or weight not in self.model.layouts:
-            return []
-        fold = self.reader_fold.get(weight)
-        shift = self.shift(fold.norm.name) if fold and fold.bias_too else None
-        return [] if shift is None else [(weight, shift)]
+        fold = self.reader_fold.get(weight) if bias.endswith(".bias") else None
+        if fold is None or not fold.bias_too or fold.norm.name + ".bias" not in self.model.layouts:
+            return None
+        return weight, fold.norm
 
     def _read_by(self, weight: str, values: Tensor, shift: Tensor) -> Tensor:
         read: Tensor = torch.tensordot(values, shift, dims=([self._axis(weight, dual=True)], [0]))
@@ -220,19 +223,21 @@ class Canonical:
         return [g for g in self.values if self.model.bias_of(g.output) == bias]
 
     def _passed_on(self, gauge: ValueBias, bias: Tensor, output: Tensor) -> Tensor:
-        """Σ_h O_h b_v,h; with grouped queries a value is read once by every query head of its group."""
-        value = next(s for s in self.model.layouts[gauge.bias].axes[0] if s.atoms[-1].space == gauge.space)
-        layout = self.model.layouts[gauge.output]
-        axis, reader = next(
-            (n, s) for n, axis in enumerate(layout.axes) for s in axis if s.atoms[-1].space == gauge.space
-        )
-        vector = value.take(bias, 0).reshape(value.sizes)
-        names = [a.space for a in value.atoms]
-        shape = [n if a.space in names else 1 for a, n in zip(reader.atoms, reader.sizes, strict=True)]
-        vector = vector.reshape(shape).expand(reader.sizes)
+        """Σ_h O_h b_v,h"""
+        axis, reader, vector = self.value_as_read(gauge, bias)
         columns = reader.take(output, axis).flatten(0, len(reader.sizes) - 1)
         passed: Tensor = torch.tensordot(vector.flatten(), columns, dims=1)
         return passed
+
+    def value_as_read(self, gauge: ValueBias, bias: Tensor) -> tuple[int, Segment, Tensor]:
+        """The axis and segment by which the output projection reads a value bias, and the bias there: with grouped
+        queries, once for every query head of a group."""
+        value = next(s for s in self.model.layouts[gauge.bias].axes[0] if s.atoms[-1].space == gauge.space)
+        axes = enumerate(self.model.layouts[gauge.output].axes)
+        axis, reader = next((n, s) for n, axis in axes for s in axis if s.atoms[-1].space == gauge.space)
+        names = [a.space for a in value.atoms]
+        shape = [n if a.space in names else 1 for a, n in zip(reader.atoms, reader.sizes, strict=True)]
+        return axis, reader, value.take(bias, 0).reshape(shape).expand(reader.sizes)
 
     def _dropped_segments(self, bias: str) -> list[Segment]:
         """The segments of a bias that the canonical form sets to zero."""

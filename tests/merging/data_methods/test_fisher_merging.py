@@ -14,7 +14,7 @@ from calibration.hooks import batches, data
 from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import RequestError
-from isomerge.merging.aligned import align_models
+from isomerge.merging.aligned_tensors import AlignedTensors
 from models import model, tensors
 
 
@@ -98,8 +98,7 @@ def test_information_does_not_move_so_files_are_refused_and_data_are_measured_af
     with pytest.raises(RequestError, match="a rotation mixes weights.*measure again"):
         merged(models, importance=files, align=True)
     opened = [open_checkpoint(m) for m in models]
-    aligned = align_models(opened, opened[0])
-    assert aligned is not None
+    aligned = AlignedTensors(isomerge.align_family(opened[1:], anchor=opened[0]), opened[0])
     moved = aligned.as_checkpoint(opened[1])
     informations = [calibrate(m, given, what={"fisher"}).fisher for m in (models[0], moved)]
     result = merged(models, data=given, align={"evidence": "weights"})

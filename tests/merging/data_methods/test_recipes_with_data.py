@@ -16,7 +16,7 @@ from isomerge.calibration import calibrate
 from isomerge.checkpoint import open_checkpoint
 from isomerge.data import open_data
 from isomerge.evaluation.evaluate import evaluate
-from isomerge.merging.aligned import align_models
+from isomerge.merging.aligned_tensors import AlignedTensors
 from isomerge.merging.data_methods.greedy_soup import choose_soup
 from isomerge.merging.repair import repair
 from models import image_pair as pair
@@ -55,8 +55,7 @@ def near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
 def aligned_pair() -> list[Any]:
     """Both models next to the first, in memory."""
     opened = [open_checkpoint(name) for name in pair()]
-    aligned = align_models(opened, opened[0])
-    assert aligned is not None
+    aligned = AlignedTensors(isomerge.align_family(opened[1:], anchor=opened[0]), opened[0])
     return [aligned.as_checkpoint(one) for one in opened]
 
 
@@ -209,7 +208,7 @@ def test_models_are_aligned_once_for_the_method_and_its_repair(monkeypatch: pyte
         calls.append(models)
         return isomerge.align_family(*models, **options)
 
-    monkeypatch.setattr("isomerge.merging.aligned.align_family", counted)
+    monkeypatch.setattr("isomerge.merging.prepared_models.align_family", counted)
     options: dict[str, Any] = {"data": DATA, "align": {"evidence": "weights"}, "repair": True}
     for method in ("linear", "reconstruct", "greedy_soup", "ot_fusion"):
         calls.clear()

@@ -19,7 +19,7 @@ from isomerge.calibration import Statistics, calibrate
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
-from isomerge.merging.aligned import align_models
+from isomerge.merging.aligned_tensors import AlignedTensors
 from isomerge.merging.moved_grams import moved_grams
 from isomerge.merging.regression import StatisticsWarning, one_shortage_warning, regression_mean, shortage_warning
 from isomerge.symmetry.moved import scrambled
@@ -152,8 +152,7 @@ def test_the_gram_matrix_of_a_table_that_is_untied_moves_too(name: str) -> None:
 
 def _moved_error(opened: list[isomerge.checkpoint.Checkpoint], batch: Batch, needed: str = "") -> float:
     with float64_throughout():
-        aligned = align_models(opened, opened[0], level="full")
-        assert aligned is not None
+        aligned = AlignedTensors(isomerge.align_family(opened[1:], anchor=opened[0]), opened[0])
         before = calibrate(opened[1], batches(batch))
         after = calibrate(aligned.as_checkpoint(opened[1]), batches(batch))
     moved = moved_grams(aligned.moves[opened[1]], before)

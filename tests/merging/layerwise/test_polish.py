@@ -8,7 +8,7 @@ import transformers
 
 import models as tiny
 from isomerge.merging.layerwise import gradient_steps
-from isomerge.merging.layerwise.model_runner import ModelRunner
+from isomerge.merging.layerwise.stage_runner import StageRunner
 from isomerge.running.blocks import BlockCache, BlockStacks
 from isomerge.running.passes import DataPass
 from merging.layerwise.reconstructions import again, data, load, reconstruct
@@ -70,8 +70,8 @@ def test_the_loss_is_the_distance_to_the_mean_of_the_parents(task: str, monkeypa
     assert merged.report()["polished"]["loss_after"] == pytest.approx(float(sum(losses) / 2), rel=1e-6)
 
 
-def runner(model, who: int) -> ModelRunner:
-    return ModelRunner(model.requires_grad_(False), f"model {who}", who, BlockCache(BlockStacks(), 0))
+def runner(model, who: int) -> StageRunner:
+    return StageRunner(model.requires_grad_(False), f"model {who}", who, BlockCache(BlockStacks(), 0))
 
 
 def polished(folders, batches, steps: int = 6):

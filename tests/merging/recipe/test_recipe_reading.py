@@ -9,7 +9,7 @@ import pytest
 
 from isomerge.alignment.activations import MEASURES, SITES
 from isomerge.alignment.api import align_family
-from isomerge.alignment.levels import LEVELS, PARTS
+from isomerge.alignment.scope import LEVELS, PARTS
 from isomerge.errors import RequestError
 from isomerge.merging.recipe import AlignSettings, ModelReference, Recipe, load_recipe, recipe_of
 from isomerge.merging.recipe.definitions import ModelToken, ZeroToken

@@ -15,7 +15,7 @@ from torch import Tensor
 import isomerge
 import models as tiny
 import samples as inputs
-from isomerge.alignment.levels import Scope
+from isomerge.alignment.scope import Scope
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.merging.outcome.merged import Merged

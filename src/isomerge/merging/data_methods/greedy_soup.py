@@ -55,7 +55,7 @@ def greedy_soup(inputs: MergeInputs, *, tolerance: float = 0.0) -> MergedWeights
     notes = [*(aligned.notes if aligned else ()), f"in the soup, each with its own {score.metric}: {inside}"]
     notes += [f"left out of the soup: {outside}"] if outside else []
     return MergedWeights(
-        soup.state, aligned.plan() if aligned else first.tensors, changes, aligned.record if aligned else None, notes,
+        soup.state, aligned.plan if aligned else first.tensors, changes, aligned.record if aligned else None, notes,
         record, soup.chosen,
     )  # fmt: skip
 

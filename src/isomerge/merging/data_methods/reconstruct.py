@@ -13,13 +13,14 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.arguments import require_choice
+from isomerge.errors import RequestError
 from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.layerwise.assembly import FeatureAssembly
 from isomerge.merging.layerwise.gradient_steps import BlockRefinement
 from isomerge.merging.layerwise.gradient_steps import polish as polish_model
 from isomerge.merging.layerwise.joint import find_assembly
-from isomerge.merging.layerwise.layerwise_run import LayerwiseRun
+from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
 from isomerge.merging.layerwise.solver import LayerSolver, LayerTargets
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.methods.method import PerModel, each
@@ -50,8 +51,7 @@ def reconstruct(
         floor: the same, as a share of what all inputs of a map vary on average
         cache: memory that spares running finished layers again, as 2GB; 0 switches it off
     """
-    if features not in FEATURES:
-        raise RequestError(f"reconstruct: '{features}' is not a kind of features. {did_you_mean(features, FEATURES)}")
+    require_choice("features", features, FEATURES)
     if min(refine, polish) < 0:
         raise RequestError(f"reconstruct: refine is {refine} and polish {polish}; both are numbers of steps from 0.")
     if features == "joint" and not min(weight) > 0:
@@ -61,7 +61,7 @@ def reconstruct(
         )
     passes = [data.passes(inputs.models[0]) for data in inputs.data]
     together = [lambda: itertools.chain.from_iterable(one() for one in passes)]
-    run = LayerwiseRun(inputs, weight, together, cache, joint=features == "joint", refine=refine > 0)
+    run = LayerwiseMerge(inputs, weight, together, cache, joint=features == "joint", refine=refine > 0)
     record: dict[str, Any] = {}
     assembly = FeatureAssembly(run.parents.bound, run.shares, names=run.roles.stored)
     if features == "joint":
@@ -76,7 +76,7 @@ def reconstruct(
 
 
 def _solve(
-    run: LayerwiseRun, assembly: FeatureAssembly, ridge: float, floor: float, refine: int, polish: int
+    run: LayerwiseMerge, assembly: FeatureAssembly, ridge: float, floor: float, refine: int, polish: int
 ) -> dict[str, Any]:
     """Stage by stage, then the whole model; what there is to report of gradient steps."""
     (examples,), stages, inputs = run.examples, run.plan.stages, run.inputs

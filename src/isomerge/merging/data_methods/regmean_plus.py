@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from isomerge.merging.data_methods.method import data_method
-from isomerge.merging.layerwise.layerwise_run import LayerwiseRun
-from isomerge.merging.layerwise.model_runner import ExpertRouting, ModelRunner, require_finite_rows, rows_of
+from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
 from isomerge.merging.layerwise.ridge import RegressionResult, solve_positive
 from isomerge.merging.layerwise.solver import FEWEST_FOR_AN_EXPERT, LayerReport, LinearWeight, change_by
+from isomerge.merging.layerwise.stage_runner import ExpertRouting, StageRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.stages import Stage
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.methods.method import PerModel, Share, each
+from isomerge.running.gram import GramSums
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
 
@@ -50,7 +51,7 @@ def regmean_plus(
         floor: what is added to their diagonal, as a share of its mean
         cache: memory that spares running finished layers again, as 2GB; 0 switches it off
     """
-    run = LayerwiseRun(inputs, weight, [data.passes(inputs.models[0]) for data in inputs.data], cache)
+    run = LayerwiseMerge(inputs, weight, [data.passes(inputs.models[0]) for data in inputs.data], cache)
     solver = RegMeanSolver(run.runners()[0], run.others, run.shares, floor, alpha, run.report)
     for number, stage in enumerate(run.plan.stages):
         solver.solve(stage, run.examples)
@@ -58,25 +59,9 @@ def regmean_plus(
     return run.result({})
 
 
-class InputGram:
-    """Σ x xᵀ. Each product is rounded before it is added; `GramSums` adds within the product, and rounds otherwise."""
-
-    def __init__(self) -> None:
-        self.rows, self.sum = 0, torch.zeros(())
-
-    def add(self, inputs: Tensor) -> None:
-        x = inputs.double()
-        self.rows += x.shape[0]
-        self.sum = self.sum.to(x.device) + x.T @ x
-
-    def mean(self, alpha: float) -> Tensor:
-        gram = self.sum / max(self.rows, 1)
-        return alpha * gram + (1 - alpha) * torch.diag(gram.diagonal())
-
-
 @dataclass
 class RegMeanSolver:
-    merged: ModelRunner
+    merged: StageRunner
     parents: Sequence[nn.Module]
     weights: Sequence[float]
     floor: float
@@ -87,11 +72,11 @@ class RegMeanSolver:
         """`examples`: the data of each model."""
         if stage.kind == "norm":
             return
-        grams: list[dict[Slot, InputGram]] = []
+        grams: list[dict[Slot, GramSums]] = []
         transposed: set[str] = set()
         offset = 0  # the cache tells batches apart by their number
         for own in examples:
-            own_grams: dict[Slot, InputGram] = {}
+            own_grams: dict[Slot, GramSums] = {}
             for batch in own:
                 padding = PaddingMask(batch, self.merged.model)
                 routing = ExpertRouting(batch) if stage.kind == "experts" else None
@@ -99,25 +84,26 @@ class RegMeanSolver:
                     valid = routing.valid(call) if routing else padding.of_side(call.rows, encoder=call.encoded)
                     inputs = rows_of(call.input, valid)
                     require_finite_rows(inputs, self.report.roles.label(call.weight), "the merged model so far")
-                    own_grams.setdefault((call.weight, call.expert), InputGram()).add(inputs)
+                    own_grams.setdefault((call.weight, call.expert), GramSums()).add(inputs)
                     transposed |= {call.weight} if call.transposed else set()
                 offset += 1
             grams.append(own_grams)
         self._put(stage, grams, transposed)
 
-    def _put(self, stage: Stage, grams: list[dict[Slot, InputGram]], transposed: set[str]) -> None:
+    def _put(self, stage: Stage, grams: list[dict[Slot, GramSums]], transposed: set[str]) -> None:
         kept: list[tuple[int, int]] = []
         inputs = 0
         for slot in sorted(set().union(*grams), key=str):
             name, part = slot
-            own = [one.get(slot, InputGram()) for one in grams]
-            rows = min(gram.rows for gram in own)
+            width = next(one[slot].total.numel() for one in grams if slot in one)
+            own = [one.get(slot, GramSums(width)) for one in grams]
+            rows = min(sums.count for sums in own)
             if part is not None:
                 inputs = self.merged.model.get_parameter(name).shape[2]
                 if rows < FEWEST_FOR_AN_EXPERT * inputs:
                     kept.append((part, rows))
                     continue
-            means = [w * gram.mean(self.alpha) for w, gram in zip(self.weights, own, strict=True)]
+            means = [w * self._mean(sums) for w, sums in zip(self.weights, own, strict=True)]
             solved = self._solved(means, name, part, name in transposed)
             if part is None:
                 LinearWeight(self.merged.model.get_parameter(name), None, name in transposed).add(solved.change)
@@ -127,6 +113,11 @@ class RegMeanSolver:
             more = {} if part is None else {"expert": part}
             self.report.solved(Stage(stage.kind, (name,), 0, False, stage.place), rows, solved, **more)
         self.report.kept(stage, inputs, kept)
+
+    def _mean(self, sums: GramSums) -> Tensor:
+        """Ĝ."""
+        gram = sums.product / max(sums.count, 1)
+        return self.alpha * gram + (1 - self.alpha) * torch.diag(gram.diagonal())
 
     def _solved(self, grams: Sequence[Tensor], name: str, part: int | None, transposed: bool) -> RegressionResult:
         def weight(model: nn.Module) -> Tensor:

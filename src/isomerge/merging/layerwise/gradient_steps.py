@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly, sum_of
-from isomerge.merging.layerwise.model_runner import ModelRunner, rows_of
 from isomerge.merging.layerwise.roles import ParameterRoles
+from isomerge.merging.layerwise.stage_runner import StageRunner, rows_of
 from isomerge.merging.layerwise.stages import StagePlan
 from isomerge.running.blocks import BlockIndex, copied, tensors_in
 from isomerge.running.call_recorder import ForwardDone
@@ -52,8 +52,8 @@ class BlockCall:
 
 @dataclass
 class BlockRefinement:
-    merged: ModelRunner
-    parents: Sequence[ModelRunner]
+    merged: StageRunner
+    parents: Sequence[StageRunner]
     assembly: FeatureAssembly
     roles: ParameterRoles
     plan: StagePlan
@@ -122,7 +122,7 @@ def _error(loss: Callable[[BlockCall], Tensor], calls: Sequence[BlockCall]) -> f
 
 
 def _block_call(
-    runner: ModelRunner, name: str, place: BlockIndex, batch: Batch, number: int
+    runner: StageRunner, name: str, place: BlockIndex, batch: Batch, number: int
 ) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
     """What a block is given in a forward pass, and what it gives."""
     block = runner.model.get_submodule(name)
@@ -132,12 +132,9 @@ def _block_call(
         seen.append((arguments, keywords, _hidden(output).detach()))
         raise ForwardDone
 
-    handle = block.register_forward_hook(hook, with_kwargs=True)
-    try:
-        with torch.no_grad(), runner.going_on(number, place), contextlib.suppress(ForwardDone):
-            runner.model(**batch)
-    finally:
-        handle.remove()
+    watching = block.register_forward_hook(hook, with_kwargs=True)
+    with watching, torch.no_grad(), runner.going_on(number, place), contextlib.suppress(ForwardDone):
+        runner.model(**batch)
     return seen[0]
 
 
@@ -156,8 +153,8 @@ def _in_common(names: Sequence[str]) -> str:
 
 # --- the whole model --------------------------------------------------------------------------------------------------
 def polish(
-    merged: ModelRunner,
-    parents: Sequence[ModelRunner],
+    merged: StageRunner,
+    parents: Sequence[StageRunner],
     weights: Sequence[float],
     examples: DataPass,
     steps: int,

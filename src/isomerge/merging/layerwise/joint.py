@@ -9,11 +9,12 @@ from torch import Tensor
 
 from isomerge.merging.layerwise.assembly import ChosenUnits, FeatureAssembly, JointStream, positions
 from isomerge.merging.layerwise.feature_choice import choose, place
-from isomerge.merging.layerwise.model_runner import ModelRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.ridge import solve_positive
 from isomerge.merging.layerwise.solver import bias_name
+from isomerge.merging.layerwise.stage_runner import StageRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.stages import Stage
 from isomerge.running.call_recorder import WeightCall
+from isomerge.running.gram import GramSums
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
 from isomerge.symmetry.architecture import RESIDUAL, layer_of, part_of
@@ -74,7 +75,7 @@ def all_joint(bound: BoundModel) -> bool:
 
 
 def find_assembly(
-    fresh: Callable[[], Sequence[ModelRunner]],
+    fresh: Callable[[], Sequence[StageRunner]],
     stages: Sequence[Stage],
     examples: DataPass,
     assembly: FeatureAssembly,
@@ -104,8 +105,8 @@ def find_assembly(
 
 # --- the stream -------------------------------------------------------------------------------------------------------
 def find_stream(
-    parents: Sequence[ModelRunner],
-    sums: Sequence[Stage],
+    parents: Sequence[StageRunner],
+    stages: Sequence[Stage],
     examples: DataPass,
     weights: Sequence[float],
     bound: BoundModel,
@@ -116,19 +117,19 @@ def find_stream(
     Every token counts the same, as every norm makes it. The basis is the one nearest to the weighted mean, so parents
     that agree give just that.
     """
-    count, energy = len(parents), None
+    sums = GramSums()
     scales = [weight**0.5 for weight in weights]
-    for number, stage in enumerate(sums):
+    for number, stage in enumerate(stages):
         for calls, valid in _uses(parents, stage, examples):
             rows = [rows_of(call.sum, valid) for call in calls]
             for parent, own in zip(parents, rows, strict=True):
                 require_finite_rows(own, stage.names[0], parent.name)
             wide = torch.cat([own.double() * scale for own, scale in zip(rows, scales, strict=True)], 1)
             wide = wide / torch.linalg.vector_norm(wide, dim=1, keepdim=True).clamp_min(1e-30)
-            energy = wide.T @ wide + (0 if energy is None else energy)
+            sums.add(wide)
         report(number + 1)
-    assert energy is not None
-    width = energy.shape[0] // count
+    energy = sums.product
+    width = energy.shape[0] // len(parents)
     eye = torch.eye(width, dtype=energy.dtype, device=energy.device)
     # A LayerNorm takes the mean over the units away: that direction stays itself, and all others are free.
     fixed = torch.full_like(eye[:, :1], width**-0.5)
@@ -147,7 +148,7 @@ def find_stream(
 
 # --- units and heads --------------------------------------------------------------------------------------------------
 def _choose(
-    parents: Sequence[ModelRunner],
+    parents: Sequence[StageRunner],
     stage: Stage,
     name: str,
     space: str,
@@ -157,7 +158,7 @@ def _choose(
 ) -> ChosenUnits:
     parameters = [dict(parent.model.named_parameters()) for parent in parents]
     has_bias = bias_name(name) in parameters[0]
-    moments = InputMoments(centred=has_bias)  # a bias takes care of what is constant
+    moments = GramSums(centred=has_bias)  # a bias takes care of what is constant
     for calls, valid in _uses(parents, stage, examples, name):
         rows = [rows_of(call.input, valid) for call in calls]
         for runner, own in zip(parents, rows, strict=True):
@@ -174,7 +175,7 @@ def _choose(
     at = torch.cat([positions(s, layout.shape[axis]).reshape(s.sizes[0], -1) for s in layout.axes[axis]], 1)
     size, width = at.shape
     columns = torch.cat([at.flatten() + m * size * width for m in range(len(parents))]).to(written[0].device)
-    gram, every, mean = moments.gram()[columns][:, columns], torch.cat(written)[columns], moments.mean()[columns]
+    gram, every, mean = moments.products()[columns][:, columns], torch.cat(written)[columns], moments.mean()[columns]
     parent, unit = place(choose(gram, every, width, size).cpu(), size)
     kept = (((parent * size + unit) * width)[:, None] + torch.arange(width)).flatten().to(gram.device)
     # What the others wrote, as far as those that stay can say it.
@@ -189,36 +190,8 @@ def _choose(
     return ChosenUnits(parent, unit, assembly.described(name), (placed if transposed else placed.T).cpu(), shift)
 
 
-class InputMoments:
-    """XᵀX of rows, about their mean if `centred`. Sums in float64: memory does not grow with the data.
-
-    Not `GramSums`: these are sums of differences from the first rows' mean, which keep the digits that taking the mean
-    away from plain sums would lose.
-    """
-
-    def __init__(self, *, centred: bool) -> None:
-        self._centred = centred
-        self._count = 0
-        self._gram = self._total = self._origin = torch.zeros(())
-
-    def add(self, rows: Tensor) -> None:
-        rows = rows.double()
-        if not self._count:  # near the mean, so that little is lost when it is taken away in the end
-            self._origin = rows.mean(0) if self._centred else torch.zeros_like(rows[0])
-        rows = rows - self._origin
-        self._gram = rows.T @ rows + self._gram.to(rows.device)
-        self._total = rows.sum(0) + self._total.to(rows.device)
-        self._count += rows.shape[0]
-
-    def mean(self) -> Tensor:
-        return self._origin + self._total / self._count
-
-    def gram(self) -> Tensor:
-        return self._gram - torch.outer(self._total, self._total) / self._count if self._centred else self._gram
-
-
 def _uses(
-    parents: Sequence[ModelRunner], stage: Stage, examples: DataPass, name: str | None = None
+    parents: Sequence[StageRunner], stage: Stage, examples: DataPass, name: str | None = None
 ) -> Iterator[tuple[list[WeightCall], Tensor | None]]:
     """What every parent does at a stage, batch by batch, and which rows count."""
     for number, batch in enumerate(examples):

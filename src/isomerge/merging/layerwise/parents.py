@@ -46,17 +46,8 @@ def read_parents(inputs: MergeInputs, *, align: bool = True) -> tuple[ParentMode
         _require_same_tensors(models)
         states = [read_weights(model) for model in models]
         return ParentModels(dict(first.tensors), describe(first), dict(first.config), [], None, precision), states
-    plan = aligned.plan()
-    states = []
-    for model in models:
-        sources = {file: aligned.source(model, file) for file in plan}
-        state = {}
-        for file, source in sources.items():
-            rows = source.info.shape[0] if source.info.shape else 1
-            state[file] = source.rows(0, rows).clone().cpu()
-            if hasattr(source, "release"):
-                source.release()
-        states.append(state)
+    plan = aligned.plan
+    states = [{file: tensor.clone() for file, tensor in aligned.tensors(model)} for model in models]
     config = {**first.config, **aligned.config_changes}
     parents = ParentModels(plan, aligned.own.model, config, aligned.notes, aligned.record, precision)
     return _separated(parents, states)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly
-from isomerge.merging.layerwise.model_runner import ExpertRouting, ModelRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.ridge import GainRegression, RegressionResult, RidgeRegression
 from isomerge.merging.layerwise.roles import ParameterRoles
+from isomerge.merging.layerwise.stage_runner import ExpertRouting, StageRunner, require_finite_rows, rows_of
 from isomerge.merging.layerwise.stages import Stage
 from isomerge.running.call_recorder import WeightCall
 from isomerge.running.padding import PaddingMask
@@ -73,7 +73,7 @@ class LayerTargets:
     yet are kept as far as `budget` bytes go, and found again by another pass where they are not.
     """
 
-    parents: Sequence[ModelRunner]
+    parents: Sequence[StageRunner]
     assembly: FeatureAssembly
     stages: Sequence[Stage]
     roles: ParameterRoles
@@ -129,7 +129,7 @@ def _size(tensors: Sequence[Tensor]) -> int:
 class LayerSolver:
     """`merged` holds the average at first and the result in the end."""
 
-    merged: ModelRunner
+    merged: StageRunner
     targets: LayerTargets
     ridge: float
     floor: float

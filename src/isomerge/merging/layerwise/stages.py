@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -56,19 +57,15 @@ def find_stages(
     writes: Callable[[str], bool],
     has_bias: Callable[[str], bool],
 ) -> StagePlan:
-    """CallRecorder one forward pass. `writes(name)`: may this weight write to the residual stream?"""
+    """Record one forward pass. `writes(name)`: may this weight write to the residual stream?"""
     recorder = CallRecorder(RecordedWeights.of(model, weights, norms), lambda calls: False, follow={*weights, *norms})
     recorder.place = (0, 0)
-    hooks = []
-    for place, block in stacks.blocks(model):
-        hooks.append(block.register_forward_pre_hook(lambda *_, place=place: setattr(recorder, "place", place)))
-        hooks.append(block.register_forward_hook(lambda *_, at=place: setattr(recorder, "place", (at[0], at[1] + 1))))
-    try:
-        with recorder:
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with contextlib.ExitStack() as hooks, recorder:
+        for place, block in stacks.blocks(model):
+            before, after = place, (place[0], place[1] + 1)
+            hooks.enter_context(block.register_forward_pre_hook(lambda *_, at=before: setattr(recorder, "place", at)))
+            hooks.enter_context(block.register_forward_hook(lambda *_, at=after: setattr(recorder, "place", at)))
+        run()
     return StagePlan(_grouped(recorder.calls, set(norms), writes, has_bias), stacks)
 
 

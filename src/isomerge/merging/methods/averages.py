@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from isomerge.merging.methods.block_sums import mixture
 from isomerge.merging.methods.method import OptionError, PerModel, each, method
-from isomerge.merging.methods.reduce import mixture
 from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from isomerge.errors import RequestError
+from isomerge.merging.methods.block_sums import total
 from isomerge.merging.methods.ewc import NEEDED, ewc
 from isomerge.merging.methods.method import OptionError, PerModel, each, method
-from isomerge.merging.methods.reduce import total
 from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 NOTHING = 1e-20  # of the information of the model that has most: float32 keeps no digits much below

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from isomerge.merging.methods.block_sums import kth_smallest
 from isomerge.merging.methods.method import method
-from isomerge.merging.methods.reduce import kth_smallest
 from isomerge.merging.methods.task_vectors import onto_base, task_vectors
 from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 

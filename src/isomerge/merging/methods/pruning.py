@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isomerge.merging import random_numbers
-from isomerge.merging.methods.reduce import kth_smallest, total
+from isomerge.merging.methods.block_sums import kth_smallest, total
 from isomerge.merging.methods.task_vectors import Pruned, task_vectors, unpruned
 from isomerge.merging.run.rows import RowBlock, TensorGroup
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from isomerge.errors import RequestError
+from isomerge.merging.methods.block_sums import mixture
 from isomerge.merging.methods.method import PerModel, Share, each, method
-from isomerge.merging.methods.reduce import mixture
 from isomerge.merging.regression import StatisticsWarning, regression_mean, shortage_warning, with_column_of_ones
 from isomerge.merging.run.rows import Combine, GramSource, TensorGroup, gram_option
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isomerge.merging.methods.block_sums import gram, mixture, total
 from isomerge.merging.methods.method import OptionError, PerModel, each, method
-from isomerge.merging.methods.reduce import gram, mixture, total
 from isomerge.merging.methods.task_vectors import onto_base, task_vectors
 from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 

@@ -41,7 +41,7 @@ def name_strangers(plan: RecipePlan, models: Mapping[ModelReference, Checkpoint]
     return [
         f"{' and '.join(others.values())} {'has' if len(others) == 1 else 'have'} nothing in common with the layers of "
         f"{reference}, where siblings have a cosine near 1. Merged as they are, such models hardly work: align them at "
-        "level full (--align, or align: in the recipe). `isomerge check` tells more"
+        "level full (`align`). See isomerge check"
         for reference, others in strangers.items()
     ]
 
@@ -75,7 +75,7 @@ def name_narrowed(merged: Merged) -> list[str]:
     most = max((stored[name] for name in finer), key=lambda dtype: dtype.itemsize)
     return [
         f"the result is stored in {_word(written)}, as the base or the first model is, and {name_some(finer)} in "
-        f"{_word(most)}: --out-dtype {_word(most)} (in a recipe, out_dtype) keeps that precision"
+        f"{_word(most)}: `out_dtype` {_word(most)} keeps that precision"
     ]
 
 

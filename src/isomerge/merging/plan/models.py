@@ -98,8 +98,7 @@ def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe], *, id
         )
     if ids and not any(document.tokenizer for document in documents):
         notes += [
-            f"{text}: their rows are merged with those of other tokens. Add 'tokenizer: {{source: union}}' "
-            "(--tokenizer union) to match them by text"
+            f"{text}: their rows are merged with those of other tokens. Set `tokenizer` to union to match them by text"
             for text in other_ids(described)
         ]
     return notes

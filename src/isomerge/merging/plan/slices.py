@@ -14,8 +14,8 @@ from isomerge.merging.plan.option_values import OptionScope
 from isomerge.merging.recipe.definitions import ModelEntry, Module, OutputSlice, Recipe
 from isomerge.merging.recipe.fields import Settings
 from isomerge.merging.recipe.mergekit import base_is_merged
+from isomerge.merging.recipe.model_reference import ModelReference
 from isomerge.merging.recipe.problem_list import Path, Problems
-from isomerge.merging.recipe.reference import ModelReference
 
 
 @dataclass(frozen=True)

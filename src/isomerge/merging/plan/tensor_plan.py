@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isomerge.errors import RequestError, near_miss
-from isomerge.merging.recipe.reference import ModelReference
+from isomerge.merging.recipe.model_reference import ModelReference
 from isomerge.results import Result
 
 

@@ -27,8 +27,8 @@ from isomerge.merging.plan.slices import LayerRange, LayerSlice, Origin, depth_c
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
 from isomerge.merging.recipe.definitions import Recipe
 from isomerge.merging.recipe.entries import parameter_blocks
+from isomerge.merging.recipe.model_reference import ModelReference
 from isomerge.merging.recipe.problem_list import Problems
-from isomerge.merging.recipe.reference import ModelReference
 
 COPY = "passthrough"
 MOST_SHAPES = 20  # of one kind in a message; nobody reads the three-hundredth
@@ -265,10 +265,8 @@ class _Planner:
         for text in _shortened(self._shapes):
             self.problems.general(f"{text}; tensors of different shapes cannot be merged")
         for text in _shortened(self._vocabularies):
-            self.problems.general(
-                f"{text}; the vocabularies differ: add 'tokenizer: {{source: union}}' (--tokenizer union) to match "
-                "tokens by text"
-            )
+            remedy = "set tokenizer to union to match tokens by text"
+            self.problems.general(f"{text}; the vocabularies differ: {remedy}", key="tokenizer")
         for option, names in self._unset.items():
             text = f"{self.method.name} needs '{option}', and no filter gives it for {name_some(names)}"
             self.problems.add(self.recipe.places, ("parameters", option), f"{text}; add an entry without a filter")

@@ -13,8 +13,8 @@ from isomerge.merging.data_methods import DataMethod
 from isomerge.merging.methods import METHODS, Method
 from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.recipe.entries import parameter_blocks, walk
+from isomerge.merging.recipe.model_reference import ModelReference
 from isomerge.merging.recipe.problem_list import Path, Places, Problems
-from isomerge.merging.recipe.reference import ModelReference
 
 UNMEASURED = {
     "fisher": "weighs by importances: it needs 'data' to measure them on, or files under 'importance'",

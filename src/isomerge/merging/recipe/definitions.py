@@ -35,8 +35,8 @@ from isomerge.merging.recipe.fields import (
     kind_of,
     read_reference,
 )
+from isomerge.merging.recipe.model_reference import ModelReference
 from isomerge.merging.recipe.problem_list import Places
-from isomerge.merging.recipe.reference import ModelReference
 from isomerge.merging.recipe.settings import (
     AlignSettings,
     CalibrateSettings,

@@ -21,7 +21,7 @@ from pydantic import (
 
 from isomerge.checkpoint.dtypes import FLOATS, parse_dtype
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merging.recipe.reference import ModelReference
+from isomerge.merging.recipe.model_reference import ModelReference
 
 Text = Annotated[str, Strict(), Field(min_length=1)]
 Count = Annotated[int, Strict(), Field(ge=1)]

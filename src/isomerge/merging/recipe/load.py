@@ -17,10 +17,10 @@ from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe.definitions import ModelToken, Recipe, TokenSettings
 from isomerge.merging.recipe.document import read_documents
+from isomerge.merging.recipe.model_reference import ModelReference
 from isomerge.merging.recipe.options import check_method
 from isomerge.merging.recipe.problem_list import Path, Places, Problems
 from isomerge.merging.recipe.problem_texts import complain
-from isomerge.merging.recipe.reference import ModelReference
 
 EXAMPLE = "merge_method: linear, and models: with entries '- model: PATH'"
 

@@ -17,8 +17,8 @@ from isomerge.merging.recipe.data_rules import check_data
 from isomerge.merging.recipe.definitions import not_exactly_one
 from isomerge.merging.recipe.entries import parameter_blocks, walk
 from isomerge.merging.recipe.mergekit import WITHOUT_EFFECT, base_is_merged
+from isomerge.merging.recipe.model_reference import ModelReference
 from isomerge.merging.recipe.problem_list import Path, Places, Problems
-from isomerge.merging.recipe.reference import ModelReference
 
 AnyMethod = Method | DataMethod
 

@@ -67,6 +67,8 @@ class Problems:
     found: list[tuple[int | None, str]] = field(default_factory=list)
     missing: set[str] = field(default_factory=set)
     """Keys that the recipe lacks."""
+    keys: set[str] = field(default_factory=set)
+    """Keys and arguments that a remedy names."""
 
     def add(self, places: Places, path: Path, text: str, missing: str | None = None) -> None:
         self.missing |= {missing} if missing else set()
@@ -75,8 +77,9 @@ class Problems:
         if (line, shown) not in self.found:
             self.found.append((line, shown))
 
-    def general(self, text: str) -> None:
-        """A problem of the models, not of one line."""
+    def general(self, text: str, *, key: str | None = None) -> None:
+        """A problem of the models, not of one line. `key` is one whose change would help."""
+        self.keys |= {key} if key else set()
         if (None, text) not in self.found:
             self.found.append((None, text))
 
@@ -92,5 +95,5 @@ class Problems:
             cause, between = f"{len(texts)} problems: {numbered}.", ", "
         cause = cause.replace("?.", "?")
         error = RecipeError(f"While {self.act}{between}{cause}", ordered, cause=cause)
-        error.missing = frozenset(self.missing)
+        error.missing, error.keys = frozenset(self.missing), tuple(sorted(self.keys))
         raise error

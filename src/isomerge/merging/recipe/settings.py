@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema, model_validator
 
-from isomerge.alignment.levels import parse_layers
+from isomerge.alignment.scope import parse_layers
 from isomerge.choices import EVIDENCE, FISHER_KINDS, DataKind, Evidence, FisherKind, Level, Many, Measure, Part, Site
 from isomerge.errors import RequestError
 from isomerge.merging.recipe.fields import Count, Definition, Reference, Switch, Text, kind_of

@@ -17,7 +17,7 @@ from isomerge.merging.run.rows import TensorSource, gram_options
 from isomerge.merging.run.sources import InputHashes, Stored
 
 if TYPE_CHECKING:
-    from isomerge.merging.aligned import AlignedModels
+    from isomerge.merging.aligned_tensors import AlignedTensors
 
 
 def named_statistics(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Statistics]]:
@@ -55,7 +55,7 @@ class TensorFiles:
         hashes: InputHashes,
         *,
         models: Mapping[ModelReference, Checkpoint],
-        aligned: AlignedModels | None = None,
+        aligned: AlignedTensors | None = None,
     ) -> dict[str, list[TensorSource]]:
         """For every such option that is set, this tensor (or the Gram matrix of its inputs) from each of its files."""
         sources: dict[str, list[TensorSource]] = {}
@@ -89,7 +89,7 @@ class TensorFiles:
         names: list[str],
         models: list[Checkpoint],
         option: str,
-        aligned: AlignedModels | None,
+        aligned: AlignedTensors | None,
         solve_biases: bool,
     ) -> list[TensorSource]:
         """The Gram matrix of every model's inputs to this weight, in the basis the models are merged in; [] for a
@@ -113,7 +113,7 @@ class TensorFiles:
             if "gram" not in statistics.info.get("what", ()):
                 raise RequestError(
                     f"Merging with {statistics.name}: it holds {', '.join(statistics.info.get('what', ()))} and not "
-                    "'gram'. Measure again with what={'gram'} (isomerge calibrate --what gram)."
+                    "'gram'. Measure it again with isomerge calibrate --what gram."
                 )
             self._statistics[file] = statistics
             self.opened[file] = statistics.stored

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from isomerge.alignment.levels import Scope
+from isomerge.alignment.scope import Scope
 from isomerge.calibration import Batches
 from isomerge.calibration.cross import cross_statistics
 from isomerge.calibration.sites import Site

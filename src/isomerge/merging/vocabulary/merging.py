@@ -20,7 +20,7 @@ from isomerge.merging.vocabulary.tokenizers import (
 )
 from isomerge.merging.vocabulary.vocabulary import Vocabulary
 
-NEXT_STEP = "Change the recipe's tokenizer block, or --tokenizer, accordingly."
+NEXT_STEP = "Change tokenizer accordingly."
 
 
 def merge_vocabularies(
@@ -46,7 +46,7 @@ def merge_vocabularies(
     next_step = NEXT_STEP if problems else ""
     problems.extend(no_tokenizer(c.name) for c in models.values() if not has_tokenizer(c))
     if problems:
-        raise RequestError(str(failure(act, problems, next_step)).rstrip())
+        raise RequestError(str(failure(act, problems, next_step)).rstrip(), keys=("tokenizer",))
 
     loaded: dict[str, tuple[Any, ModelTokens]] = {}
     for name, checkpoint in models.items():
@@ -56,7 +56,7 @@ def merge_vocabularies(
     vocabularies = {name: vocabulary for name, (_, vocabulary) in loaded.items()}
     problems = rule_problems(rules, vocabularies)
     if problems:
-        raise RequestError(str(failure(act, problems, NEXT_STEP)))
+        raise RequestError(str(failure(act, problems, NEXT_STEP)), keys=("tokenizer",))
 
     first = base if base is not None else next(iter(models))
     donor = source if source in models else first

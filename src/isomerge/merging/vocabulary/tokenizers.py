@@ -20,8 +20,8 @@ ABOUT_THE_MACHINE = ("is_local", "local_files_only", "name_or_path")
 
 def no_tokenizer(name: str) -> str:
     return (
-        f"{name} has no tokenizer files. Put its tokenizer.json and tokenizer_config.json there, or leave out the "
-        "recipe's tokenizer block (or --tokenizer) if all models share one vocabulary"
+        f"{name} has no tokenizer files. Put its tokenizer.json and tokenizer_config.json there, or leave out "
+        "tokenizer if all models share one vocabulary"
     )
 
 
@@ -35,7 +35,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
             "installed. Install it with `pip install 'isomerge[hf]'`."
         ) from error
     if not has_tokenizer(checkpoint):
-        raise CheckpointError(f"While merging vocabularies: {no_tokenizer(checkpoint.name)}.")
+        raise CheckpointError(f"While merging vocabularies: {no_tokenizer(checkpoint.name)}.", keys=("tokenizer",))
     try:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(str(checkpoint.folder), trust_remote_code=False)

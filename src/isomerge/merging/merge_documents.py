@@ -1,73 +1,33 @@
-"""From recipes to the merged model, step by step: plan, align and measure, one job for every tensor, repair."""
+"""From recipes to the merged model: plan and prepare each document, one job for every tensor, repair."""
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from isomerge.calibration import Statistics
 from isomerge.checkpoint import Checkpoint, TensorInfo, require_floating
-from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.dtypes import dtype_entry
-from isomerge.merging.aligned import AlignedModels, align_models
-from isomerge.merging.data_methods import DATA_METHODS, MergedWeights, MergeInputs
-from isomerge.merging.measured import MeasuredModels, measure, name_uneven
+from isomerge.merging.aligned_tensors import AlignedTensors
+from isomerge.merging.data_methods import MergedWeights
+from isomerge.merging.measured_statistics import name_uneven
 from isomerge.merging.methods import METHODS
 from isomerge.merging.outcome.merged import Merged, MergedCheckpoint
 from isomerge.merging.outcome.notes import name_strangers
 from isomerge.merging.plan.models import base_among_models, differences, left_out_adapters
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
 from isomerge.merging.plan.tensors import plan_tensors
+from isomerge.merging.prepared_models import Models, PreparedModels, RunSettings, check_data, prepare
 from isomerge.merging.recipe import ModelReference, Recipe
-from isomerge.merging.recipe_data import DataSets, aligning_data, data_uses, method_data, require_labels
 from isomerge.merging.repair import finished_job, parents_of, repaired
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.option_files import TensorFiles
 from isomerge.merging.run.rows import TensorSource
-from isomerge.merging.run.sources import InputHashes, Stored
+from isomerge.merging.run.sources import Stored
 from isomerge.merging.vocabulary import Vocabulary, chat_template
 from isomerge.merging.vocabulary.from_recipe import merged_vocabulary, require_same_ids
 from isomerge.running.stock import require_device
-
-Models = Mapping[ModelReference, Checkpoint]
-
-
-@dataclass
-class RunSettings:
-    """How a merge is run, whatever the recipe says."""
-
-    threads: int | None = None
-    device: str = "cpu"
-    max_memory: int | str | None = None
-    progress: Progress | None = None
-    data: DataSets = field(default_factory=DataSets)
-    statistics: dict[str, Statistics] = field(default_factory=dict)
-    """Statistics that were given as objects, by the name that stands for them in the recipe."""
-    hashes: InputHashes = field(default_factory=InputHashes)
-
-
-@dataclass
-class PreparedModels:
-    """What is known of the models by the time their tensors are merged."""
-
-    aligned: AlignedModels | None = None
-    measured: MeasuredModels | None = None
-    solved: MergedWeights | None = None
-    """The result itself, where the method is one for whole models."""
-    notes: list[str] = field(default_factory=list)
-    align: Callable[[], AlignedModels | None] | None = None
-    """Aligns the models that `solved` was made of, unless that was done to make it."""
-
-    @property
-    def config_changes(self) -> dict[str, Any]:
-        return self.solved.config_changes if self.solved else self.aligned.config_changes if self.aligned else {}
-
-    @property
-    def alignment(self) -> dict[str, Any] | None:
-        return self.solved.alignment if self.solved else self.aligned.record if self.aligned else None
 
 
 def merge_documents(
@@ -112,48 +72,6 @@ def merge_documents(
         notes=notes + merged.notes + warnings,
         started=start,
     )
-
-
-# --- before tensors are merged ----------------------------------------------------------------------------------------
-def check_data(recipe: Recipe, models: Models, settings: RunSettings) -> None:
-    """Open all data, and raise where it does not fit what it is for; nothing is run."""
-    if recipe.merge_method in DATA_METHODS:
-        DATA_METHODS[recipe.merge_method].options_in(recipe)
-    for use in data_uses(recipe):
-        data = use.open(settings.data)
-        if use.labels:
-            require_labels(use, data, next(iter(models.values())))
-
-
-def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSettings) -> PreparedModels:
-    """Align the models and run them over data, as far as the recipe asks for it."""
-    check_data(recipe, models, settings)
-    if recipe.merge_method in DATA_METHODS:
-        method = DATA_METHODS[recipe.merge_method]
-        align = functools.cache(lambda: _aligned(recipe, donor, models, settings))
-        ordered = [models[entry.model] for entry in recipe.models or ()]
-        data = [use.open(settings.data) for use in method_data(recipe)]
-        aligned_once = align if recipe.align is not None else None
-        inputs = MergeInputs(ordered, data, aligned_once, settings.device, settings.progress)
-        solved = method(inputs, method.options_in(recipe))
-        return PreparedModels(solved=solved, notes=[*solved.notes, *settings.data.notes], align=align)
-    aligned = _aligned(recipe, donor, models, settings)
-    measured = measure(
-        recipe, models, settings.data, aligned=aligned, device=settings.device, progress=settings.progress
-    )
-    return PreparedModels(aligned, measured, notes=[*(aligned.notes if aligned else ()), *settings.data.notes])
-
-
-def _aligned(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSettings) -> AlignedModels | None:
-    if recipe.align is None:
-        return None
-    anchor = models[recipe.align.anchor] if recipe.align.anchor else donor
-    data = aligning_data(recipe)
-    return align_models(
-        list(models.values()), anchor, **recipe.align.options(),
-        data=settings.data.open(data).passes(anchor) if data is not None else None, threads=settings.threads,
-        max_memory=settings.max_memory, device=settings.device, progress=settings.progress,
-    )  # fmt: skip
 
 
 # --- one job for every tensor -----------------------------------------------------------------------------------------
@@ -276,20 +194,20 @@ def _in_one_vocabulary(
     return [vocabulary.source(str(given.model), named, axis=axis) for given in inputs]
 
 
-def _stored_info(tensor: TensorPlan, models: Models, aligned: AlignedModels | None) -> TensorInfo:
+def _stored_info(tensor: TensorPlan, models: Models, aligned: AlignedTensors | None) -> TensorInfo:
     """What the result keeps where nothing else is asked for: the base's dtype, or the first model's."""
     first = tensor.base or tensor.inputs[0]
     known = models[first.model].tensors
     # A table that alignment has untied is stored under the name of the one it was tied to.
-    return known[first.tensor] if first.tensor in known or aligned is None else aligned.plan()[first.tensor]
+    return known[first.tensor] if first.tensor in known or aligned is None else aligned.plan[first.tensor]
 
 
-def _with_untied(plan: RecipePlan, aligned: AlignedModels | None) -> dict[str, TensorPlan]:
+def _with_untied(plan: RecipePlan, aligned: AlignedTensors | None) -> dict[str, TensorPlan]:
     """A rotated stream unties a shared table: the new one is merged as the one it was tied to."""
     if aligned is None:
         return plan.tensors
     tensors = dict(plan.tensors)
-    for name in aligned.plan():
+    for name in aligned.plan:
         tied = aligned.tied_to(name) if name not in tensors else None
         if tied is not None and tied in tensors:
             like = tensors[tied]

@@ -16,7 +16,7 @@ from isomerge.running.blocks import BlockCache, BlockIndex
 from isomerge.running.call_recorder import CallRecorder, ForwardDone, RecordedWeights, WeightCall
 
 
-class ModelRunner:
+class StageRunner:
     """One model with its cache: `run` gives the calls a stage asks for."""
 
     def __init__(self, model: Any, name: str, who: int, cache: BlockCache) -> None:
@@ -81,15 +81,8 @@ class ExpertRouting:
         def after(*_: Any) -> None:
             raise ForwardDone
 
-        hooks = [
-            owner.register_forward_pre_hook(before, with_kwargs=True),
-            owner.register_forward_hook(after),
-        ]
-        try:
+        with owner.register_forward_pre_hook(before, with_kwargs=True), owner.register_forward_hook(after):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 def rows_of(tensor: Tensor, valid: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import Progress
 from isomerge.errors import RequestError
 from isomerge.kinship import in_few_layers, sampled_rows
-from isomerge.merging.aligned import AlignedModels
+from isomerge.merging.aligned_tensors import AlignedTensors
 from isomerge.merging.methods import METHODS
 from isomerge.merging.methods.method import MEASURED
 from isomerge.merging.moved_grams import gram_sources
@@ -31,7 +31,7 @@ class MeasuredModels:
 
     statistics: Mapping[ModelReference, Statistics]
     models: Mapping[ModelReference, Checkpoint]
-    aligned: AlignedModels | None = None
+    aligned: AlignedTensors | None = None
 
     def sources(self, plan: TensorPlan, shape: tuple[int, ...]) -> dict[str, list[TensorSource]]:
         """For each option that would name files, what they would have held for this tensor."""
@@ -77,7 +77,7 @@ def measure(
     models: Mapping[ModelReference, Checkpoint],
     data: DataSets,
     *,
-    aligned: AlignedModels | None = None,
+    aligned: AlignedTensors | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> MeasuredModels | None:
@@ -121,7 +121,7 @@ def name_uneven(jobs: Iterable[Job], plan: RecipePlan) -> list[str]:
     times = f"about {sums[most] / sums[least]:,.0f} times" if sums[least] > 0 else "any number of times"
     return [
         f"the Fisher information of {most}, by its weight, is {times} that of {least}, so {least} barely contributes: "
-        "confident models have little Fisher information. With normalize: true (--normalize) all models count alike"
+        "confident models have little Fisher information. With `normalize` all models count alike"
     ]
 
 

@@ -21,7 +21,7 @@ NOT_STRUCTURE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"
 
 
 @dataclass(frozen=True)
-class Fit:
+class ClassCheck:
     """How the tensors of a checkpoint fit its stock class. `fits` is None where nobody could be asked."""
 
     fits: bool | None
@@ -40,34 +40,34 @@ def same_structure(first: Checkpoint, second: Checkpoint) -> bool:
     return structure(first) == structure(second)
 
 
-def fit_stock_class(checkpoint: Checkpoint) -> Fit:
+def check_stock_class(checkpoint: Checkpoint) -> ClassCheck:
     """Load the headers into the stock class on the meta device, through the renaming of transformers' own loader."""
     if not checkpoint.config:
-        return Fit(False, "there is no config.json, or an empty one, so no class can load it")
+        return ClassCheck(False, "there is no config.json, or an empty one, so no class can load it")
     if checkpoint.config.get("quantization_config"):
-        return Fit(None, "not checked: it is quantised, and its tensors are not those of the class")
+        return ClassCheck(None, "not checked: it is quantised, and its tensors are not those of the class")
     for package in ("transformers", "accelerate"):  # transformers needs the second for the meta device
         if importlib.util.find_spec(package) is None:
-            return Fit(None, f"not checked: the package '{package}' is not installed (pip install {package})")
+            return ClassCheck(None, f"not checked: the package '{package}' is not installed (pip install {package})")
     try:
         kind = stock_class(checkpoint.config)
     except CheckpointError as error:
-        return Fit(None, f"not checked: {error}")
+        return ClassCheck(None, f"not checked: {error}")
     try:
         model, info = _load_headers(kind, checkpoint)
     except ImportError as error:
-        return Fit(None, f"not checked: {kind.__name__} needs more than is installed ({_line(error)})")
+        return ClassCheck(None, f"not checked: {kind.__name__} needs more than is installed ({_line(error)})")
     except Exception as error:  # whatever the class cannot be built from is wrong in config.json
-        return Fit(False, f"{kind.__name__} cannot be built from config.json: {_line(error)}")
+        return ClassCheck(False, f"{kind.__name__} cannot be built from config.json: {_line(error)}")
     problems = _problems(model, info)
     # A class may turn the flag on again in its own config; its loader still keeps two tables that config.json untied.
     untied = checkpoint.config.get("tie_word_embeddings") is False
     ties = () if untied else _stored_ties(model, checkpoint.tensors)
     if problems:
-        return Fit(False, f"{kind.__name__}: {'; '.join(problems)}", ties)
+        return ClassCheck(False, f"{kind.__name__}: {'; '.join(problems)}", ties)
     unused = sorted(info["unexpected_keys"])
     note = f"; it has no use for {name_some(unused)}" if unused else ""
-    return Fit(True, f"all tensors of {kind.__name__} are there, in the right shapes{note}", ties)
+    return ClassCheck(True, f"all tensors of {kind.__name__} are there, in the right shapes{note}", ties)
 
 
 def _load_headers(kind: Any, checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:

@@ -1,18 +1,16 @@
-"""Alignment inside a merge: every model moved next to the anchor, tensor by tensor, unrounded."""
+"""The tensors of aligned models as a merge reads them: each next to the anchor, unrounded, by the donor's names."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from isomerge.alignment.api import align_family
-from isomerge.alignment.record import space_moves
+from isomerge.alignment.family import AlignedFamily
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
@@ -21,24 +19,22 @@ from isomerge.merging.run.sources import Computed, Stored
 from isomerge.symmetry.moved import MovedModel
 
 
-@dataclass
-class AlignedModels:
-    """Models in the anchor's basis, under the names the anchor has on disk."""
+class AlignedTensors:
+    """Reads the models of a family under the names that `donor`, one of them or their anchor, has on disk."""
 
-    anchor: Checkpoint
-    own: MovedModel
-    moves: Mapping[Checkpoint, MovedModel]
-    notes: list[str]
-    record: dict[str, Any]
-    _plan: dict[str, TensorInfo] | None = None
-    _tensor_of: dict[str, str] = field(default_factory=dict)
-    _stacks: dict[tuple[int, str], dict[str, Tensor]] = field(default_factory=dict)
-    _stacking: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        for name in self.own.model.layouts:
-            for file in self.own.model.files.get(name, (name,)):
-                self._tensor_of[file] = name
+    def __init__(self, family: AlignedFamily, donor: Checkpoint) -> None:
+        family.require_one_gauge()
+        self.family, self.donor = family, donor
+        models = [*(member.source.checkpoint for member in family.members), donor]
+        self.moves: dict[Checkpoint, MovedModel] = {model: family.moved(model) for model in models}
+        self.own = self.moves[donor]
+        self.plan = self.own.plan(None)
+        """Every tensor of the result: those of the donor, and the table that a rotated stream unties."""
+        self._tensor_of = {
+            file: name for name in self.own.model.layouts for file in self.own.model.files.get(name, (name,))
+        }
+        self._stacks: dict[tuple[int, str], dict[str, Tensor]] = {}
+        self._stacking = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stacks": {}, "_stacking": None}
@@ -46,20 +42,25 @@ class AlignedModels:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= {**state, "_stacking": threading.Lock()}
 
-    def plan(self) -> dict[str, TensorInfo]:
-        """Every tensor of the result: those of the anchor, and the table that a rotated stream unties."""
-        if self._plan is None:
-            self._plan = self.own.plan(None)
-        return self._plan
+    @property
+    def config_changes(self) -> dict[str, Any]:
+        return dict(self.own.model.architecture.untied_config)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the solver noted, and whether a table had to be untied."""
+        untied = ["input and output table were tied and are now separate, since the stream was rotated"]
+        return self.family.solver_notes() + (untied if self.config_changes else [])
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the record of a merge says of the alignment."""
+        return {"anchor": self.donor.name, **self.family.record()}
 
     def tied_to(self, name: str) -> str | None:
         """The stored tensor whose copy this is, for a table that was untied."""
         tied = self.own.model.architecture.tied.get(self._tensor_of.get(name, name))
-        return self.own.model.files[tied[0]][0] if tied and name not in self.anchor.tensors else None
-
-    @property
-    def config_changes(self) -> dict[str, Any]:
-        return dict(self.own.model.architecture.untied_config)
+        return self.own.model.files[tied[0]][0] if tied and name not in self.donor.tensors else None
 
     def source(self, checkpoint: Checkpoint, file: str) -> TensorSource:
         """A model's tensor in the anchor's basis; what no symmetry touches comes from the file."""
@@ -67,7 +68,7 @@ class AlignedModels:
             return self._own_source(checkpoint, file)
         move, name = self.moves[checkpoint], self._tensor_of[file]
         layout = move.model.layouts.get(name)
-        info = self.plan()[file]
+        info = self.plan[file]
         if layout is None:
             raise RequestError(f"Merging with alignment: {checkpoint.name} has no '{name}'. Use models of one kind.")
         if move.stays(name) and move.model.files[name] == self.own.model.files.get(name):
@@ -77,17 +78,21 @@ class AlignedModels:
         label = f"tensor '{file}' of {checkpoint.name}, aligned"
         return Computed(TensorInfo(shape, info.dtype), label, partial(self._part, move, name, file))
 
-    def as_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
-        """A whole model in the anchor's basis, in memory, to be run on data: in float32, or float64 where it is."""
-        wide = any(info.dtype == torch.float64 for info in checkpoint.tensors.values())
-        state = {}
-        for file in self.plan():
+    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+        """A whole model in the anchor's basis, one tensor at a time."""
+        for file in self.plan:
             source = self.source(checkpoint, file)
-            rows = source.rows(0, source.info.shape[0] if source.info.shape else 1).cpu()
-            dtype = rows.dtype if not rows.is_floating_point() else torch.float64 if wide else torch.float32
-            state[file] = torch.empty(rows.shape, dtype=dtype).copy_(rows)
+            yield file, source.rows(0, source.info.shape[0] if source.info.shape else 1).cpu()
             if hasattr(source, "release"):
                 source.release()
+
+    def as_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The same in memory, to be run on data: in float32, or float64 where the model is."""
+        wide = any(info.dtype == torch.float64 for info in checkpoint.tensors.values())
+        state = {}
+        for file, tensor in self.tensors(checkpoint):
+            dtype = tensor.dtype if not tensor.is_floating_point() else torch.float64 if wide else torch.float32
+            state[file] = torch.empty(tensor.shape, dtype=dtype).copy_(tensor)
         return MemoryCheckpoint(f"{checkpoint.name}, aligned", state, {**checkpoint.config, **self.config_changes})
 
     def _own_source(self, checkpoint: Checkpoint, file: str) -> TensorSource:
@@ -116,32 +121,3 @@ class AlignedModels:
 
 def _part_of(move: MovedModel, name: str, file: str) -> Tensor:
     return move.model.split(name, move.tensor(name))[file]
-
-
-def align_models(models: Sequence[Checkpoint], anchor: Checkpoint, **options: Any) -> AlignedModels | None:
-    """Align every model with the anchor; None when there is nothing but the anchor."""
-    others = [model for model in models if model is not anchor]
-    if not others:
-        return None
-    if options.get("many") == "universe":  # a common mean is the goal, and the anchor moves like the others
-        others.insert(1, anchor)
-        family = align_family(others, **options)
-    else:
-        family = align_family(others, anchor=anchor, **options)
-    family.require_one_gauge()
-    moves = {model: family.moved(model) for model in (*others, anchor)}
-    own = moves[anchor]
-    notes = family.solver_notes()
-    if own.model.architecture.untied_config:
-        notes.append("input and output table were tied and are now separate, since the stream was rotated")
-    records = [
-        {
-            "model": model.name,
-            "verdict": member.verdict,
-            "moved": len(member.transform.elements),
-            "spaces": space_moves(member),
-        }
-        for model, member in zip(others, family.members, strict=True)
-    ]
-    level = family.members[0].scope.level
-    return AlignedModels(anchor, own, moves, notes, {"anchor": anchor.name, "level": level, "models": records})

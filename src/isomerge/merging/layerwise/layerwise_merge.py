@@ -15,7 +15,6 @@ from isomerge.data.base import Batches
 from isomerge.errors import RequestError
 from isomerge.merging.layerwise.assembly import FeatureAssembly
 from isomerge.merging.layerwise.joint import all_joint, turns
-from isomerge.merging.layerwise.model_runner import ModelRunner
 from isomerge.merging.layerwise.parents import (
     ParentModels,
     State,
@@ -25,6 +24,7 @@ from isomerge.merging.layerwise.parents import (
 )
 from isomerge.merging.layerwise.roles import ParameterRoles, file_names, find_roles
 from isomerge.merging.layerwise.solver import LayerReport, bias_name
+from isomerge.merging.layerwise.stage_runner import StageRunner
 from isomerge.merging.layerwise.stages import StagePlan, find_stages
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.running.blocks import BlockCache, find_stacks
@@ -34,7 +34,7 @@ from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.canonical import Canonical
 
 
-class LayerwiseRun:
+class LayerwiseMerge:
     """The merged model, the average at first and the result in the end, with all that it takes to solve it."""
 
     def __init__(
@@ -65,12 +65,12 @@ class LayerwiseRun:
         self.plan = _plan(self.merged, self.roles, self.examples[0])
         self.report = LayerReport(self.roles)
 
-    def runners(self) -> list[ModelRunner]:
+    def runners(self) -> list[StageRunner]:
         """The merged model and its parents, with an empty cache: each pass starts at the front."""
         cache = BlockCache(self.plan.stacks, self.budget // 2)
         names = ("the merged model", *(checkpoint.name for checkpoint in self.inputs.models))
         models = zip((self.merged, *self.others), names, strict=True)
-        return [ModelRunner(model, name, who, cache) for who, (model, name) in enumerate(models)]
+        return [StageRunner(model, name, who, cache) for who, (model, name) in enumerate(models)]
 
     def start_from(self, assembly: FeatureAssembly) -> None:
         """The merged model is now the parents' weights, put together so."""

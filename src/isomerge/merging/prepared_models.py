@@ -1,0 +1,105 @@
+"""What is known of the models before their tensors are merged: aligned, measured, or merged by a data method."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from isomerge.alignment.api import align_family
+from isomerge.calibration import Statistics
+from isomerge.checkpoint import Checkpoint
+from isomerge.checkpoint.base import Progress
+from isomerge.merging.aligned_tensors import AlignedTensors
+from isomerge.merging.data_methods import DATA_METHODS, MergedWeights, MergeInputs
+from isomerge.merging.measured_statistics import MeasuredModels, measure
+from isomerge.merging.recipe import ModelReference, Recipe
+from isomerge.merging.recipe_data import DataSets, aligning_data, data_uses, method_data, require_labels
+from isomerge.merging.run.sources import InputHashes
+
+Models = Mapping[ModelReference, Checkpoint]
+
+
+@dataclass
+class RunSettings:
+    """How a merge is run, whatever the recipe says."""
+
+    threads: int | None = None
+    device: str = "cpu"
+    max_memory: int | str | None = None
+    progress: Progress | None = None
+    data: DataSets = field(default_factory=DataSets)
+    statistics: dict[str, Statistics] = field(default_factory=dict)
+    """Statistics that were given as objects, by the name that stands for them in the recipe."""
+    hashes: InputHashes = field(default_factory=InputHashes)
+
+
+@dataclass
+class PreparedModels:
+    """What is known of the models by the time their tensors are merged."""
+
+    aligned: AlignedTensors | None = None
+    measured: MeasuredModels | None = None
+    solved: MergedWeights | None = None
+    """The result itself, where the method is one for whole models."""
+    notes: list[str] = field(default_factory=list)
+    align: Callable[[], AlignedTensors | None] | None = None
+    """Aligns the models that `solved` was made of, unless that was done to make it."""
+
+    @property
+    def config_changes(self) -> dict[str, Any]:
+        return self.solved.config_changes if self.solved else self.aligned.config_changes if self.aligned else {}
+
+    @property
+    def alignment(self) -> dict[str, Any] | None:
+        return self.solved.alignment if self.solved else self.aligned.record if self.aligned else None
+
+
+def check_data(recipe: Recipe, models: Models, settings: RunSettings) -> None:
+    """Open all data, and raise where it does not fit what it is for; nothing is run."""
+    if recipe.merge_method in DATA_METHODS:
+        DATA_METHODS[recipe.merge_method].options_in(recipe)
+    for use in data_uses(recipe):
+        data = use.open(settings.data)
+        if use.labels:
+            require_labels(use, data, next(iter(models.values())))
+
+
+def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSettings) -> PreparedModels:
+    """Align the models and run them over data, as far as the recipe asks for it."""
+    check_data(recipe, models, settings)
+    if recipe.merge_method in DATA_METHODS:
+        method = DATA_METHODS[recipe.merge_method]
+        align = functools.cache(lambda: _aligned(recipe, donor, models, settings))
+        ordered = [models[entry.model] for entry in recipe.models or ()]
+        data = [use.open(settings.data) for use in method_data(recipe)]
+        aligned_once = align if recipe.align is not None else None
+        inputs = MergeInputs(ordered, data, aligned_once, settings.device, settings.progress)
+        solved = method(inputs, method.options_in(recipe))
+        return PreparedModels(solved=solved, notes=[*solved.notes, *settings.data.notes], align=align)
+    aligned = _aligned(recipe, donor, models, settings)
+    measured = measure(
+        recipe, models, settings.data, aligned=aligned, device=settings.device, progress=settings.progress
+    )
+    return PreparedModels(aligned, measured, notes=[*(aligned.notes if aligned else ()), *settings.data.notes])
+
+
+def _aligned(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSettings) -> AlignedTensors | None:
+    """Every model next to the anchor; None where that is not asked for, or there is nothing but the anchor."""
+    if recipe.align is None:
+        return None
+    anchor = models[recipe.align.anchor] if recipe.align.anchor else donor
+    others = [model for model in models.values() if model is not anchor]
+    if not others:
+        return None
+    to_mean = recipe.align.many == "universe"  # then the anchor moves like the others
+    if to_mean:
+        others.insert(1, anchor)
+    data = aligning_data(recipe)
+    family = align_family(
+        others, anchor=None if to_mean else anchor, **recipe.align.options(),
+        data=settings.data.open(data).passes(anchor) if data is not None else None,
+        threads=settings.threads, max_memory=settings.max_memory, device=settings.device, progress=settings.progress,
+    )  # fmt: skip
+    return AlignedTensors(family, anchor)
