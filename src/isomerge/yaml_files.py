@@ -18,7 +18,7 @@ class _Composer(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.depth > DEEPEST:
-            raise _fault(f"it is nested more than {DEEPEST} deep", self.peek_event().start_mark)
+            raise _fault(f"it is nested more than {DEEPEST} deep", self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         self.depth += 1
         try:
             return super().compose_node(parent, index)

@@ -415,7 +415,7 @@ data: z.txt
 )
 
 
-@reader("recipe", lambda scratch: [{"recipe.yml": text.encode()} for text in RECIPES], {"recipe.yml": m.mutate_yaml})  # fmt: skip
+@reader("recipe", lambda scratch: [{"recipe.yml": text.encode()} for text in RECIPES], {"recipe.yml": m.mutate_yaml})
 def read_recipe(folder: Path) -> None:
     from isomerge.merging.recipe.load import load_recipe
 
@@ -506,9 +506,9 @@ def read_image(folder: Path) -> None:
 
 
 SETTINGS = {
-    "do_resize": True, "size": {"height": 8, "width": 8}, "do_center_crop": True, "crop_size": {"height": 6, "width": 6},
-    "do_normalize": True, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "resample": 3, "do_rescale": True,
-    "rescale_factor": 0.00392,
+    "do_resize": True, "size": {"height": 8, "width": 8}, "do_center_crop": True, "resample": 3, "do_rescale": True,
+    "crop_size": {"height": 6, "width": 6}, "do_normalize": True, "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5], "rescale_factor": 0.00392,
 }  # fmt: skip
 
 

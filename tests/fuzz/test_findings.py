@@ -17,7 +17,7 @@ from fuzz import readers
 from fuzz.worker import fill, outcome
 
 STORED = sorted((Path(__file__).parent / "findings").glob("*.json"))
-SLOW = {"record", "transform", "config", "merge"}  # whose good folders take seconds to make
+SLOW = {"record", "transform", "config", "merge", "statistics"}  # whose good folders take seconds to make
 
 
 @pytest.fixture(scope="module", autouse=True)

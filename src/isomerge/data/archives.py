@@ -165,7 +165,6 @@ class _Tar(Files):
                     assert content is not None  # it is a plain file
                     self._number[name] = self._spool.append(content.read())
                 stream.left = member.size + HEADERS
-                archive.members = []  # nobody asks for them again
         self.names = sorted(self._number)
 
     def read(self, name: str) -> bytes:
