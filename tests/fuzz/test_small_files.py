@@ -273,3 +273,16 @@ def test_sizes_that_are_none_are_named_by_what_needs_them(tmp_path: Path, change
 
     checkpoint = open_checkpoint(copied(tmp_path / "model", 0, **changes))
     refused(SpecificationError, lambda: describe(checkpoint), next(iter(changes)))
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("path", ["x" * 5000, "x/" * 3000, "a\0b", "~nobody-of-this-name/x"])
+def test_paths_that_no_file_can_have_are_refused(path: str) -> None:
+    for call in (open_checkpoint, open_adapter, open_data, read_record, load_recipe):
+        refused(RequestError, lambda call=call: call(path), "no file can be called so")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("weight", [1e308, -1e308, 10**400, "1e308"])
+def test_weights_whose_sum_is_no_number_are_refused(weight: object) -> None:
+    recipe = {"merge_method": "linear", "models": [{"model": m, "parameters": {"weight": weight}} for m in "ab"]}
+    refused(RequestError, lambda: load_recipe(recipe), "'weight' must be a number")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from isomerge.arguments import usable_path
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_finite
 from isomerge.checkpoint.base import failure, first_line, name_some
 from isomerge.checkpoint.hub import looks_like_hub_id
@@ -159,7 +160,7 @@ def open_adapter(source: str | os.PathLike[str] | Checkpoint | Adapter, *, revis
             )
         return Adapter(source, _read_config(source.folder / CONFIG, source.name))
     text = os.fspath(source)
-    folder = Path(text).expanduser()
+    folder = usable_path(source, "opening adapter")
     if folder.is_file() and folder.name in WEIGHTS:
         folder = folder.parent
     found_revision = None
