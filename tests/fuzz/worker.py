@@ -121,6 +121,9 @@ def work(
         state[2 + OUTCOMES.index(what)] += 1
         if what not in ("accepted", "refused"):
             report({"reader": name, "number": number, "what": what, "why": why})
+        if what == "memory":  # its peak would count for all that follow: the next process goes on
+            state[0] = number + 1
+            return
 
 
 def _keep_freed_memory_small() -> None:
