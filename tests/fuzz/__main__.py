@@ -71,6 +71,7 @@ def _arguments() -> argparse.Namespace:
         choices=list(readers.READERS),
         help="only this one; its row of the record is replaced",
     )
+    parser.add_argument("--add", action="store_true", help="add to the counts of the record, with another seed")
     parser.add_argument("--out", type=Path, default=Path("build/fuzz/record.json"), help="the record")
     return parser.parse_args()
 
@@ -78,10 +79,19 @@ def _arguments() -> argparse.Namespace:
 def _earlier(options: argparse.Namespace) -> dict[str, Any]:
     """The record to enter counts in: a new one, or with --reader the one that is there, whose other rows stay."""
     record: dict[str, Any] = {"readers": {}, "findings": []}
-    if options.reader and options.out.is_file():
+    if (options.reader or options.add) and options.out.is_file():
         record = json.loads(options.out.read_text())
+    if options.reader and not options.add:
         record["findings"] = [one for one in record["findings"] if one["reader"] not in options.reader]
     return record
+
+
+def _together(earlier: dict[str, Any] | None, row: dict[str, Any]) -> dict[str, Any]:
+    """The counts of several seeds."""
+    if earlier is None:
+        return row
+    assert not set(earlier["seed"]) & set(row["seed"]), "this seed has been tried"
+    return {key: earlier[key] + value for key, value in row.items()}
 
 
 def _exists(name: str) -> bool:
@@ -103,7 +113,7 @@ def _all_readers(options: argparse.Namespace, scratch: Path, seconds: float, rec
         most = 1 << 62 if count is None else round(count * share)
         until = time.monotonic() + (end - time.monotonic()) * share
         row = _one_reader(name, seeds[name], scratch, options, most, until, record["findings"])
-        record["readers"][name] = row
+        record["readers"][name] = _together(record["readers"].get(name), row) if options.add else row
         count = None if count is None else max(0, count - row["tried"])
         left -= weights[name]
         print(name, row, flush=True)
@@ -143,7 +153,7 @@ def _one_reader(
             start += 1
     counts = {key: int(state[2 + place]) for place, key in enumerate(OUTCOMES)}
     return {
-        "seed": options.seed,
+        "seed": [options.seed],
         "tried": sum(counts.values()),
         **counts,
         "seconds": round(time.monotonic() - began, 1),

@@ -96,7 +96,9 @@ def _read_setting(option: Option, raw: Any, path: Path, places: Places, problems
     if value is WRONG:
         nothing = " or null" if option.nullable else ""
         shown = "empty" if raw is None else f"'{raw}'" if isinstance(raw, str) else str(raw).lower()
-        most = f" (of at most {LARGEST:g})" if isinstance(raw, (int, float)) and not isinstance(raw, bool) else ""
+        large = isinstance(raw, (int, float)) and abs(raw) > LARGEST
+        most = f" of at most {LARGEST:g}" if large else ""
+        shown = f"{shown[:20]}, which is too large" if large else shown
         problems.add(places, path, f"'{option.name}' must be {KINDS[option.kind]}{most}{nothing}, and is {shown}")
         return raw
     if wrong := option.problem(value):
@@ -106,8 +108,8 @@ def _read_setting(option: Option, raw: Any, path: Path, places: Places, problems
 
 KINDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
 WRONG = object()
-LARGEST = 1e15
-"""Of an option's value: sums of such values, times a weight, are numbers in every dtype that merges are computed in."""
+LARGEST = 3.4e38
+"""Of an option's value: the largest number of float32, which merges are computed in."""
 
 
 def read_value(option: Option, raw: Any) -> Any:
