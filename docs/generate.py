@@ -1,7 +1,7 @@
 """`python docs/generate.py` rewrites what is generated from the code. A test fails when any of it is out of date.
 
 These are the JSON Schema of recipes, the tables of flags in cli.md and of options in methods.md, and in trust.md the
-counts of the last full run of `make fuzz`.
+counts that `make fuzz` recorded.
 """
 
 from __future__ import annotations
