@@ -12,7 +12,7 @@ OLDEST := .venv-oldest
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo picture test test-slow test-all test-cuda test-peers test-browser test-oldest test-wheel lint format docs bench paper clean
+.PHONY: help venv demo picture test test-slow test-all test-cuda test-peers test-browser test-oldest test-wheel fuzz fuzz-minute lint format docs bench paper clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,14 @@ test-browser: $(STAMP)  ## the tests that look at a page in a real browser
 	    { apt-get update -q && apt-get install -y -q chromium chromium-driver >/dev/null; }; \
 	  else echo "test-browser needs a browser: apt-get install chromium chromium-driver" >&2; exit 1; fi; fi
 	$(PYTEST) -m browser tests/browser
+
+# One process; what it finds is saved under build/fuzz. The record of a full run is docs/trust.json.
+FUZZ := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONPATH=tests $(BIN)/python -m fuzz
+fuzz: $(STAMP)  ## damage files of every kind and read them, for an hour (SEED=n gives other damage)
+	$(FUZZ) --minutes 60 --seed $(or $(SEED),0) --out docs/trust.json
+
+fuzz-minute: $(STAMP)  ## the same for a minute
+	$(FUZZ) --minutes 1 --seed $(or $(SEED),0)
 
 lint: $(STAMP)  ## style, types, layers, dead code, dependencies
 	$(BIN)/ruff check .

@@ -1,10 +1,12 @@
 """`python docs/generate.py` rewrites what is generated from the code. A test fails when any of it is out of date.
 
-These are the JSON Schema of recipes, the tables of flags in cli.md and the tables of options in methods.md.
+These are the JSON Schema of recipes, the tables of flags in cli.md and of options in methods.md, and in trust.md the
+counts that `make fuzz` recorded.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ DOCS = Path(__file__).resolve().parent
 FLAGS = re.compile(r"(<!-- flags of (\w+).*?-->\n).*?(<!-- end of flags -->)", re.DOTALL)
 SECTION = re.compile(r"^### ([\w+]+)\n.*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+ATTACK = re.compile(r"(<!-- the attack, from trust.json -->\n).*?(<!-- end of the attack -->)", re.DOTALL)
 EVERYWHERE = {"json", "quiet", "debug"}
 
 
@@ -25,6 +28,7 @@ def generated() -> dict[Path, str]:
         FILE: lambda current: text(),
         DOCS / "cli.md": lambda current: FLAGS.sub(_flags_of_verb, current),
         DOCS / "methods.md": lambda current: SECTION.sub(_options_of_method, current),
+        DOCS / "trust.md": lambda current: ATTACK.sub(_counts_of_attack, current),
     }
     return {path: write(path.read_text(encoding="utf-8")) for path, write in sources.items()}
 
@@ -60,6 +64,16 @@ def _options_of_method(found: re.Match[str]) -> str:
         for option in ALL_METHODS[found[1]].options
     ]
     return TABLE.sub(lambda _: _table("option", "default", "meaning", rows), found[0], count=1)
+
+
+def _counts_of_attack(found: re.Match[str]) -> str:
+    record = json.loads((DOCS / "trust.json").read_text(encoding="utf-8"))
+    keys = ("tried", "accepted", "refused", "raw", "hang", "memory", "laxer")
+    lines = ["| reader | tried | accepted | refused | raw exception | over 5 s | over 1 GB | laxer than safetensors |"]
+    lines.append("|---|" + "---:|" * len(keys))
+    for name, row in (*record["readers"].items(), ("**all**", record["total"])):
+        lines.append(f"| {name} | " + " | ".join(f"{row[key]:,}" for key in keys) + " |")
+    return found[1] + "".join(f"{line}\n" for line in lines) + found[2]
 
 
 def _shown(default: Any) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
-from isomerge.errors import RequestError, did_you_mean
+from isomerge.errors import NotFoundError, RequestError, did_you_mean
 
 NAMES: dict[Any, str] = {
     str: "text",
@@ -78,3 +79,23 @@ def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
     choices = list(choices)
     if value not in choices:
         raise RequestError(f"{name} cannot be '{value}'. {did_you_mean(value, choices)}", keys=(name,))
+
+
+def usable_path(given: str | os.PathLike[str], act: str) -> Path:
+    """The path with ~ written out; an error where no file could have it: too long, a zero in it, nobody's home.
+
+    `act` is what was being done, as in "opening checkpoint".
+    """
+    text = os.fspath(given)
+    try:
+        path = Path(text).expanduser()
+        path.lstat()
+    except (OSError, ValueError, RuntimeError) as error:
+        # Whoever opens it says what is wrong with a path that is merely not there.
+        if isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError)):
+            return path
+        cause = getattr(error, "strerror", None) or str(error)
+        raise NotFoundError(
+            f"While {act} {text[:100]!a}: no file can be called so ({cause}). Check the path."
+        ) from error
+    return path

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 LARGEST = 256 << 20
 """Bytes of a file. The vocabularies of the largest tokenizers take 40 MB."""
@@ -19,7 +20,7 @@ DEEPEST = 64
 DIGITS = 300
 """Of a whole number, so that it can be made a float."""
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound="BaseModel")
 
 
 class JsonError(ValueError):
@@ -58,7 +59,7 @@ def parse_json(content: bytes | str, *, infinite: bool = False, unique: bool = F
             object_pairs_hook=_without_duplicates if unique else None,
         )
     except UnicodeDecodeError as error:
-        raise JsonError(f"byte {error.start} is not UTF-8") from error
+        raise JsonError(f"it is not JSON (byte {error.start} is not UTF-8)") from error
     except RecursionError as error:
         raise JsonError(f"it is nested more than {DEEPEST} deep") from error
     except JsonError:
@@ -73,6 +74,8 @@ def parse_json(content: bytes | str, *, infinite: bool = False, unique: bool = F
 
 def checked(model: type[Model], value: Any) -> Model:
     """The value as a pydantic model; a JsonError names the first place that is wrong, and what is there."""
+    from pydantic import ValidationError
+
     try:
         return model.model_validate(value, strict=True)
     except ValidationError as error:
@@ -81,6 +84,8 @@ def checked(model: type[Model], value: Any) -> Model:
 
 def faults(model: type[BaseModel], value: Any) -> list[str]:
     """Everything that keeps a value from being this model; nothing if it is one."""
+    from pydantic import ValidationError
+
     try:
         model.model_validate(value, strict=True)
     except ValidationError as error:
@@ -124,10 +129,10 @@ def _require_encodable(value: Any) -> None:
         raise JsonError("a text in it holds half a surrogate pair, which is no character") from error
 
 
-def _whole(digits: str) -> int:
+def _whole(digits: str) -> int | float:
     if len(digits) > DIGITS:
         raise JsonError(f"a number in it has {len(digits)} digits")
-    return int(digits)
+    return int(digits) if digits != "-0" else -0.0  # which is no whole number to other readers of JSON
 
 
 def _finite(digits: str) -> float:

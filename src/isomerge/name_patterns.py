@@ -15,8 +15,8 @@ import regex
 
 from isomerge.errors import RequestError
 
-SECONDS = 2.0
-"""For all names together that a pattern is matched against."""
+SECONDS = 1.0
+"""Of the processor, for all names together that a pattern is matched against."""
 LONGEST = 10_000
 """Characters of a pattern."""
 MOST_REPEATS = 1000
@@ -52,7 +52,7 @@ class NamePattern:
         return self._within_time(self._compiled.search, name)
 
     def _within_time(self, match: Any, name: str) -> bool:
-        start = time.monotonic()
+        start = time.process_time()
         try:
             return match(name, timeout=max(self._left, 1e-3)) is not None
         except TimeoutError as error:
@@ -61,4 +61,4 @@ class NamePattern:
                 "repeats inside repeats do. Write it without them."
             ) from error
         finally:
-            self._left -= time.monotonic() - start
+            self._left -= time.process_time() - start

@@ -18,7 +18,7 @@ class _Composer(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.depth > DEEPEST:
-            raise _fault(f"it is nested more than {DEEPEST} deep", self.peek_event().start_mark)
+            raise _fault(f"it is nested more than {DEEPEST} deep", self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         self.depth += 1
         try:
             return super().compose_node(parent, index)
@@ -26,8 +26,10 @@ class _Composer(yaml.SafeLoader):
             self.depth -= 1
 
     def compose_scalar_node(self, anchor: Any) -> Any:
-        """JSON spells some characters as two halves, which PyYAML leaves apart."""
+        """JSON spells some characters as two halves, which PyYAML leaves apart, and zero, which no text has."""
         node = super().compose_scalar_node(anchor)
+        if "\0" in node.value:
+            raise _fault("a text holds the character zero", node.start_mark)
         try:
             node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:

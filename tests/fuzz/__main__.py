@@ -40,9 +40,8 @@ def main() -> int:
     torch.set_num_threads(1)
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
     scratch = Path(tempfile.mkdtemp(prefix="isomerge-fuzz-", dir=base))
-    began = time.monotonic()
     others = [name for name in OTHERS if _exists(name)] if options.reader is None else []
-    record: dict[str, Any] = {"seed": options.seed, "readers": {}, "findings": []}
+    record = _earlier(options)
     try:
         minutes = options.minutes * (1 - SHARE * len(others))
         _all_readers(options, scratch, 60 * minutes, record)
@@ -50,9 +49,10 @@ def main() -> int:
             record[name] = import_module(f"fuzz.{name}").run(options.minutes * SHARE, options.seed)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    record["readers"] = {name: record["readers"][name] for name in readers.READERS if name in record["readers"]}
     counts = record["readers"].values()
     record["total"] = {key: sum(one[key] for one in counts) for key in ("tried", *OUTCOMES)}
-    record["seconds"] = round(time.monotonic() - began)
+    record["seconds"] = round(sum(one["seconds"] for one in counts))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(record, indent=1) + "\n")
     found = len(record["findings"]) + sum(bool(record[name].get("failures")) for name in others)
@@ -65,9 +65,33 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1.0, help="of all parts together")
     parser.add_argument("--count", type=int, help="stop after so many inputs over all readers")
     parser.add_argument("--seed", type=int, default=0, help="another seed gives other damage")
-    parser.add_argument("--reader", action="append", choices=list(readers.READERS), help="only this one")
+    parser.add_argument(
+        "--reader",
+        action="append",
+        choices=list(readers.READERS),
+        help="only this one; its row of the record is replaced",
+    )
+    parser.add_argument("--add", action="store_true", help="add to the counts of the record, with another seed")
     parser.add_argument("--out", type=Path, default=Path("build/fuzz/record.json"), help="the record")
     return parser.parse_args()
+
+
+def _earlier(options: argparse.Namespace) -> dict[str, Any]:
+    """The record to enter counts in: a new one, or with --reader the one that is there, whose other rows stay."""
+    record: dict[str, Any] = {"readers": {}, "findings": []}
+    if (options.reader or options.add) and options.out.is_file():
+        record = json.loads(options.out.read_text())
+    if options.reader and not options.add:
+        record["findings"] = [one for one in record["findings"] if one["reader"] not in options.reader]
+    return record
+
+
+def _together(earlier: dict[str, Any] | None, row: dict[str, Any]) -> dict[str, Any]:
+    """The counts of several seeds."""
+    if earlier is None:
+        return row
+    assert not set(earlier["seed"]) & set(row["seed"]), "this seed has been tried"
+    return {key: earlier[key] + value for key, value in row.items()}
 
 
 def _exists(name: str) -> bool:
@@ -76,7 +100,7 @@ def _exists(name: str) -> bool:
 
 def _all_readers(options: argparse.Namespace, scratch: Path, seconds: float, record: dict[str, Any]) -> None:
     chosen = options.reader or list(readers.READERS)
-    weights = {name: readers.READERS[name].weight for name in chosen}
+    weights = {name: readers.WEIGHTS.get(name, 1.0) for name in chosen}
     readers.SCRATCH[:] = [scratch]
     seeds = {}
     for name in chosen:
@@ -89,7 +113,7 @@ def _all_readers(options: argparse.Namespace, scratch: Path, seconds: float, rec
         most = 1 << 62 if count is None else round(count * share)
         until = time.monotonic() + (end - time.monotonic()) * share
         row = _one_reader(name, seeds[name], scratch, options, most, until, record["findings"])
-        record["readers"][name] = row
+        record["readers"][name] = _together(record["readers"].get(name), row) if options.add else row
         count = None if count is None else max(0, count - row["tried"])
         left -= weights[name]
         print(name, row, flush=True)
@@ -128,7 +152,12 @@ def _one_reader(
             _enter(finding, seeds, options, findings, seen)
             start += 1
     counts = {key: int(state[2 + place]) for place, key in enumerate(OUTCOMES)}
-    return {"tried": sum(counts.values()), **counts, "seconds": round(time.monotonic() - began, 1)}
+    return {
+        "seed": [options.seed],
+        "tried": sum(counts.values()),
+        **counts,
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
 def _collect(reports: Any, name: str, seeds: Any, options: Any, findings: list[Any], seen: dict[str, int]) -> None:
@@ -145,7 +174,7 @@ def _enter(finding: dict[str, Any], seeds: Any, options: Any, findings: list[Any
     seen[key] = seen.get(key, 0) + 1
     if seen[key] == 1:
         findings.append(finding)
-        save_finding(options.out.parent / "findings", finding["reader"], seeds, options.seed, finding)
+        save_finding(Path("build/fuzz/findings"), finding["reader"], seeds, options.seed, finding)
         print("found:", finding, flush=True)
 
 

@@ -201,10 +201,10 @@ def mutate_jsonl(content: bytes, rng: random.Random) -> bytes:
 
 # --- YAML -------------------------------------------------------------------------------------------------------------
 YAML = (
-    b"&a [*a]", b"*nothing", b"!!python/object:os.system", b"!!binary x", b"<<: *a", b"- - - - -", b"? [a]: b", b"|", b">",
+    b"&a [*a]", b"*nothing", b"!!python/object:os.system", b"!!binary x", b"<<: *a", b"- - - - -", b"? [a]: b", b"|",
     b"2024-01-01", b"1e3", b".inf", b".nan", b"0o17", b"0x" + b"f" * 400, b"12:30:45", b"~", b"[" * 300, b"{a: " * 300,
-    b"- " * 200, b"%YAML 1.1\n---", b"...", b"---", b"\t", b"@", b"`", b'"\\x00"', b"!!set {a}", b"!!int 'x'", b"!!float ''",
-    b"!!timestamp 1", b"&x x", b"!!omap []", b"!!merge <<", b"= : 1",
+    b"- " * 200, b"%YAML 1.1\n---", b"...", b"---", b"\t", b"@", b"`", b'"\\x00"', b"!!set {a}", b"!!int 'x'",
+    b"!!float ''", b">", b"!!timestamp 1", b"&x x", b"!!omap []", b"!!merge <<", b"= : 1",
 )  # fmt: skip
 
 

@@ -33,8 +33,6 @@ class Reader:
     """Good folders by file name; the folder given is scratch space that stays while readers run."""
     damage: Mapping[str, m.Mutator]
     read: Callable[[Path], Any]
-    weight: float = 1.0
-    """How much of the time it gets."""
     safetensors: str | None = None
     """A file that the safetensors library must accept whenever we do."""
 
@@ -46,6 +44,12 @@ class Reader:
 
 
 READERS: dict[str, Reader] = {}
+# How the time is shared: much to readers that every verb uses, and to those that are quick.
+WEIGHTS = {
+    "safetensors": 8, "adapter": 8, "table": 10, "image": 7, "barrier": 6, "archive": 5, "points": 4, "preprocessor": 4,
+    "config": 3, "transform": 3, "statistics": 3, "recipe": 3, "tokenizer": 3, "index": 2, "record": 2, "merge": 0.7,
+    "page": 0.4,
+}  # fmt: skip
 
 
 def reader(name: str, seeds: Callable[[Path], list[Seed]], damage: Mapping[str, m.Mutator], **more: Any) -> Any:
@@ -75,7 +79,7 @@ SMALL = {
 
 @reader(
     "safetensors", lambda scratch: [{"model.safetensors": stored(SMALL, {"format": "pt"})}],
-    {"model.safetensors": m.mutate_safetensors}, safetensors="model.safetensors", weight=4,
+    {"model.safetensors": m.mutate_safetensors}, safetensors="model.safetensors",
 )  # fmt: skip
 def read_safetensors(folder: Path) -> None:
     from isomerge.checkpoint import open_checkpoint
@@ -91,7 +95,7 @@ def _pickled(scratch: Path) -> list[Seed]:
     return [{"pytorch_model.bin": made.getvalue()}]
 
 
-@reader("bin", _pickled, {"pytorch_model.bin": m.mutate_bytes}, weight=0.5)
+@reader("bin", _pickled, {"pytorch_model.bin": m.mutate_bytes})
 def read_bin(folder: Path) -> None:
     read_safetensors(folder)
 
@@ -122,7 +126,7 @@ def _models(scratch: Path) -> list[Seed]:
     return [content_of(model(name, 0, torch.float32)) for name in FAMILIES]
 
 
-@reader("config", _models, {"config.json": m.mutate_json}, weight=2)
+@reader("config", _models, {"config.json": m.mutate_json})
 def read_config(folder: Path) -> None:
     """What every verb that knows architectures asks of a config.json."""
     from isomerge.architectures import describe
@@ -160,7 +164,7 @@ def _pair(scratch: Path) -> list[Seed]:
     return [content_of(model("llama", 0, torch.float32))]
 
 
-@reader("merge", _pair, {"config.json": m.mutate_json, "generation_config.json": m.mutate_json}, weight=0.5)
+@reader("merge", _pair, {"config.json": m.mutate_json, "generation_config.json": m.mutate_json})
 def read_merge(folder: Path) -> None:
     """A plain merge, which needs no architecture."""
     import isomerge
@@ -191,7 +195,7 @@ def _adapter(scratch: Path) -> list[Seed]:
 
 @reader(
     "adapter", _adapter, {"adapter_config.json": m.mutate_json, "adapter_model.safetensors": m.mutate_safetensors},
-    safetensors="adapter_model.safetensors", weight=4,
+    safetensors="adapter_model.safetensors",
 )  # fmt: skip
 def read_adapter(folder: Path) -> None:
     from isomerge.adapters.adapter import open_adapter
@@ -217,7 +221,7 @@ def _transform(scratch: Path) -> list[Seed]:
 
 
 @reader("transform", _transform, {"transform.safetensors": m.mutate_safetensors},
-        safetensors="transform.safetensors", weight=2)  # fmt: skip
+        safetensors="transform.safetensors")  # fmt: skip
 def read_transform(folder: Path) -> None:
     from isomerge.alignment.storage import load_transform
     from isomerge.checkpoint import open_checkpoint
@@ -251,7 +255,7 @@ def _statistics(scratch: Path) -> list[Seed]:
 
 
 @reader("statistics", _statistics, {"statistics.safetensors": m.mutate_safetensors},
-        safetensors="statistics.safetensors", weight=2)  # fmt: skip
+        safetensors="statistics.safetensors")  # fmt: skip
 def read_statistics(folder: Path) -> None:
     from isomerge.calibration.statistics import open_statistics
 
@@ -285,7 +289,7 @@ def _curves(scratch: Path) -> list[Seed]:
     return [{"curve.json": json.dumps(one).encode()} for one in (line, plane)]
 
 
-@reader("barrier", _curves, {"curve.json": m.mutate_json}, weight=3)
+@reader("barrier", _curves, {"curve.json": m.mutate_json})
 def read_barrier(folder: Path) -> None:
     from isomerge.reporting.curve_sections import connection_sections, read_curve
 
@@ -318,21 +322,21 @@ def _records(scratch: Path) -> list[Seed]:
     return [{name: (folder / name).read_bytes() for name in kept if (folder / name).is_file()} for folder in folders]
 
 
-@reader("record", _records, {"isomerge.json": m.mutate_json}, weight=3)
+@reader("record", _records, {"isomerge.json": m.mutate_json})
 def read_record(folder: Path) -> None:
     from isomerge.reporting.page import report
 
     report(folder, out=folder / "page.html")
 
 
-@reader("page", _records, {"report.html": m.mutate_bytes}, weight=0.5)
+@reader("page", _records, {"report.html": m.mutate_bytes})
 def read_page(folder: Path) -> None:
     from isomerge.reporting.page import page_curves
 
     page_curves(folder / "report.html")
 
 
-@reader("lock", _records, {"isomerge.lock.json": m.mutate_json}, weight=1)
+@reader("lock", _records, {"isomerge.lock.json": m.mutate_json})
 def read_locks(folder: Path) -> None:
     from isomerge.reporting.page import lock_summary
 
@@ -406,12 +410,12 @@ slices:
 models: [{model: a, data: x.txt}, {model: b, data: {path: y.csv, limit: 5}}]
 calibrate: {limit: 10, only: q_proj}
 repair: {only: mlp}
+data: z.txt
 """,
 )
 
 
-@reader("recipe", lambda scratch: [{"recipe.yml": text.encode()} for text in RECIPES], {"recipe.yml": m.mutate_yaml},
-        weight=4)  # fmt: skip
+@reader("recipe", lambda scratch: [{"recipe.yml": text.encode()} for text in RECIPES], {"recipe.yml": m.mutate_yaml})
 def read_recipe(folder: Path) -> None:
     from isomerge.merging.recipe.load import load_recipe
 
@@ -457,7 +461,7 @@ def _tokenizers(scratch: Path) -> list[Seed]:
 @reader("tokenizer", _tokenizers, {
     "tokenizer.json": m.mutate_json, "tokenizer_config.json": m.mutate_json, "vocab.json": m.mutate_json,
     "added_tokens.json": m.mutate_json, "vocab.txt": m.mutate_lines, "generation_config.json": m.mutate_json,
-}, weight=2)  # fmt: skip
+})  # fmt: skip
 def read_tokenizer(folder: Path) -> None:
     from isomerge.checking.tokenizers import compare_tokenizers
     from isomerge.checkpoint import open_checkpoint
@@ -493,7 +497,7 @@ PICTURES = {
 
 
 @reader("image", lambda scratch: [{name: _picture(kind)} for name, kind in PICTURES.items()],
-        dict.fromkeys(PICTURES, m.mutate_bytes), weight=3)  # fmt: skip
+        dict.fromkeys(PICTURES, m.mutate_bytes))  # fmt: skip
 def read_image(folder: Path) -> None:
     from isomerge.data.images import Pixels
 
@@ -502,9 +506,9 @@ def read_image(folder: Path) -> None:
 
 
 SETTINGS = {
-    "do_resize": True, "size": {"height": 8, "width": 8}, "do_center_crop": True, "crop_size": {"height": 6, "width": 6},
-    "do_normalize": True, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "resample": 3, "do_rescale": True,
-    "rescale_factor": 0.00392,
+    "do_resize": True, "size": {"height": 8, "width": 8}, "do_center_crop": True, "resample": 3, "do_rescale": True,
+    "crop_size": {"height": 6, "width": 6}, "do_normalize": True, "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5], "rescale_factor": 0.00392,
 }  # fmt: skip
 
 
@@ -541,7 +545,7 @@ def _archives(scratch: Path) -> list[Seed]:
     return [{"a.zip": zipped.getvalue()}, {"a.tar": plain}, {"a.tar.gz": gzip.compress(plain, mtime=0)}]
 
 
-@reader("archive", _archives, {"a.zip": m.mutate_zip, "a.tar": m.mutate_tar, "a.tar.gz": m.mutate_tar}, weight=2)
+@reader("archive", _archives, {"a.zip": m.mutate_zip, "a.tar": m.mutate_tar, "a.tar.gz": m.mutate_tar})
 def read_archive(folder: Path) -> None:
     from isomerge.data.images import Pixels
     from isomerge.data.open import open_data
@@ -554,11 +558,11 @@ def read_archive(folder: Path) -> None:
 
 TABLES: Seed = {
     "a.csv": b'text,label\nhello there,1\n"good, bye",0\nwhat is it,1\n',
-    "a.tsv": b"id\tsentence1\tsentence2\tlabel\n1\ta b c\td e f\tyes\n2\tg h i\tj k l\tno\n",
+    "a.tsv": b"id\tsentence1\tsentence2\tlabel\n1\ta b c\td e f\t1\n2\tg h i\tj k l\t0\n",
     "a.txt": b"first line of a text\nsecond line of it\n\nthird\n",
-    "a.conll": b"Rome B-LOC\nis O\n\nHello O\n",
+    "a.conll": b"Rome B-1\nis O\n\nHello O\n",
     "a.jsonl": b'{"text": "a b c", "label": 1}\n{"text": "d e f", "label": 0}\n',
-    "a.json": b'[{"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]}, {"tokens": ["c"], "ner_tags": ["O"]}]',
+    "a.json": b'[{"tokens": ["a", "b"], "ner_tags": ["0", "1"]}, {"tokens": ["c"], "ner_tags": ["0"]}]',
     "b.json": b'{"data": [{"question": "a", "answer": "b", "split": "train"}]}',
 }
 CHANGES: dict[str, m.Mutator] = {
@@ -567,7 +571,7 @@ CHANGES: dict[str, m.Mutator] = {
 }
 
 
-@reader("table", lambda scratch: [{name: text} for name, text in TABLES.items()], CHANGES, weight=4)
+@reader("table", lambda scratch: [{name: text} for name, text in TABLES.items()], CHANGES)
 def read_table(folder: Path) -> None:
     from isomerge.data.open import open_data
     from isomerge.data.texts import _Targets
@@ -576,7 +580,10 @@ def read_table(folder: Path) -> None:
     data = open_data(path)
     assert data.sha256 and data.describe()
     if data.kind in ("texts", "pairs", "tokens"):
-        config = {"id2label": {"0": "0", "1": "1"}, "architectures": ["XForSequenceClassification"]}
+        config = {
+            "id2label": {"0": "0", "1": "1", "2": "O", "3": "B-1"},
+            "architectures": ["XForSequenceClassification"],
+        }
         task = "token" if data.kind == "tokens" else "sequence"
         targets = _Targets(data, Stub(config), task)  # type: ignore[arg-type]
         targets.usable()

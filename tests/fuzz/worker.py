@@ -101,7 +101,7 @@ def work(
     name: str, seeds: list[Seed], folder: Path, seed: int, start: int, stop: int, until: float,
     state: Any, report: Callable[[dict[str, Any]], None],
 ) -> None:  # fmt: skip
-    """Read inputs `start` to `stop`, or until the time is over. `state` is shared: the number, when it began, counts."""
+    """Read inputs `start` to `stop`, or until the time is over. `state` is shared: number, when it began, counts."""
     warnings.simplefilter("ignore")
     os.environ["TMPDIR"] = str(folder.parent)
     _keep_freed_memory_small()
@@ -121,6 +121,9 @@ def work(
         state[2 + OUTCOMES.index(what)] += 1
         if what not in ("accepted", "refused"):
             report({"reader": name, "number": number, "what": what, "why": why})
+        if what == "memory":  # its peak would count for all that follow: the next process goes on
+            state[0] = number + 1
+            return
 
 
 def _keep_freed_memory_small() -> None:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from isomerge.arguments import usable_path
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_finite
 from isomerge.checkpoint.base import failure, first_line, name_some
 from isomerge.checkpoint.hub import looks_like_hub_id
@@ -159,7 +159,7 @@ def open_adapter(source: str | os.PathLike[str] | Checkpoint | Adapter, *, revis
             )
         return Adapter(source, _read_config(source.folder / CONFIG, source.name))
     text = os.fspath(source)
-    folder = Path(text).expanduser()
+    folder = usable_path(source, "opening adapter")
     if folder.is_file() and folder.name in WEIGHTS:
         folder = folder.parent
     found_revision = None
@@ -231,40 +231,6 @@ BIAS = ("none", "lora_only", "all")
 """Which biases an adapter holds, from the fewest to the most."""
 
 
-def _readable(pattern: str) -> str:
-    try:
-        _compiled(pattern)
-    except ValueError as error:
-        raise ValueError(f"it is no pattern of names ({error})") from None
-    return pattern
-
-
-Pattern = Annotated[str, AfterValidator(_readable)]
-Rank = Annotated[int, Field(ge=1)]
-Alpha = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class AdapterConfig(BaseModel):
-    """What is read of adapter_config.json."""
-
-    model_config = ConfigDict(extra="allow")
-
-    r: Rank
-    lora_alpha: Alpha = 8
-    rank_pattern: dict[Pattern, Rank] | None = None
-    alpha_pattern: dict[Pattern, Alpha] | None = None
-    use_rslora: bool | None = None
-    use_dora: bool | None = None
-    fan_in_fan_out: bool | None = None
-    lora_bias: bool | None = None
-    ensure_weight_tying: bool | None = None
-    bias: Literal["none", "lora_only", "all"] | None = None
-    target_modules: list[str] | str | None = None
-    modules_to_save: list[str] | None = None
-    base_model_name_or_path: str | None = None
-    revision: str | None = None
-
-
 def not_exact(config: Mapping[str, Any]) -> list[str]:
     """Why this adapter is no plain low-rank update; empty when it is one."""
     kind = config.get("peft_type")
@@ -277,6 +243,8 @@ def not_exact(config: Mapping[str, Any]) -> list[str]:
             f"init_lora_weights is '{start}', so it belongs to a changed base: save it again with peft's "
             "save_pretrained(…, path_initial_model_for_weight_conversion=…), which makes it a plain LoRA"
         )
+    from isomerge.adapters.config_model import AdapterConfig  # pydantic, which plain merges do without
+
     return problems + faults(AdapterConfig, dict(config))
 
 
@@ -297,13 +265,13 @@ def by_pattern(patterns: Mapping[str, Any] | None, module: str, otherwise: Any) 
     2
     """
     for pattern, value in (patterns or {}).items():
-        if _compiled(pattern).fullmatch(module):
+        if compiled(pattern).fullmatch(module):
             return value
     return otherwise
 
 
 @lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> NamePattern:
+def compiled(pattern: str) -> NamePattern:
     """One for all names, since its time is for all of them together."""
     return NamePattern(rf"(.*\.)?({pattern})")
 

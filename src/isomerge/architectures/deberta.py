@@ -68,11 +68,9 @@ class Variant:
 
     def __init__(self, facts: Facts) -> None:
         kinds = facts.config.get("pos_att_type") or []
-        kinds = (
-            kinds.lower().split("|") if isinstance(kinds, str) else map(str, kinds if isinstance(kinds, list) else [])
-        )
+        kinds = kinds.lower().split("|") if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
         relative = facts.get("relative_attention", False)
-        self.kinds = {x.strip() for x in kinds} if relative else set()
+        self.kinds = {str(x).strip() for x in kinds} if relative else set()
         self.shared = relative and facts.get("share_att_key", False)
         self.norm = "layer_norm" in facts.get("norm_rel_ebd", "none").lower()
         self.conv = facts.get("conv_kernel_size", 0) > 0

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from isomerge.json_files import JsonError, checked
 
 MOST = 1024
@@ -20,21 +18,12 @@ COUNTED = ("layers", "layer", "blocks", "depth", "depths", "experts")
 """How settings end that say how often something is built."""
 
 
-class ModelConfig(BaseModel):
-    """What several readers rely on. Everything else may be anything."""
-
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
-
-    model_type: str | None = None
-    architectures: list[str] | None = None
-    text_config: dict[str, Any] | None = None
-    tie_word_embeddings: bool | None = None
-    id2label: dict[str, Any] | list[Any] | None = None
-    problem_type: str | None = None
-
-
 def config_problems(config: Mapping[str, Any], tensors: int) -> list[str]:
     """What is wrong with a config.json beside weights with so many tensors."""
+    if not config:
+        return []
+    from isomerge.checkpoint.config_model import ModelConfig  # pydantic, which merging state_dicts does without
+
     try:
         checked(ModelConfig, dict(config))
     except JsonError as error:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from isomerge.arguments import require_types
+from isomerge.arguments import require_types, usable_path
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.config import config_problems
 from isomerge.checkpoint.hub import looks_like_hub_id, open_hub
@@ -70,7 +70,7 @@ def _open(source: CheckpointSource, revision: str | None) -> Checkpoint:
             "nn.Module. Pass one of these."
         )
     text = os.fspath(source)
-    path = Path(text).expanduser()
+    path = usable_path(source, "opening checkpoint")
     if path.is_dir():
         return open_folder(path)
     if path.is_file():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from isomerge.json_files import checked, read_json
 
@@ -16,8 +16,14 @@ class AddedToken(BaseModel):
     id: int = Field(ge=0)
 
 
+def _scored(entry: list[str | float]) -> list[str | float]:
+    if len(entry) != 2 or not isinstance(entry[0], str):
+        raise ValueError("an entry is a token and its score")
+    return entry
+
+
 class Vocabulary(BaseModel):
-    vocab: dict[str, int] | list[tuple[str, float]] = {}
+    vocab: dict[str, int] | list[Annotated[list[str | float], AfterValidator(_scored)]] = {}
     """By token; or, of a unigram model, with scores in the order of the ids."""
 
 
@@ -30,7 +36,7 @@ class TokenizerFile(BaseModel):
     def numbers(self) -> Iterator[tuple[str, int]]:
         """Every token with its id, added ones last."""
         vocab = self.model.vocab
-        yield from vocab.items() if isinstance(vocab, dict) else ((entry[0], n) for n, entry in enumerate(vocab))
+        yield from vocab.items() if isinstance(vocab, dict) else ((str(entry[0]), n) for n, entry in enumerate(vocab))
         yield from ((token.content, token.id) for token in self.added_tokens)
 
 

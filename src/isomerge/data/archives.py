@@ -108,9 +108,8 @@ def names_below(path: Path) -> Iterator[str]:
         here = (state.st_dev, state.st_ino)
         if here in above or count > MOST_FOLDERS:
             why = "is a link to a folder that it lies in" if here in above else f"is one of over {MOST_FOLDERS:,}"
-            raise RequestError(
-                f"While reading {path}: the folder {folder} {why}. Remove it, or name a part of the data."
-            )
+            step = "Remove it, or name a part of the data."
+            raise RequestError(f"While reading {path}: the folder {folder} {why}. {step}")
         inside[folder] = above | {here}
         relative = Path(folder).relative_to(path)
         yield from ((relative / name).as_posix() for name in files)
@@ -166,7 +165,6 @@ class _Tar(Files):
                     assert content is not None  # it is a plain file
                     self._number[name] = self._spool.append(content.read())
                 stream.left = member.size + HEADERS
-                archive.members = []  # nobody asks for them again
         self.names = sorted(self._number)
 
     def read(self, name: str) -> bytes:

@@ -27,8 +27,8 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".ti
 FILE = "preprocessor_config.json"
 BILINEAR = 2  # PIL's number
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-MOST_PIXELS = 64_000_000
-"""Of one image: a quarter of a gigabyte once decoded."""
+MOST_PIXELS = 50_000_000
+"""Of one image: a fifth of a gigabyte once decoded."""
 LONGEST_EDGE = 8192
 """That a model may see."""
 
@@ -56,7 +56,10 @@ class Pixels:
         try:
             with Image.open(io.BytesIO(content)) as opened:
                 _require_few_pixels(*opened.size)
-                image = opened.convert(MODES[self.channels])
+                opened.load()
+                wanted = MODES[self.channels]
+                image = opened if opened.mode == wanted else opened.convert(wanted)  # no copy where none is needed
+                image.load()
             width, height = image.size
             target = self.resize
             if self.edge is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from isomerge.arguments import require_types
+from isomerge.arguments import require_types, usable_path
 from isomerge.checkpoint.side_files import is_weight
 from isomerge.data.archives import ARCHIVE_SUFFIXES, names_below
 from isomerge.data.base import Data, DataSource
@@ -78,6 +78,8 @@ def open_data(
 
 
 def _opened(source: Any, options: DataOptions, tokenizer: Any, prefer: str) -> Data:
+    if isinstance(source, (str, os.PathLike)):
+        source = usable_path(source, "opening data")
     if is_saved_dataset(source):
         source = load_saved_dataset(source)
     if is_dataset(source):
@@ -86,7 +88,7 @@ def _opened(source: Any, options: DataOptions, tokenizer: Any, prefer: str) -> D
         if not isinstance(source, Iterable) and not callable(source):
             raise RequestError(f"Opening data: a {type(source).__name__} is neither a path nor batches.")
         return ReadyData(source)
-    path = Path(source).expanduser()
+    path = Path(source)
     if path.is_file() and path.name.lower().endswith(ARCHIVE_SUFFIXES):
         return ImageData(path, split=options.split, prefer=prefer)
     if path.is_dir() and options.kind in (None, "images") and _holds_images(path):

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from isomerge import __version__
+from isomerge.arguments import usable_path
 from isomerge.checkpoint.permissions import restrict_like
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.json_files import JsonError, checked, read_json
@@ -44,7 +45,7 @@ def write_text(path: Path, text: str) -> None:
 
 def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The record of an output; every way in which there is none has its own words."""
-    folder = Path(folder).expanduser()
+    folder = usable_path(folder, "reading the record of")
     act = f"While reading the record of {folder}"
     if not folder.is_dir():
         raise RequestError(f"{act}: there is no such folder. Name a folder that isomerge has written.")

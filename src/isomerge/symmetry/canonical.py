@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from isomerge.errors import AlignmentError
 from isomerge.symmetry.architecture import RESIDUAL, KeyBias, Norm, ValueBias
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.patterns import Segment
@@ -94,12 +95,30 @@ class Canonical:
     def _own(self, kind: str, name: str) -> Tensor:
         """An entry of this model's gauge: computed when asked for, or as it was stored."""
         if self.stored is not None:
-            return self.stored[f"{kind}:{name}"]
+            return self._checked(kind, name, self.stored)
         if kind == "value":
             return self.model.raw(name)
         if kind == "bias":
             return self._uncentred(name)
         return self._uncentred(name).mean(self._mean_axis(name), keepdim=True)
+
+    def _checked(self, kind: str, name: str, stored: Mapping[str, Tensor]) -> Tensor:
+        """An entry of a stored gauge, which a damaged file may lack or have in another shape."""
+        shape = list(self.model.layouts[name].shape)
+        if kind == "mean":
+            shape[self._mean_axis(name)] = 1
+        try:
+            entry = stored[f"{kind}:{name}"]
+        except KeyError as error:
+            raise AlignmentError(f"Reading the stored gauge: {kind}:{name} is missing. The file is damaged.") from error
+        # Tables may be of another length than the anchor's; their means are taken row by row.
+        fits = entry.dim() == len(shape) if kind == "mean" else list(entry.shape) == shape
+        if not fits or entry.dtype != torch.float64:
+            raise AlignmentError(
+                f"Reading the stored gauge: {kind}:{name} is {entry.dtype} of shape {tuple(entry.shape)}, and should "
+                f"be float64 of shape {tuple(shape)}. The file is damaged."
+            )
+        return entry
 
     def record(self) -> dict[str, Tensor]:
         """Everything `in_gauge` needs of this model, to be stored beside a transform."""

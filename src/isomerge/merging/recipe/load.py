@@ -7,11 +7,11 @@ import copy
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path as File
 from typing import Any
 
 from pydantic import ValidationError
 
+from isomerge.arguments import usable_path
 from isomerge.checkpoint.local import broken_link
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_methods import ALL_METHODS
@@ -53,7 +53,7 @@ def _text(source: str | os.PathLike[str]) -> tuple[str, str]:
     text = os.fspath(source)
     if isinstance(source, str) and "\n" in source:
         return text, "the recipe"
-    file = File(text).expanduser()
+    file = usable_path(source, "reading the recipe")
     try:
         return _decoded(file.read_bytes()), text
     except FileNotFoundError:

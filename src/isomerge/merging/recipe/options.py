@@ -5,7 +5,6 @@ Works on data as it was written, so that these problems are found together with 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -97,7 +96,10 @@ def _read_setting(option: Option, raw: Any, path: Path, places: Places, problems
     if value is WRONG:
         nothing = " or null" if option.nullable else ""
         shown = "empty" if raw is None else f"'{raw}'" if isinstance(raw, str) else str(raw).lower()
-        problems.add(places, path, f"'{option.name}' must be {KINDS[option.kind]}{nothing}, and is {shown}")
+        large = isinstance(raw, (int, float)) and abs(raw) > LARGEST
+        most = f" of at most {LARGEST:g}" if large else ""
+        shown = f"{shown[:20]}, which is too large" if large else shown
+        problems.add(places, path, f"'{option.name}' must be {KINDS[option.kind]}{most}{nothing}, and is {shown}")
         return raw
     if wrong := option.problem(value):
         problems.add(places, path, wrong)
@@ -106,6 +108,8 @@ def _read_setting(option: Option, raw: Any, path: Path, places: Places, problems
 
 KINDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
 WRONG = object()
+LARGEST = 3.4e38
+"""Of an option's value: the largest number of float32, which merges are computed in."""
 
 
 def read_value(option: Option, raw: Any) -> Any:
@@ -121,9 +125,9 @@ def read_value(option: Option, raw: Any) -> Any:
         return WRONG
     try:
         number = float(raw)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return WRONG
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST:
         return WRONG
     if option.kind is int:
         return int(number) if number.is_integer() else WRONG

@@ -74,7 +74,7 @@ def _sentence(one: Any, path: Path) -> str:
     if kind == "extra_forbidden":
         return _unknown_key(str(path[-1]), path[:-1])
     if kind == "missing":
-        return f"{container_of(path[:-1])[1]} needs '{path[-1]}'" if path else "something is missing"
+        return f"{container_of(path[:-1])[1]} needs '{path[-1]}'"
     if kind.startswith("union_tag"):
         return "the source of a token is a model, {kind: zero}, or {kind: model_token, model: …, token: …}"
     if kind == "value_error":
