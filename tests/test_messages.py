@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "isomerge"
 # A quote before the dashes makes them a property of CSS.
 FLAG = re.compile(r'(?<![\w"-])(--[a-z]|-[a-z]\b)')
 # A command starts with a program and a subcommand or flag, and ends where the sentence or the bracket around it does.
-COMMAND = re.compile(r"\b(isomerge|hf|iconv) (-?[a-z]+)[^,;)`\n]*?(?=[,;)`\n]|\.\s|\.?$)")
+COMMAND = re.compile(r"\b(isomerge|hf|iconv|pip) (-?[a-z]+)[^,;)`\n]*?(?=[,;)`\n]|\.\s|\.?$)")
 # A flag alone is a word of a command that is put together from a list.
 WORD = re.compile(r"--?[a-z-]+")
 ARGUMENT = re.compile("`([a-z_]+)`")

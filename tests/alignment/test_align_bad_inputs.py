@@ -153,12 +153,10 @@ def test_a_folder_without_a_model_is_refused(out: Path, tmp_path: Path) -> None:
     assert "empty" in refused(tmp_path / "empty", model("bert", 0), out)
 
 
-def test_strangers_of_an_unknown_architecture_are_not_called_siblings() -> None:
-    """A bare state_dict says nothing about itself: nothing moves, and the reason is said; that is no verdict."""
-    alignment = isomerge.align(tensors(model("bert", 1)), anchor=tensors(model("bert", 0)))
-    report = alignment.report()
-    assert not alignment.siblings and "siblings" not in report["verdict"]
-    assert any("no specification" in note for note in report["notes"])
+def test_bare_state_dicts_are_refused_with_the_way_to_say_what_they_are() -> None:
+    with pytest.raises(RequestError, match=r"open_checkpoint\(model, config=") as caught:
+        isomerge.align(tensors(model("bert", 1)), anchor=tensors(model("bert", 0)))
+    assert "how many heads" in str(caught.value)
 
 
 def test_a_request_that_leaves_nothing_to_move_is_not_called_siblings() -> None:

@@ -98,7 +98,7 @@ def test_an_anchor_with_a_gain_near_zero_is_written_canonical_beside_out(small: 
     anchor, source = with_gain(model("vit", 0), 1.0, f"zero-{small}", first=small), model("vit", 1)
     alignment = isomerge.align(source, anchor=anchor)
     assert alignment.report()["gauge"] == "canonical"
-    assert any("anchor-out" in n for n in alignment.report()["notes"])
+    assert any("anchor_out" in n for n in alignment.report()["notes"])
     alignment.save(tmp_path / "out", anchor_out=tmp_path / "anchor")
     assert difference(logits(source), logits(tmp_path / "out")) <= 1e-10
     assert difference(logits(anchor), logits(tmp_path / "anchor")) <= 1e-10

@@ -305,16 +305,17 @@ def interrupt(*args: Any, **kwargs: Any) -> Any:
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_after_a_merge_was_written_asks_for_its_report_only(
+def test_ctrl_c_after_a_merge_was_written_is_finished_by_the_same_command(
     run: Any, models: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("isomerge.merging.outcome.merged.Merged.write_report", interrupt)
         done = run("merge a b -o out")
     assert done.exit_code == 130 and "--force" not in done.stderr
-    assert done.stderr.endswith("out is complete; only its report is missing: isomerge report out\n")
-    assert run("verify out").exit_code == 0 and not (tmp_path / "out" / "report.html").exists()
-    assert run("report out").exit_code == 0 and (tmp_path / "out" / "report.html").exists()
+    assert done.stderr.endswith("the same command continues from there: isomerge merge a b -o out\n")
+    assert not (tmp_path / "out" / "report.html").exists()
+    assert run("merge a b -o out").exit_code == 0 and (tmp_path / "out" / "report.html").exists()
+    assert run("verify out").exit_code == 0 and not (tmp_path / "out" / ".isomerge-partial").exists()
 
 
 def test_ctrl_c_before_a_model_is_replaced_does_not_take_the_old_one_for_the_new(

@@ -224,7 +224,7 @@ def test_the_harness_is_asked_for_by_name_and_its_absence_told(tmp_path: Path, m
 
     llama(tmp_path / "model")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(RequestError, match=r"pip install isomerge\[eval\]"):
+    with pytest.raises(RequestError, match=r"pip install \"isomerge\[eval\]\""):
         evaluate(tmp_path / "model", task="lm-eval:hellaswag")
 
 

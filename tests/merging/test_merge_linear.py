@@ -48,7 +48,7 @@ def test_three_models_meet_at_a_common_mean(family: str) -> None:
         assert torch.allclose(tensor, sum(state[name] for state in moved) / 3, rtol=1e-12, atol=1e-14), name
     align = {**common, "evidence": "weights"}
     with_data = isomerge.merge(
-        models, method="reconstruct", data=batches(models[0]), ridge=1e12, align=align
+        models, method="reconstruct", goals="mean", data=batches(models[0]), ridge=1e12, align=align
     ).state_dict()
     assert all(torch.allclose(with_data[name], found[name], atol=1e-6) for name in found)
 

@@ -28,7 +28,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Every setting under one name: those of the language model plainly, of other parts after the part's name.
 
     >>> settings({"text_config": {"hidden_size": 8, "rope_theta": 1e4}, "vision_config": {"depth": 2}})
-    {'hidden_size': 8, 'vision_config.depth': 2, 'rope_parameters': {'rope_theta': 10000.0, 'rope_type': 'default'}}
+    {'vision_config.depth': 2, 'hidden_size': 8, 'rope_parameters': {'rope_theta': 10000.0, 'rope_type': 'default'}}
     """
     inner = config.get("text_config")
     text = {**config, **(inner if isinstance(inner, Mapping) else {})}

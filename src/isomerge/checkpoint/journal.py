@@ -8,45 +8,33 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 from isomerge import system
 
 JOURNAL = "journal.jsonl"
 
 
-def _inside(name: str) -> str:
-    """A journal names files of one folder: nobody can make a rename leave it."""
-    path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\0" in name or "\\" in name:
-        raise ValueError(f"{name!r} is not a file of the folder")
-    return name
-
-
-FileName = Annotated[str, AfterValidator(_inside)]
-
-
-class Commit(BaseModel):
+@dataclass(frozen=True)
+class Commit:
     """Staged files on their way to their places, the last of which makes the model complete."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-    files: Annotated[list[FileName], Field(min_length=1)]
-    old: list[FileName] = []
+    files: list[str]
+    old: list[str] = field(default_factory=list)
     """Of the model that was there before: moved aside, and back if the commit is undone."""
 
 
-class Entry(BaseModel):
-    """One line. `key` is on the first."""
+@dataclass(frozen=True)
+class JournalLine:
+    """`key` is on the first."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
     key: str | None = None
     tensor: str | None = None
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    vanished: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    overflow: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    sha256: str | None = None
+    vanished: int = 0
+    overflow: int = 0
     commit: Commit | None = None
     undone: bool = False
 
@@ -58,7 +46,7 @@ class Journal:
         self.path = folder / JOURNAL
         self.exists = False
         self.key: str | None = None
-        self.tensors: list[Entry] = []
+        self.tensors: list[JournalLine] = []
         self.commit: Commit | None = None
         self._read()
 
@@ -67,7 +55,9 @@ class Journal:
             lines = self.path.read_bytes().split(b"\n")
         except OSError:
             return
-        entries = [_entry(line) for line in lines[:-1]]  # what no line end follows was cut off
+        from isomerge.checkpoint.journal_line import read_line  # a new write reads nothing, and needs no pydantic
+
+        entries = [read_line(line) for line in lines[:-1]]  # what no line end follows was cut off
         self.exists = True
         self.key = entries[0].key if entries and entries[0] is not None else None
         for entry in entries[1:]:
@@ -99,7 +89,7 @@ class Journal:
                 system.sync(file)
 
     def note_commit(self, commit: Commit) -> None:
-        self.note(commit=commit.model_dump(), durable=True)
+        self.note(commit=asdict(commit), durable=True)
         self.commit = commit
 
     def note_undone(self) -> None:
@@ -111,10 +101,3 @@ def _write(descriptor: int, entry: dict[str, Any]) -> None:
     left = (json.dumps(entry) + "\n").encode("utf-8")
     while left:  # a disk that is nearly full takes a part
         left = left[os.write(descriptor, left) :]
-
-
-def _entry(line: bytes) -> Entry | None:
-    try:
-        return Entry.model_validate_json(line)
-    except ValidationError:
-        return None

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from isomerge import system
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.checkpoint.journal import JOURNAL, Entry, Journal
+from isomerge.checkpoint.journal import JOURNAL, Journal, JournalLine
 from isomerge.checkpoint.permissions import restrict
 from isomerge.checkpoint.renaming import LAST, Renaming, sync_folders
 from isomerge.choices import STAGING
@@ -171,7 +171,7 @@ class Staging:
         if name not in self._staged:
             self._staged.append(name)
 
-    def finished(self) -> list[Entry]:
+    def finished(self) -> list[JournalLine]:
         """The tensors that an interrupted run noted."""
         return self._journal.tensors if self._key is not None else []
 

@@ -20,7 +20,7 @@ from isomerge import system
 from isomerge.checkpoint.base import Checkpoint, Progress, TensorInfo
 from isomerge.checkpoint.dtypes import CastReport, parse_size
 from isomerge.checkpoint.hashing import raw_bytes, tensors_digest
-from isomerge.checkpoint.journal import Entry
+from isomerge.checkpoint.journal import JournalLine
 from isomerge.checkpoint.permissions import closed_by
 from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards
 from isomerge.checkpoint.staging import Staging, check_space, disk_failure, finish_output
@@ -157,7 +157,7 @@ class CheckpointWriter:
             if entry.sha256 is None or self._hash_staged(name) == entry.sha256:
                 self._know(entry)
 
-    def _know(self, entry: Entry) -> None:
+    def _know(self, entry: JournalLine) -> None:
         name = str(entry.tensor)
         self._hashes[name] = entry.sha256
         self.lost[name] = CastReport(math.prod(self.plan[name].shape), entry.overflow, entry.vanished)

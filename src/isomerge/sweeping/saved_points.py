@@ -103,7 +103,8 @@ class SavedPoints:
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(
                 f"Going on with the sweep in {self._path.parent}: {POINTS} cannot be read ({error}). Remove it, or "
-                "name another folder with -o."
+                "name another folder.",
+                keys=("out",),
             ) from error
         if rest:  # a run was killed while it wrote; the next point starts on a line of its own
             self._path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from commands import said, verb
+from isomerge.text import inert
 from models import image_pair as pair
 from samples import digits
 
@@ -72,7 +73,7 @@ def test_the_card_names_the_data_and_no_place_on_this_machine(images: Path, tmp_
     card = (out / "README.md").read_text()
     assert str(images.parent) not in card and str(digits(40, 40)) not in card
     for data in record["data"]:
-        assert f"| {data['name']} | {data['examples']} | `{data['sha256']}` |" in card
+        assert f"| {inert(data['name'])} | {data['examples']} | `{data['sha256']}` |" in card
     assert "As regmean, layer after layer" in card and "data: {path" not in card and "path: digits" in card
     assert sorted(data["examples"] for data in record["data"]) == [30, 40, 90]
 

@@ -8,6 +8,7 @@ import transformers
 
 import models as tiny
 from isomerge.merging.layerwise import gradient_steps
+from isomerge.merging.layerwise.goals import GoalData
 from isomerge.merging.layerwise.stage_runner import StageRunner
 from isomerge.running.blocks import BlockCache, BlockStacks
 from isomerge.running.passes import DataPass
@@ -79,9 +80,9 @@ def polished(folders, batches, steps: int = 6):
     merged = load(folders[0])
     examples = DataPass(again(batches))
     list(examples)
-    told = gradient_steps.polish(
-        runner(merged, 0), [runner(m, 1 + k) for k, m in enumerate(models)], [0.5, 0.5], examples, steps, lambda n: None
-    )
+    parents = [runner(m, 1 + k) for k, m in enumerate(models)]
+    loss = gradient_steps.PredictionLoss(runner(merged, 0), parents, [0.5, 0.5], GoalData(examples, None))
+    told = gradient_steps.polish(loss, steps, lambda n: None)
     return merged, models, told
 
 
