@@ -23,6 +23,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,7 +226,7 @@ class Command:
     old: Path | None = None
 
 
-def run(command: Command, work: Path, injector: Injector | None = None) -> tuple[int, list[str]]:
+def run_command(command: Command, work: Path, injector: Injector | None = None) -> tuple[int, list[str]]:
     """Its exit status and the calls it made, from a child in which only this process's memory is shared."""
     log = work.parent / "calls"
     log.unlink(missing_ok=True)
@@ -312,8 +313,19 @@ def _lasting(path: Path) -> bytes:
         return b""  # made from isomerge.json
     if path.name != "isomerge.json":
         return path.read_bytes()
-    record = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError:
+        return path.read_bytes()  # damaged: no version of it
     return json.dumps({key: value for key, value in record.items() if key != "run"}, sort_keys=True).encode()
+
+
+def _is_sound(path: Path) -> bool:
+    """JSON, or not there: an undone rename takes away what it replaced, too."""
+    try:
+        return not path.exists() or bool(json.loads(path.read_bytes()))
+    except ValueError:
+        return False
 
 
 class Attack:
@@ -326,12 +338,12 @@ class Attack:
         self._reset()
         _in_process(command, work)  # so that no child has to import anything
         self._reset()
-        code, self.calls = run(command, work, Injector(work))
+        code, self.calls = run_command(command, work, Injector(work))
         assert code == 0, (work.parent / "told").read_text()
         self.new = files_of(self.out)
         self._reset()
         self.old = files_of(self.out)
-        code, again = run(command, work, Injector(work))
+        code, again = run_command(command, work, Injector(work))
         # One thread reads ahead of the one that writes, so their calls may change places.
         assert sorted(map(_unnumbered, again)) == sorted(map(_unnumbered, self.calls))
         assert files_of(self.out) == self.new
@@ -352,22 +364,34 @@ class Attack:
                 tried, wrong = sum(self.counts.values()), len(self.problems)
                 place = f"call {at} of {len(self.calls)}"
                 print(f"{self.command.name}: {place}, {tried} well, {wrong} not", file=sys.stderr)
+        return self._record()
+
+    def _record(self) -> dict[str, Any]:
         return {
             "command": " ".join(["isomerge", *self.command.words]), "calls": len(self.calls),
             "faults": sum(self.counts.values()), "outcomes": dict(sorted(self.counts.items())),
             "problems": self.problems,
         }  # fmt: skip
 
+    def some(self, seconds: float, seed: int) -> dict[str, Any]:
+        """Faults drawn from all of them, for so long and at least one."""
+        draw, end = random.Random(seed), time.monotonic() + seconds
+        while True:
+            at = draw.randint(1, len(self.calls))
+            self.one(at, draw.choice(FAULTS), seed + at)
+            if time.monotonic() > end:
+                return self._record()
+
     def one(self, at: int, fault: str, seed: int) -> None:
         self._reset()
-        code, _ = run(self.command, self.work, Injector(self.work, at, fault, seed))
+        code, _ = run_command(self.command, self.work, Injector(self.work, at, fault, seed))
         if code == NOT_TRIED:
             return
         where = {"call": at, "what": (self.work.parent / "fault").read_text(), "fault": fault}
         told = (self.work.parent / "told").read_text()
         problem = self._after_the_fault(code, fault, told)
         if problem is None:
-            again, _ = run(self.command, self.work)
+            again, _ = run_command(self.command, self.work)
             told = (self.work.parent / "told").read_text()
             problem = self._after_the_rerun(code, again)
         if problem is not None:
@@ -401,9 +425,10 @@ class Attack:
         return None if record["verdict"] == "good" else f"verify: {record['problems']}"
 
     def _is_new(self, present: dict[str, str]) -> bool:
-        """Complete, perhaps without the report that is written last."""
+        """Complete, perhaps without the report that is written last, and with the record of before it was verified."""
         aside = {name for name in present if name.endswith(".partial")}
-        return all(present.get(name) == digest for name, digest in self.new.items() if name != "report.html") and (
+        late = {"report.html", *(["isomerge.json"] if _is_sound(self.out / "isomerge.json") else [])}
+        return all(present.get(name) == digest for name, digest in self.new.items() if name not in late) and (
             present.keys() - aside <= self.new.keys()
         )
 
@@ -449,7 +474,20 @@ def commands(work: Path) -> dict[str, Command]:
 
 
 def attack(*, share: float = 1.0, seed: int = 0, only: str | None = None) -> dict[str, Any]:
-    """Every command; a record of what was tried, without problems if all is well."""
+    """Every command under every fault, or a share of them; a record without problems if all is well."""
+    return _attacked(lambda one: one.all(share, seed), only)
+
+
+def run(minutes: float, seed: int) -> dict[str, Any]:
+    """As many faults as fit into the time, over all commands; within a minute there is time for one of them."""
+    names = ("merge", "merge --force", "align", "align --force", "reconstruct")
+    only = names[seed % len(names)] if minutes < 1 else None
+    seconds = 60 * minutes / (1 if only else len(names))
+    record = _attacked(lambda one: one.some(seconds, seed), only)
+    return {**record, "failures": record["problems"]}
+
+
+def _attacked(how: Callable[[Attack], dict[str, Any]], only: str | None) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
@@ -457,11 +495,8 @@ def attack(*, share: float = 1.0, seed: int = 0, only: str | None = None) -> dic
     with tempfile.TemporaryDirectory(prefix="isomerge-faults-") as scratch:
         work = Path(scratch).resolve() / "work"
         work.mkdir()
-        found = [
-            Attack(command, work).all(share, seed)
-            for name, command in commands(work).items()
-            if only is None or name == only
-        ]
+        chosen = {name: one for name, one in commands(work).items() if only in (None, name)}
+        found = [how(Attack(command, work)) for command in chosen.values()]
     return {
         "faults": sum(one["faults"] for one in found),
         "problems": sum(len(one["problems"]) for one in found),

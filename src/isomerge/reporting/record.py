@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from isomerge import __version__
+from isomerge import __version__, system
 from isomerge.arguments import usable_path
 from isomerge.checkpoint.permissions import restrict_like
 from isomerge.errors import CheckpointError, RequestError
@@ -33,12 +33,16 @@ def record_text(record: Record) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write aside, then rename: a reader sees the old text or the new one, and two writers do not meet."""
+    """Write aside, then rename: a reader sees the old text or the new one, also after a power cut, and two writers do
+    not meet."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        aside.write_text(text, encoding="utf-8")
+        with aside.open("wb") as file:
+            file.write(text.encode("utf-8"))
+            system.sync(file)
         restrict_like(aside, path, *(path.with_name(name) for name in (RECORD, "config.json", "adapter_config.json")))
         os.replace(aside, path)
+        system.sync_folder(path.parent)
     finally:
         aside.unlink(missing_ok=True)
 
