@@ -49,7 +49,7 @@ class Injector:
     seed: int = 0
     calls: list[str] = field(default_factory=list)
     _unsynced: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
-    _renames: list[tuple[str, str]] = field(default_factory=list)
+    _renames: list[tuple[str, str, str | None]] = field(default_factory=list)
     _real: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def install(self) -> None:
@@ -84,12 +84,21 @@ class Injector:
             if not self._inside(place):
                 return real(path, *args, **kwargs)
             self._count(name, place, lambda: real(path, *args, **kwargs))
+            replaced = self._set_aside(args[0]) if name in ("rename", "replace") else None
             result = real(path, *args, **kwargs)
             if name in ("rename", "replace"):
-                self._renames.append((os.path.abspath(path), os.path.abspath(args[0])))
+                self._renames.append((os.path.abspath(path), os.path.abspath(args[0]), replaced))
             return result
 
         return called
+
+    def _set_aside(self, target: Any) -> str | None:
+        """Another name for what a rename replaces, outside of the folder, in case the rename is undone."""
+        if not os.path.isfile(target):
+            return None
+        aside = f"{self.root}.replaced.{os.getpid()}.{len(self._renames)}"
+        os.link(target, aside)
+        return aside
 
     def _by_descriptor(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def called(descriptor: int, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +125,7 @@ class Injector:
         elif name == "posix_fallocate":
             self._unsynced.setdefault(key, [])
         elif name == "fsync" and os.path.isdir(place):
-            self._renames = [one for one in self._renames if place not in (os.path.dirname(p) for p in one)]
+            self._renames = [one for one in self._renames if place not in (os.path.dirname(p) for p in one[:2])]
         elif name == "fsync":
             self._unsynced.pop(key, None)
 
@@ -153,9 +162,11 @@ class Injector:
         """What was not synced: pages become zeros or the file is cut, and the last renames did not happen."""
         draw = random.Random(self.seed)
         for number in range(draw.randint(0, len(self._renames))):
-            source, target = self._renames[-1 - number]
+            source, target, replaced = self._renames[-1 - number]
             if os.path.lexists(target) and not os.path.lexists(source) and os.path.isdir(os.path.dirname(source)):
                 self._real["rename"](target, source)
+                if replaced is not None:
+                    os.link(replaced, target)
         for folder, _, names in os.walk(self.root):
             for name in names:
                 path = os.path.join(folder, name)
@@ -244,6 +255,8 @@ def run_command(command: Command, work: Path, injector: Injector | None = None) 
                 injector._real.get("io.open", io.open)(log, "w").write("\n".join(injector.calls))
             os._exit(code)
     _, status = os.waitpid(child, 0)
+    for aside in work.parent.glob(f"{work.name}.replaced.*"):
+        aside.unlink()
     code = os.waitstatus_to_exitcode(status)
     return code, log.read_text().splitlines() if log.exists() else []
 
@@ -320,11 +333,10 @@ def _lasting(path: Path) -> bytes:
     return json.dumps({key: value for key, value in record.items() if key != "run"}, sort_keys=True).encode()
 
 
-def _is_sound(path: Path) -> bool:
-    """JSON, or not there: an undone rename takes away what it replaced, too."""
+def _is_json(path: Path) -> bool:
     try:
-        return not path.exists() or bool(json.loads(path.read_bytes()))
-    except ValueError:
+        return bool(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
         return False
 
 
@@ -427,7 +439,7 @@ class Attack:
     def _is_new(self, present: dict[str, str]) -> bool:
         """Complete, perhaps without the report that is written last, and with the record of before it was verified."""
         aside = {name for name in present if name.endswith(".partial")}
-        late = {"report.html", *(["isomerge.json"] if _is_sound(self.out / "isomerge.json") else [])}
+        late = {"report.html", *(["isomerge.json"] if _is_json(self.out / "isomerge.json") else [])}
         return all(present.get(name) == digest for name, digest in self.new.items() if name not in late) and (
             present.keys() - aside <= self.new.keys()
         )
