@@ -158,3 +158,12 @@ def test_calls_that_only_some_systems_have_stay_in_one_module() -> None:
         if path.name != "system.py" and (found := re.search(calls, path.read_text(encoding="utf-8")))
     }
     assert not named
+
+
+def test_a_class_name_means_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path.name)
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

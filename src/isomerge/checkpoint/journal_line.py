@@ -28,7 +28,7 @@ class StoredCommit(BaseModel):
     old: list[FileName] = []
 
 
-class StoredLine(BaseModel):
+class StoredJournalLine(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
     key: str | None = None
     tensor: str | None = None
@@ -41,7 +41,7 @@ class StoredLine(BaseModel):
 
 def read_line(line: bytes) -> JournalLine | None:
     try:
-        stored = StoredLine.model_validate_json(line)
+        stored = StoredJournalLine.model_validate_json(line)
     except ValidationError:
         return None
     commit = Commit(**stored.commit.model_dump()) if stored.commit is not None else None

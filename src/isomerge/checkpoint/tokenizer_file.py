@@ -22,7 +22,7 @@ def _scored(entry: list[str | float]) -> list[str | float]:
     return entry
 
 
-class Vocabulary(BaseModel):
+class StoredVocabulary(BaseModel):
     vocab: dict[str, int] | list[Annotated[list[str | float], AfterValidator(_scored)]] = {}
     """By token; or, of a unigram model, with scores in the order of the ids."""
 
@@ -30,7 +30,7 @@ class Vocabulary(BaseModel):
 class TokenizerFile(BaseModel):
     """As much of it as says which tokens there are."""
 
-    model: Vocabulary = Vocabulary()
+    model: StoredVocabulary = StoredVocabulary()
     added_tokens: list[AddedToken] = []
 
     def numbers(self) -> Iterator[tuple[str, int]]:

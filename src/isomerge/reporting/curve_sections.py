@@ -43,7 +43,7 @@ def read_curve(path: Path) -> dict[str, Any]:
 def require_curve(record: Any) -> None:
     """Raise JsonError unless it is what `isomerge barrier` prints."""
     plane = isinstance(record, Mapping) and is_plane(record)
-    checked(Plane if plane else Curve, dict(record) if isinstance(record, Mapping) else record)
+    checked(StoredPlane if plane else Curve, dict(record) if isinstance(record, Mapping) else record)
 
 
 def is_curve(record: Any) -> bool:
@@ -62,7 +62,7 @@ Number = Annotated[float, Field(ge=-1e100, le=1e100)]
 """Whose differences and squares are numbers too."""
 
 
-class Point(BaseModel):
+class StoredPoint(BaseModel):
     t: Number
     loss: Number | None
     metric: Number | None
@@ -76,7 +76,7 @@ class Ensemble(BaseModel):
 class StoredLine(BaseModel):
     """Points of one line."""
 
-    points: list[Point] = Field(min_length=1)
+    points: list[StoredPoint] = Field(min_length=1)
     barrier: Number | None = None
 
 
@@ -118,7 +118,7 @@ def _rising(values: list[float]) -> list[float]:
 Places = Annotated[list[Number], Field(min_length=2), AfterValidator(_rising)]
 
 
-class Plane(BaseModel):
+class StoredPlane(BaseModel):
     """Through three models: the losses of each row of places."""
 
     x: Places
@@ -128,7 +128,7 @@ class Plane(BaseModel):
     notes: list[str] | None = None
 
     @model_validator(mode="after")
-    def _one_for_each_place(self) -> Plane:
+    def _one_for_each_place(self) -> StoredPlane:
         if len(self.loss) != len(self.y) or any(len(row) != len(self.x) for row in self.loss):
             raise ValueError("there is not one loss for each place")
         return self

@@ -51,11 +51,11 @@ def _goals(record: Record) -> dict[str, str]:
 
 
 def _tried(title: str, tried: Sequence[Record]) -> b.TableBlock:
-    best = min(one["held_out"] for one in tried)
+    best = min(range(len(tried)), key=lambda number: tried[number]["held_out"])
     rows = []
-    for one in tried:
+    for number, one in enumerate(tried):
         name = one["start"] if "start" in one else ", ".join(f"{share:g}" for share in one["weights"])
-        chosen = "yes" if one["held_out"] == best else "no"
+        chosen = "yes" if number == best else "no"
         rows.append(b.Row([b.text(name, code=True), b.number(one["held_out"]), b.text(chosen)]))
     return b.TableBlock(title, ("tried", "distance", "chosen"), rows, frozenset({1}))
 

@@ -132,7 +132,7 @@ def test_the_control_stands_beside_a_polished_merge_and_the_best_is_taken() -> N
 
 def test_one_parent_can_be_asked_for_and_is_changed_in_its_output_map_alone() -> None:
     found = merged(start="parent", features="mean")
-    kept = int(found.report()["start"]["chosen"] != found.report()["start"]["tried"][0]["start"])
+    kept = found.report()["start"]["model"]
     own, state = parent(kept).state_dict(), found.state_dict()
     changed = [name for name in state if not torch.allclose(state[name], own[name])]
     assert changed == ["lm_head.weight"]
@@ -160,6 +160,27 @@ def test_wrong_words_name_their_option(options: dict[str, Any], key: str) -> Non
     with pytest.raises(RequestError) as caught:
         merged(**options)
     assert key in caught.value.keys
+
+
+def test_the_best_start_gives_the_merge_that_was_asked_for() -> None:
+    """Trying parents before leaves nothing of them in the merge."""
+    common = {"features": "mean", "output": "scores", "lean": "no"}
+    direct, best = merged(**common, start="merge"), merged(**common, start="best")
+    assert best.report()["start"]["chosen"] == "the merge"
+    assert all(torch.equal(direct.state_dict()[n], best.state_dict()[n]) for n in direct.state_dict())
+
+
+def test_a_model_that_is_believed_nowhere_is_no_error() -> None:
+    torch.manual_seed(5)
+    untrained = transformers.LlamaForCausalLM(parent(0).config).eval()
+    found = isomerge.merge([parent(0), untrained], method="reconstruct", goals="expert", lean="no", data=batches(0))
+    assert found.report()["goals"]["examples"] == pytest.approx([48, 0], abs=1e-3)
+    assert all(tensor.isfinite().all() for tensor in found.state_dict().values())
+
+
+def test_weights_that_joint_features_cannot_have_mean_the_mean() -> None:
+    found = merged(weights=[1.5, -0.5])
+    assert found.report()["goals"]["kind"] == "mean"
 
 
 # --- against independent computations ---------------------------------------------------------------------------------
@@ -206,8 +227,7 @@ def test_an_owned_output_is_solved_on_the_rows_of_its_owner() -> None:
 
 def test_the_output_fit_is_the_optimum_that_scipy_finds() -> None:
     found = merged(start="parent", features="mean", output="predictions", ridge=1e9)  # the map stays, then it is fitted
-    tried = found.report()["start"]["tried"]
-    kept = min(range(2), key=lambda m: tried[m]["held_out"])
+    kept = found.report()["start"]["model"]
     first = [torch.cat([b["input_ids"] for b in batches(m)()]) for m in (0, 1)]
     with torch.no_grad():
         f = torch.cat([parent(kept).model(input_ids=ids).last_hidden_state.flatten(0, 1) for ids in first])

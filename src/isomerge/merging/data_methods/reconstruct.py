@@ -19,7 +19,7 @@ from isomerge.arguments import require_choice
 from isomerge.data.base import Batches
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods.method import data_method
-from isomerge.merging.layerwise.candidates import Candidates
+from isomerge.merging.layerwise.candidates import Candidates, finite
 from isomerge.merging.layerwise.goals import (
     APART,
     GOALS,
@@ -28,6 +28,7 @@ from isomerge.merging.layerwise.goals import (
     GoalData,
     OwnedBatches,
     expert_beliefs,
+    has_evidence,
     own_beliefs,
 )
 from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
@@ -131,11 +132,14 @@ def _finished(
     tried = []
     for number in range(-1 if start == "best" else 0, len(names)):
         fit(number, train, f"start-{number + 1}-")
-        tried.append((candidates.loss(held_out), number))
+        tried.append((finite(candidates.loss(held_out)), number))
     best = min(tried)[1]
     said = {number: "the merge" if number < 0 else names[number] for _, number in tried}
-    starts = [{"start": said[number], "held_out": loss} for loss, number in tried]
-    return fit(best, every) | {"start": {"chosen": said[best], "tried": starts}}
+    starts = [
+        {"start": said[number], "model": None if number < 0 else number, "held_out": loss} for loss, number in tried
+    ]
+    chosen = next(one for one, (_, number) in zip(starts, tried, strict=True) if number == best)
+    return fit(best, every) | {"start": {"chosen": chosen["start"], "model": chosen["model"], "tried": starts}}
 
 
 class _Believed:
@@ -148,13 +152,18 @@ class _Believed:
         return GoalData(examples, self._beliefs(data, examples))
 
     def divided(self, data: OwnedBatches) -> tuple[GoalData, GoalData]:
-        """Most examples, and one of HELD_OUT; where there are fewer, all of them twice."""
-        parts = [data.part(lambda n: n % HELD_OUT != HELD_OUT - 1), data.part(lambda n: n % HELD_OUT == HELD_OUT - 1)]
-        if any(next(iter(part()), None) is None for part in parts):
-            parts = [data, data]
+        """Most examples, and those kept aside to choose by."""
+        *parts, new = data.divided()
+        if not new:
+            self._run.parents.notes.append(
+                f"a data set has fewer than {HELD_OUT} examples: what was chosen on held-out examples has seen them"
+            )
         train, held_out = (
-            self.on(part, DataPass(part, device=self._run.inputs.device, labels=False, hashed=False)) for part in parts
-        )
+            self.on(part, DataPass(
+                part, device=self._run.inputs.device, labels=False, hashed=False, budget=self._run.budget // 8
+            ))
+            for part in parts
+        )  # fmt: skip
         return train, held_out
 
     def _beliefs(self, data: OwnedBatches, examples: DataPass) -> Beliefs | None:
@@ -162,6 +171,12 @@ class _Believed:
         if self._goals == "own":
             return own_beliefs(data, examples, shares)
         if self._goals == "expert":
+            if not has_evidence(self._run.others[0], examples):
+                raise RequestError(
+                    "reconstruct: goals expert needs models that score classes or tokens, of which one holds. Use own "
+                    "or mean goals.",
+                    keys=("goals",),
+                )
             return expert_beliefs(examples, self._run.others, shares, self._temperature)[0]
         return None
 
@@ -178,23 +193,21 @@ def _resolved(
         )
     if goals != "auto":
         return goals, None
+    if not min(shares) > 0:
+        return "mean", None  # weights that joint features have no use for
     if data.apart:
         return "own", None
-    if not all(model.config for model in inputs.models):
+    first = inputs.models[0]
+    shapes = [{name: info.shape for name, info in model.tensors.items()} for model in inputs.models]
+    if not all(model.config for model in inputs.models) or any(one != shapes[0] for one in shapes):
         return "mean", None
-    models = [load_stock(model.config, read_weights(model)).to(inputs.device) for model in inputs.models]
+    models: list[Any] = [load_stock({**first.config, "use_cache": False}, read_weights(m)) for m in inputs.models]
+    models = [model.to(inputs.device) for model in models]
     examples = DataPass(data, device=inputs.device, labels=False, hashed=False)
-    if not hasattr(models[0], "get_output_embeddings") or "logits" not in _fields(models[0], examples):
+    if not has_evidence(models[0], examples):
         return "mean", None
     _, apart = expert_beliefs(examples, models, shares, temperature)
     return ("expert" if apart > APART else "mean"), apart
-
-
-def _fields(model: Any, examples: DataPass) -> Sequence[str]:
-    import torch
-
-    with torch.no_grad():
-        return list(model(**examples.first()).keys())
 
 
 def _check(

@@ -6,6 +6,7 @@ parent whose output map is fitted costs next to nothing, and polished it is plai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ class Candidates:
             if known is None:
                 kept.store_features(assembly)
             record["features"] = assembly.summary()
-            run.start_from(assembly)
+        run.start_from(assembly)
         return record | self._solve(assembly, run.plan.stages, data, self.refine, name)
 
     def parent(self, number: int, data: GoalData, name: str = "") -> dict[str, Any]:
@@ -91,9 +92,10 @@ class Candidates:
         even = measure([1 / count] * count)
         first, second = LEANS
         losses = [measure(leaning(anchor, first, count)) for anchor in range(count)]
-        if min(losses) < even:
-            measure(leaning(losses.index(min(losses)), second, count))
-        return min(tried, key=lambda one: one["held_out"])["weights"], tried
+        best = min(range(count), key=lambda anchor: finite(losses[anchor]))
+        if losses[best] < even:
+            measure(leaning(best, second, count))
+        return min(tried, key=lambda one: finite(one["held_out"]))["weights"], tried
 
     def _loss(self, data: GoalData) -> PredictionLoss:
         merged, *parents = self.run.runners()
@@ -126,10 +128,17 @@ class Candidates:
         output = output_stage(run.merged, stages, data.examples) if self.fits_output else None
         if output is not None:
             known = kept.restore("output")
-            record["output"] = known["note"] if known else fit_output(merged, parents, output, data, run.shares)
+            record["output"] = (
+                known["note"] if known else fit_output(merged, parents, output, data, run.shares, run.budget)
+            )
             if known is None:
                 kept.store("output", owners_of(output), record["output"])
         return record
+
+
+def finite(loss: float) -> float:
+    """For comparing: what is not a number is worse than any."""
+    return loss if math.isfinite(loss) else math.inf
 
 
 def leaning(anchor: int, share: float, count: int) -> list[float]:

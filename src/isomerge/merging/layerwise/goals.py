@@ -41,6 +41,8 @@ class Beliefs:
     def rows(self, number: int, count: int, valid: Tensor | None = None) -> Tensor:
         """(parents, rows) for `count` rows of batch `number`, which come example by example, without padding."""
         own = self.batches[number]
+        if count % own.shape[1]:  # not rows of examples, such as a table of positions
+            own = own.mean(1, keepdim=True)
         each = own.repeat_interleave(count // own.shape[1], 1)
         return each if valid is None else each[:, valid]
 
@@ -81,14 +83,23 @@ class OwnedBatches:
         """For every batch, how much each model counts on it."""
         return in_turn([self._shares(one(), own, shares) for one, own in zip(self.passes, self.owners, strict=True)])
 
-    def part(self, keep: Callable[[int], bool]) -> OwnedBatches:
-        """Only the examples of each data set whose number `keep` agrees to."""
-        return OwnedBatches([_part(one, keep) for one in self.passes], self.owners)
+    def divided(self) -> tuple[OwnedBatches, OwnedBatches, bool]:
+        """Most examples of each data set, one of HELD_OUT, and whether the second are new to who saw the first: a data
+        set that is too small for that is whole in both."""
+        pairs = [
+            (_part(one, lambda n: n % HELD_OUT != HELD_OUT - 1), _part(one, lambda n: n % HELD_OUT == HELD_OUT - 1))
+            for one in self.passes
+        ]
+        enough = [all(next(iter(part()), None) is not None for part in pair) for pair in pairs]
+        parts = [pair if new else (one, one) for pair, new, one in zip(pairs, enough, self.passes, strict=True)]
+        train, held_out = (OwnedBatches([pair[k] for pair in parts], self.owners) for k in (0, 1))
+        return train, held_out, all(enough)
 
     @staticmethod
     def _shares(batches: Iterable[Batch], owners: Sequence[int], shares: Sequence[float]) -> Iterator[list[float]]:
         total = sum(shares[m] for m in owners)
-        own = [share / total if m in owners else 0.0 for m, share in enumerate(shares)]
+        even = 1 / len(owners)
+        own = [(share / total if total else even) if m in owners else 0.0 for m, share in enumerate(shares)]
         return (own for _ in batches)
 
 
@@ -148,16 +159,33 @@ def expert_beliefs(
     return Beliefs(batches), float(torch.cat(gaps).mean())
 
 
+def has_evidence(model: Any, examples: DataPass) -> bool:
+    """Whether a model scores classes or tokens of which one holds."""
+    with torch.no_grad():
+        scores = getattr(model(**examples.first()), "logits", None)
+    several = getattr(model.config, "problem_type", None) in ("regression", "multi_label_classification")
+    return scores is not None and scores.shape[-1] > 1 and not several
+
+
 def _evidence(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     """(examples,) in nats, and the number of answers it is a sum of."""
-    scores = model(**batch).logits.double().log_softmax(-1)
-    ids, mask = batch.get("input_ids"), PaddingMask(batch, model).mask
-    if ids is not None and scores.shape[:2] == ids.shape and scores.shape[-1] >= model.config.vocab_size:
-        told = scores.gather(2, ids[..., None])[..., 0]  # a masked model: how likely it finds what is there
-        mask = torch.ones_like(ids).bool() if mask is None else mask
-        if model.can_generate():
-            told, mask = scores[:, :-1].gather(2, ids[:, 1:, None])[..., 0], mask[:, 1:]
-        return (told * mask).sum(1), mask.sum(1).clamp_min(1)
+    scores = model(**batch).logits
+    two_sided = getattr(model.config, "is_encoder_decoder", False)
+    ids, padding = batch.get("decoder_input_ids" if two_sided else "input_ids"), PaddingMask(batch, model)
+    words = getattr(model.config.get_text_config(), "vocab_size", None)
+    if ids is not None and words and scores.shape[:2] == ids.shape and scores.shape[-1] >= words:
+        valid = padding.of_side(ids.numel(), encoder=False)
+        mask = torch.ones_like(ids).bool() if valid is None else valid.reshape(ids.shape)
+        shift = int(model.can_generate())  # others are masked models: how likely they find what is there
+        mask, told = mask[:, shift:], ids[:, shift:]
+        sums = [
+            (own[: own.shape[0] - shift].float().log_softmax(-1).gather(1, word[:, None])[:, 0].double() * kept).sum()
+            for own, word, kept in zip(scores, told, mask, strict=True)
+        ]  # example by example: scores of a whole batch are large enough once
+        return torch.stack(sums), mask.sum(1).clamp_min(1)
+    scores = scores.double().log_softmax(-1)
     sure = (scores.exp() * scores).sum(-1) / SURE
-    sure = sure.reshape(len(sure), -1).mean(1)
+    valid = padding.of_side(sure.numel(), encoder=False) if sure.dim() > 1 else None
+    kept = torch.ones_like(sure) if valid is None else valid.reshape(sure.shape).to(sure)
+    sure = (sure * kept).reshape(len(sure), -1).sum(1) / kept.reshape(len(kept), -1).sum(1).clamp_min(1)
     return sure, torch.full_like(sure, 1 / SURE)

@@ -8,6 +8,7 @@ and A₀ the map in place. A squared error of scores counts a class nobody expec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +20,15 @@ from isomerge.merging.layerwise.goals import GoalData
 from isomerge.merging.layerwise.solver import LinearWeight
 from isomerge.merging.layerwise.stage_runner import StageRunner, rows_of
 from isomerge.merging.layerwise.stages import Stage
+from isomerge.running.blocks import BlockCache, BlockStacks
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
 
 DAMPING = 1e-4
 PULL = 1e-4
 STEPS = 25
-BLOCK = 2048  # rows of scores at a time
+BLOCK, SCORES = 2048, 2**26  # rows of scores at a time, and scores
+HISTORY = 5  # steps that are remembered, each the size of the map
 
 
 @dataclass
@@ -45,25 +48,30 @@ def fit_output(
     stage: Stage,
     data: GoalData,
     shares: Sequence[float],
+    budget: int,
 ) -> dict[str, Any]:
     """Put the fitted map into the merged model. Reported is the distance to the predictions, in nats per row."""
-    features, believed, transposed = _collect([merged, *parents], stage, data)
+    features, believed, transposed = _collect([merged, *parents], stage, data, budget)
+    block = max(64, min(BLOCK, SCORES // features[0].weight.shape[1]))
     own, others = features[0], features[1:]
     count, device = len(own.rows), own.rows.device
     gram = torch.zeros(own.rows.shape[1], own.rows.shape[1], dtype=torch.float64, device=device)
-    for block in own.rows.split(BLOCK):
-        gram.addmm_(block.double().T, block.double())
+    for rows in own.rows.split(BLOCK):
+        gram.addmm_(rows.double().T, rows.double())
     gram /= count
     gram.diagonal().add_(DAMPING * gram.diagonal().mean())
     factor = torch.linalg.cholesky(gram)
-    white = torch.linalg.solve_triangular(factor, own.rows.double().T, upper=False).T.to(own.rows.dtype)
+    white = torch.cat([
+        torch.linalg.solve_triangular(factor, rows.double().T, upper=False).T.to(own.rows.dtype)
+        for rows in own.rows.split(BLOCK)
+    ])  # fmt: skip
     start = (factor.T @ own.weight.double()).to(own.rows.dtype)
     change = torch.zeros_like(start, requires_grad=True)
 
     def objective(*, gradient: bool) -> float:
         total = 0.0
-        for at in range(0, count, BLOCK):
-            stop = min(count, at + BLOCK)
+        for at in range(0, count, block):
+            stop = min(count, at + block)
             with torch.no_grad():
                 target = torch.zeros(())
                 for m, other in enumerate(others):
@@ -84,7 +92,7 @@ def fit_output(
         return total if not gradient else total + float(pull.detach())
 
     before = objective(gradient=False)
-    optimiser = torch.optim.LBFGS([change], max_iter=STEPS, history_size=10, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS([change], max_iter=STEPS, history_size=HISTORY, line_search_fn="strong_wolfe")
 
     def closure() -> float:
         optimiser.zero_grad()
@@ -103,13 +111,17 @@ def fit_output(
 
 
 def _collect(
-    runners: Sequence[StageRunner], stage: Stage, data: GoalData
+    runners: Sequence[StageRunner], stage: Stage, data: GoalData, budget: int
 ) -> tuple[list[Features], Tensor | None, bool]:
-    """What each model's map reads on all examples, who is believed there, and which way round the weight is stored."""
+    """What each model's map reads, who is believed there, and which way round the weight is stored. Batches are taken
+    evenly over the data, as many as `budget` bytes hold, and at least one."""
     rows: list[list[Tensor]] = [[] for _ in runners]
+    total, every = data.examples.count or 1, 1
     believed = []
     transposed = False
     for number, batch in enumerate(data.examples):
+        if number % every:
+            continue
         padding = PaddingMask(batch, runners[0].model)
         for who, runner in enumerate(runners):
             (call,) = runner.run([stage], batch, number)[stage]
@@ -118,6 +130,9 @@ def _collect(
             transposed = call.transposed
             if who == 0:
                 believed.append(data.believed(number, call.rows, valid))
+        if number == 0:
+            held = sum(own[0].nbytes for own in rows)
+            every = math.ceil(total / max(1, min(total, budget // max(1, held))))
     features = []
     for runner, own in zip(runners, rows, strict=True):
         map_ = LinearWeight.of(runner.model, stage.names[0])
@@ -132,14 +147,15 @@ def _collect(
 
 
 def output_stage(model: Any, stages: Sequence[Stage], examples: DataPass) -> Stage | None:
-    """The stage whose one map gives the scores of classes or tokens; None where there is none, or the map is tied."""
-    with torch.no_grad():
-        output = model(**examples.first())
-    scores = getattr(output, "logits", None)
-    last = stages[-1] if stages else None
-    if scores is None or last is None or last.kind != "inputs" or len(last.names) != 1 or last.calls != 1:
+    """The stage whose one map gives the scores of classes or tokens, as they are; None where there is none: where the
+    map is tied, or its output is scaled, capped or picked from before it is the model's."""
+    last, few = stages[-1] if stages else None, examples.first()
+    if last is None or last.kind != "inputs" or len(last.names) != 1 or last.calls != 1:
         return None
     if getattr(model.config, "problem_type", None) in ("regression", "multi_label_classification"):
         return None
-    weight = LinearWeight.of(model, last.names[0]).weight
-    return last if scores.shape[-1] in weight.shape and scores.shape[-1] > 1 else None
+    with torch.no_grad():
+        scores = getattr(model(**few), "logits", None)
+    (call,) = StageRunner(model, "the model", 0, BlockCache(BlockStacks(), 0)).run([last], few, 0)[last]
+    same = scores is not None and call.output.shape == scores.shape and torch.allclose(call.output, scores, rtol=1e-4)
+    return last if same and call.output.shape[-1] > 1 else None

@@ -70,9 +70,11 @@ class OwnedRegression:
         self._columns = [] if owners is None else [(int(m), (owners == m).nonzero()[:, 0]) for m in owners.unique()]
         self._parts = [RidgeRegression() for _ in range(max(1, len(self._columns)))]
         self._count = 0 if owners is None else len(owners)
+        self._width = 0
 
     def add(self, inputs: Tensor, residual: Tensor, target: Tensor, believed: Tensor | None) -> None:
         """`believed` (parents, n)."""
+        self._width = inputs.shape[1]
         if not self._columns:
             self._parts[0].add(inputs, residual, target)
             return
@@ -87,19 +89,20 @@ class OwnedRegression:
 
     @property
     def rows(self) -> int:
-        return min(part.rows for part in self._parts)
+        """Of the output that saw fewest; one whose parent is believed nowhere stays as it is."""
+        return min((part.rows for part in self._parts if part.rows), default=0)
 
     @property
     def width(self) -> int:
-        return max(part.gram.shape[0] for part in self._parts)
+        return self._width
 
     def solve(self, ridge: float, floor: float) -> RegressionResult:
         solved = [part.solve(ridge, floor) if part.rows else None for part in self._parts]
         if not self._columns:
             assert solved[0] is not None
             return solved[0]
-        first = next(one for one in solved if one is not None)
-        change = first.change.new_zeros(first.change.shape[0], self._count)
+        like = next((one.change for one in solved if one is not None), torch.zeros((), dtype=torch.float64))
+        change = like.new_zeros(self._width, self._count)
         before = after = scale = 0.0
         for (_, columns), part, one in zip(self._columns, self._parts, solved, strict=True):
             if one is not None:
