@@ -52,6 +52,7 @@ def test_scrambled_copies_of_one_model_all_meet_in_it(family: str, many: str, tm
     assert {p.name for p in (tmp_path / "out").iterdir()} >= {"copy-1", "copy-2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", mostly_slow(["vit", "bert"], "vit"))
 def test_the_universe_does_not_depend_on_the_order_of_the_list(family: str) -> None:
     models = [model(family, seed) for seed in (0, 1, 2)]

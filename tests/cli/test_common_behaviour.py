@@ -186,6 +186,7 @@ def test_nothing_but_text_goes_into_a_pipe() -> None:
     assert done.returncode == 0 and "\x1b" not in done.stdout and done.stderr == ""
 
 
+@pytest.mark.slow
 def test_no_color_is_obeyed_on_a_terminal() -> None:
     table = SHOW.format("isomerge.reporting.terminal", "catalogue_table", {"methods": [{"name": "x"}]})
     assert not COLOUR.search(on_a_terminal(table, NO_COLOR="1"))

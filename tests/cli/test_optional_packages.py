@@ -11,6 +11,9 @@ import pytest
 
 from models import model
 
+pytestmark = pytest.mark.slow  # every test starts processes of its own
+
+
 BROKEN = "raise ImportError('libgomp.so.1: cannot open shared object file')"
 # As transformers reports what went wrong below it.
 BELOW = """

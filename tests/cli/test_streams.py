@@ -17,6 +17,9 @@ import pytest
 from models import bert, fingerprint, noisy
 from samples import SENTENCES
 
+pytestmark = pytest.mark.slow  # every test starts processes of its own
+
+
 HERE = Path(__file__).parent
 MODELS = ["α–first", "second"]  # a letter and a dash that latin-1 and cp1252 do not share
 

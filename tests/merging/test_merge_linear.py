@@ -36,6 +36,7 @@ def test_merging_with_alignment_is_the_mean_of_the_anchor_and_the_aligned_source
         assert torch.allclose(tensor, expected[name], rtol=1e-12, atol=1e-14), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", mostly_slow(["vit", "llama", "bert", "gpt2"], "vit"))
 def test_three_models_meet_at_a_common_mean(family: str) -> None:
     models = [model(family, seed) for seed in range(3)]

@@ -27,6 +27,7 @@ sys.stdout.buffer.write(done.stdout)
 """
 
 
+@pytest.mark.slow
 def test_the_peak_does_not_count_the_program_that_launched_it(tmp_path: Path) -> None:
     """The kernel's account of a process begins with the size of the one that started it."""
     words = ["merge", str(model("llama")), str(noisy(model("llama"))), "-o", str(tmp_path / "out"), "--json"]

@@ -107,6 +107,7 @@ def test_the_chosen_layer_is_the_best_on_validation_not_on_test(work: Path) -> N
     assert values(record, 0, table2.SELECTED)[0] == [pytest.approx(accuracy)]
 
 
+@pytest.mark.slow
 def test_a_second_run_computes_nothing(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = start("table2", work)
 

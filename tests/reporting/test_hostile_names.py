@@ -57,6 +57,7 @@ def merged(folder: Path) -> tuple[Path, str]:
     return folder / OUT, printed
 
 
+@pytest.mark.slow
 def test_the_terminal_gets_no_orders(folder: Path, merged: tuple[Path, str]) -> None:
     assert not CONTROLS.search(merged[1]) and "\\x1b]0;owned" in merged[1]
     for words in (

@@ -126,6 +126,7 @@ def test_an_answer_is_never_lost(trouble: str, out: Path, monkeypatch: pytest.Mo
     assert told["verdict"] == "good" and "the report was not updated" in told["notes"][0]
 
 
+@pytest.mark.slow
 def test_writers_at_once_do_not_meet(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from isomerge.reporting.record import write_text\n"

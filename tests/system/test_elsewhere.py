@@ -15,6 +15,9 @@ import pytest
 import isomerge
 from models import fingerprint, model, noisy
 
+pytestmark = pytest.mark.slow  # every test starts processes of its own
+
+
 ELSEWHERE = Path(__file__).parent / "elsewhere.py"
 SYSTEMS = ["windows", "macos"]
 

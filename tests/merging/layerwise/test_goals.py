@@ -130,6 +130,7 @@ def test_the_control_stands_beside_a_polished_merge_and_the_best_is_taken() -> N
     assert report["polished"]["steps"] == 10
 
 
+@pytest.mark.slow
 def test_one_parent_can_be_asked_for_and_is_changed_in_its_output_map_alone() -> None:
     found = merged(start="parent", features="mean")
     kept = found.report()["start"]["model"]
