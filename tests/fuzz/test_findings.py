@@ -62,6 +62,6 @@ def test_good_folders_are_accepted(name: str, scratch: Path) -> None:
     try:
         for seed in reader.seeds(scratch / f"good-{name}" / name):
             fill(scratch / "input", seed)
-            reader.read(scratch / "input")
+            assert outcome(reader, scratch / "input") == ("accepted", ""), name
     finally:
         readers.SCRATCH[:] = [scratch]

@@ -43,7 +43,8 @@ def test_any_text_is_json_or_an_error(text: str | bytes) -> None:
         value = parse_json(text)
     except JsonError:
         return
-    json.dumps(value, ensure_ascii=False).encode()  # what was let through can be written again
+    again = json.dumps(value, ensure_ascii=False).encode()  # what was let through can be written again
+    assert parse_json(again) == value
 
 
 @FEW
