@@ -171,6 +171,7 @@ def test_every_function_has_a_row() -> None:
     assert set(FUNCTIONS) - {"trust_remote_code"} <= set(RESULTS), "all but the setting give a result"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_a_result_can_be_pickled_and_copied(name: str, tmp_path: Path) -> None:
     result = RESULTS[name](*image_pair(), tmp_path)

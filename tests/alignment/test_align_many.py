@@ -67,6 +67,7 @@ def test_the_universe_does_not_depend_on_the_order_of_the_list(family: str) -> N
         assert all(torch.equal(first[name][t], second[name][t]) for t in first[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", mostly_slow(["vit", "llama"], "vit"))
 def test_the_universe_brings_strangers_closer_together_and_keeps_their_functions(family: str) -> None:
     models = [model(family, seed) for seed in (0, 1, 2)]
@@ -99,6 +100,7 @@ def test_one_model_alone_has_nothing_to_be_aligned_to() -> None:
         isomerge.align(model("vit", 0))
 
 
+@pytest.mark.slow
 def test_the_universe_reports_the_distance_to_the_mean_of_its_members() -> None:
     models = [model("bert", seed) for seed in (0, 1, 2)]
     report = isomerge.align_family(models, many="universe", sweeps=2).report()

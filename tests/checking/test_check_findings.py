@@ -282,6 +282,7 @@ def case(kind: str, tmp: Path) -> tuple[list[Any], str]:
     }[kind]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     ["near", "far", "three", "base", "agreeing", "words", "other words", "words of strangers", "strangers", "on data"],

@@ -181,6 +181,7 @@ BAR = (
 )
 
 
+@pytest.mark.slow
 def test_nothing_but_text_goes_into_a_pipe() -> None:
     done = isomerge("list", "architectures", TERM="xterm-256color")
     assert done.returncode == 0 and "\x1b" not in done.stdout and done.stderr == ""
@@ -230,6 +231,7 @@ ADVICE: dict[str, Any] = {
 SHOW = "from isomerge.cli.output import Voice\nfrom {} import {} as table\nVoice(False, False).show({!r}, table)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["60", None])
 def test_what_is_to_be_copied_is_never_folded(columns: str | None) -> None:
     """On a narrow terminal, and in a pipe."""
@@ -241,6 +243,7 @@ def test_what_is_to_be_copied_is_never_folded(columns: str | None) -> None:
     assert f"try: {ADVICE['suggestion']}\n" in shown and f"\n{ADVICE['recipe']}" in shown
 
 
+@pytest.mark.slow
 def test_a_table_on_a_narrow_terminal_loses_nothing() -> None:
     address = "https://example.org/" + "abcdefghij" * 8
     code = SHOW.format("isomerge.reporting.terminal", "catalogue_table", {"methods": [{"name": "x", "at": address}]})

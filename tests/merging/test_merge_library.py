@@ -59,6 +59,7 @@ def test_wrong_state_dicts_are_refused() -> None:
         isomerge.merge_state_dicts([state(0), {**state(1), "w": broken}])
 
 
+@pytest.mark.slow
 def test_merging_state_dicts_needs_neither_transformers_nor_scipy() -> None:
     code = (
         "import isomerge, sys, torch\n"

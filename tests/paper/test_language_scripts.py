@@ -82,6 +82,7 @@ def test_table1_from_end_to_end_and_again_from_its_cells(
     assert json.loads((tmp_path / "out" / "table1.json").read_text())["tables"] == record["tables"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::isomerge.merging.regression.StatisticsWarning")
 def test_a_base_that_takes_long_has_fewer_seeds(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -101,6 +102,7 @@ def test_a_base_that_takes_long_has_fewer_seeds(
     assert any(f"{language.title(large)}: 1 of 2 seeds" in note for note in record["notes"])
 
 
+@pytest.mark.slow
 def test_figure4_from_end_to_end(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figure4, "STRIDES", {})
     runner.main("figure4", "title", "paper", figure4.script, [*tiny, "--seeds", "2"])

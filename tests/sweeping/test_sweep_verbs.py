@@ -93,6 +93,7 @@ def test_flags_of_the_method_go_with_models(run: Any) -> None:
     assert first != second
 
 
+@pytest.mark.slow
 def test_many_points_are_shown_as_the_best(run: Any) -> None:
     done = run("sweep a b --over t=0:1:0.0196 --data fewer.jsonl")
     assert "the 20 best of 52 points" in done.stdout

@@ -30,6 +30,7 @@ FORMS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_merge_with_data_is_made_again_bit_for_bit(form: str, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -29,6 +29,7 @@ def merged(out: Path, **options: Any) -> isomerge.Merged:
     return isomerge.merge(folders, data=data, resume=out, threads=1, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4, 6])
 @pytest.mark.parametrize("name", METHODS)
 def test_stopped_after_some_parts_it_goes_on_to_the_same_bytes(
