@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lines(out: str) -> list[list[str]]:
-    """Every verb on the two models (the demo, which takes half a minute, is a test of its own)."""
+    """Every verb on the two models but the demo, which takes half a minute."""
     data = ["--data", "data.jsonl"]
     return [
         ["--help"],
