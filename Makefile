@@ -12,17 +12,17 @@ OLDEST := .venv-oldest
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo picture test test-slow test-all test-cuda test-peers test-browser test-oldest test-wheel fuzz fuzz-minute lint format docs bench paper clean
+.PHONY: help venv demo picture test test-slow test-all test-cuda test-peers test-browser test-oldest package fuzz fuzz-faults fuzz-minute lint format docs bench paper clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # torch first, alone and exact: a looser requirement resolved with no torch present may pick another build of it,
-# together with gigabytes of CUDA packages.
+# together with gigabytes of CUDA packages. The pip of Python 3.10 builds seqeval, which has no wheel, only with the flag.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt) -c constraints.txt
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install -q --use-pep517 -c constraints.txt -e ".[dev]"
 	touch $@
 
 venv: $(STAMP)  ## create .venv with everything for development
@@ -64,18 +64,18 @@ test-peers: $(STAMP) $(PEERS)/.installed $(FUSION)/.installed  ## beside mergeki
 $(OLDEST)/.installed: pyproject.toml constraints.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt) -c constraints.txt
-	$(OLDEST)/bin/python tests/packaging/oldest.py hf demo ot report > $(OLDEST)/requirements.txt
-	$(OLDEST)/bin/python -m pip install -q -r $(OLDEST)/requirements.txt "peft==0.13.0" "pytest>=8" "pytest-xdist>=3.6"
+	$(OLDEST)/bin/python tests/packaging/oldest.py hf demo ot report search studio > $(OLDEST)/requirements.txt
+	$(OLDEST)/bin/python -m pip install -q -r $(OLDEST)/requirements.txt "peft==0.13.0" "httpx==0.27.0" "pytest>=8" "pytest-xdist>=3.6"
 	$(OLDEST)/bin/python -m pip install -q --no-deps -e .
 	touch $@
 
 test-oldest: $(OLDEST)/.installed  ## merge, align and the command line with the lowest versions that pyproject.toml allows
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(OLDEST)/bin/python -m pytest -q -n $(JOBS) -m "not slow and not peers" \
 	  tests/checkpoint tests/merging/test_merge_linear.py tests/merging/test_merge_library.py tests/merging/methods \
-	  tests/alignment/test_align_gauge.py tests/alignment/solvers tests/cli
+	  tests/alignment/test_align_gauge.py tests/alignment/solvers tests/cli tests/studio
 
-test-wheel: $(STAMP)  ## a wheel in an empty environment outside the repository runs the demo (minutes)
-	$(BIN)/python tests/packaging/run_wheel.py $$(sed -n 's/^torch==//p' constraints.txt)
+package: $(STAMP)  ## build wheel and source archive; each runs the demo in an empty environment elsewhere (minutes)
+	$(BIN)/python tests/packaging/run_package.py $$(sed -n 's/^torch==//p' constraints.txt)
 
 # Debian's Chromium; root may install it, others are told what is missing.
 test-browser: $(STAMP)  ## the tests that look at a page in a real browser
@@ -86,10 +86,13 @@ test-browser: $(STAMP)  ## the tests that look at a page in a real browser
 	  else echo "test-browser needs a browser: apt-get install chromium chromium-driver" >&2; exit 1; fi; fi
 	$(PYTEST) -m browser tests/browser
 
-# One process; what it finds is saved under build/fuzz. The record of a full run is docs/trust.json.
+# What it finds is saved under build/fuzz. The records of a full run are docs/trust.json and docs/faults.json.
 FUZZ := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONPATH=tests $(BIN)/python -m fuzz
 fuzz: $(STAMP)  ## damage files of every kind and read them, for an hour (SEED=n gives other damage)
-	$(FUZZ) --minutes 60 --seed $(or $(SEED),0) --out docs/trust.json
+	$(FUZZ) --minutes 60 --jobs $(JOBS) --seed $(or $(SEED),0) --out docs/trust.json
+
+fuzz-faults: $(STAMP)  ## every fault at every I/O call of merge, align and reconstruct (two core-hours)
+	$(FUZZ).faults --jobs $(JOBS) --json docs/faults.json
 
 fuzz-minute: $(STAMP)  ## the same for a minute
 	$(FUZZ) --minutes 1 --seed $(or $(SEED),0)
@@ -121,6 +124,8 @@ bench: $(STAMP)  ## the benchmark tables that two cores can make (minutes)
 	$(BIN)/python benchmarks/lm_wikitext2.py --tiny --arch llama $(if $(WIKITEXT2),--data $(WIKITEXT2))
 	$(BIN)/python benchmarks/lm_wikitext2.py --tiny --arch gpt2 $(if $(WIKITEXT2),--data $(WIKITEXT2))
 	$(BIN)/python benchmarks/skills.py --tiny
+	$(BIN)/python benchmarks/shapes.py --tiny
+	$(BIN)/python benchmarks/search.py
 
 # With a GPU the small scale (vision first: it trains what others merge), else the reduced one; every script says what it
 # leaves out. A script that was interrupted or failed goes on where it was; the others run all the same.

@@ -81,6 +81,10 @@ def average(models: list[Path], batches: Batches, device: str) -> State:
     return isomerge.merge_state_dicts([state_of(model) for model in models])
 
 
+def one_parent(models: list[Path], batches: Batches, device: str) -> State:
+    return state_of(models[0])
+
+
 def reconstructed(count: int, **options: Any) -> Merge:
     def merge(models: list[Path], batches: Batches, device: str) -> State:
         return isomerge.merge(models, method="reconstruct", data=batches(count), device=device, **options).state_dict()
@@ -111,10 +115,13 @@ def standard_rows(
     start: Mapping[str, Any],
     cache: str = "2GB",
     polish: int = 0,
+    learn: Sequence[int] = (),
+    learn_from: int = 0,
 ) -> list[Row]:
     """The rows of every benchmark. `unit` is what data are counted in, `stream` how much of it decides for the residual
     stream, `counts` how much reconstruct sees, `start` the alignment that merges with data begin with, `polish` how
-    many steps of the last stage are tried (0: that row is left out)."""
+    many steps of the last stage are tried (0: that row is left out), `learn` how many steps an alignment learns, on
+    `learn_from` examples; its control is one parent, and one parent drawn to the mean prediction for as many steps."""
     counts = sorted(counts)
     few, some = counts[0], counts[len(counts) // 2]
     found = [
@@ -141,8 +148,17 @@ def standard_rows(
         ways[", refined, polished"] = {"refine": 200, "polish": polish}
     for count in counts:
         for word, steps in ways.items():
-            merge = reconstructed(count, features="joint", cache=cache, **steps)
+            merge = reconstructed(count, features="joint", start="merge", cache=cache, **steps)
             found.append(Row(f"joint features, {count:,} {unit}{word}", merge, None, count == all_at_once))
+        if polish:  # what the same data and steps make of one parent alone
+            merge = reconstructed(count, start="parent", cache=cache, polish=polish)
+            found.append(Row(f"control: one parent, {count:,} {unit}, polished", merge, None, count == all_at_once))
+    found.append(Row("control: one parent", one_parent))
+    for steps in learn:
+        name = f"{steps:,} steps, {learn_from:,} {unit}"
+        found.append(Row(f"learned alignment, {name}", average, {"level": "full", "count": learn_from, "learn": steps}))
+        control = reconstructed(learn_from, goals="mean", start="parent", polish=steps, cache=cache)
+        found.append(Row(f"control: one parent to the mean prediction, {name}", control))
     return found
 
 

@@ -62,13 +62,18 @@ class Plan:
     """Of each split; all if None."""
     stream: int = 512
     counts: tuple[int, ...] = (500, 2000, 8000)
+    learn: tuple[int, ...] = (200, 1000)
+    learn_from: int = 20_000
 
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-TINY = Plan({**Plan().shape, **SMALL, "patch_size": 8}, 40, 64, 50, 1e-3, 0.05, True, 2000, 256, (100, 400))
-DIGITS = Plan(
-    {**Plan().shape, **SMALL, "image_size": 8, "num_channels": 1}, 40, 64, 50, 1e-3, 0.05, False, None, 256, (100, 400)
+TINY = Plan(
+    {**Plan().shape, **SMALL, "patch_size": 8}, 40, 64, 50, 1e-3, 0.05, True, 2000, 256, (100, 400), (50,), 1000
 )
+DIGITS = Plan(
+    {**Plan().shape, **SMALL, "image_size": 8, "num_channels": 1}, 40, 64, 50, 1e-3, 0.05, False, None, 256, (100, 400),
+    (50,), 1000,
+)  # fmt: skip
 
 
 # --- data and training ------------------------------------------------------------------------------------------------
@@ -208,6 +213,7 @@ def arguments() -> argparse.Namespace:
     parser = shared_arguments(__doc__.split("\n")[0])
     parser.add_argument("--data", help="an archive or folder with train/<class> and test/<class>")
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--learn", type=int, nargs="+", help="steps that an alignment learns (200 1000; --tiny: 50)")
     given = parser.parse_args()
     if not given.tiny and (given.data is None or given.work is None):
         parser.error("--data and --work are needed, unless --tiny is given")
@@ -236,8 +242,9 @@ def benchmark(given: argparse.Namespace, plan: Plan) -> None:
     config = json.loads((folders[0] / "config.json").read_text())
     x, y = (part[: given.limit] for part in images["test"])
     rows = standard_rows(
-        "images", stream=plan.stream, counts=plan.counts, all_at_once=8000, start={"level": "full"}, cache=given.cache
-    )
+        "images", stream=plan.stream, counts=plan.counts, all_at_once=8000, start={"level": "full"}, cache=given.cache,
+        learn=given.learn or plan.learn, learn_from=plan.learn_from,
+    )  # fmt: skip
     about = {"benchmark": "vit_cifar10", "tiny": given.tiny, "data": str(given.data or "digits"), "test_images": len(y),
              "training": trained(folders)}  # fmt: skip
     run(folders, rows, judge_on(config, x, y, given.device), calibration(images["train"][0]), COLUMNS, given, about)

@@ -1,7 +1,7 @@
 """`python docs/generate.py` rewrites what is generated from the code. A test fails when any of it is out of date.
 
 These are the JSON Schema of recipes, the tables of flags in cli.md and of options in methods.md, and in trust.md the
-counts that `make fuzz` recorded.
+counts that `make fuzz` and `make fuzz-faults` recorded.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
-FLAGS = re.compile(r"(<!-- flags of (\w+).*?-->\n).*?(<!-- end of flags -->)", re.DOTALL)
+FLAGS = re.compile(r"(<!-- flags of ([\w-]+).*?-->\n).*?(<!-- end of flags -->)", re.DOTALL)
 SECTION = re.compile(r"^### ([\w+]+)\n.*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 ATTACK = re.compile(r"(<!-- the attack, from trust.json -->\n).*?(<!-- end of the attack -->)", re.DOTALL)
+FAULTS = re.compile(r"(<!-- the faults, from faults.json -->\n).*?(<!-- end of the faults -->)", re.DOTALL)
 EVERYWHERE = {"json", "quiet", "debug"}
 
 
@@ -28,7 +29,7 @@ def generated() -> dict[Path, str]:
         FILE: lambda current: text(),
         DOCS / "cli.md": lambda current: FLAGS.sub(_flags_of_verb, current),
         DOCS / "methods.md": lambda current: SECTION.sub(_options_of_method, current),
-        DOCS / "trust.md": lambda current: ATTACK.sub(_counts_of_attack, current),
+        DOCS / "trust.md": lambda current: FAULTS.sub(_counts_of_faults, ATTACK.sub(_counts_of_attack, current)),
     }
     return {path: write(path.read_text(encoding="utf-8")) for path, write in sources.items()}
 
@@ -73,7 +74,65 @@ def _counts_of_attack(found: re.Match[str]) -> str:
     lines.append("|---|" + "---:|" * len(keys))
     for name, row in (*record["readers"].items(), ("**all**", record["total"])):
         lines.append(f"| {name} | " + " | ".join(f"{row[key]:,}" for key in keys) + " |")
+    lines += ["", *_about_attack(record)]
     return found[1] + "".join(f"{line}\n" for line in lines) + found[2]
+
+
+def _about_attack(record: dict[str, Any]) -> list[str]:
+    seeds = sorted({seed for row in record["readers"].values() for seed in row["seed"]})
+    ran = _ran_with([*record.get("before", []), record])
+    lines = [f"{len(seeds)} seeds, {record['seconds'] / 60:,.0f} minutes of one core{ran}."]
+    lines += [f"Not run: {name} ({why})." for name, why in record.get("not_run", {}).items()]
+    drawn = record.get("architectures", [])
+    if drawn:
+        counted = {key: sum(one[key] for one in drawn) for key in ("configurations", "moved", "aligned", "controls")}
+        lines += [
+            "",
+            f"Beside the files, {counted['configurations']:,} configurations of {_families(drawn)} families were "
+            f"drawn, with sizes that nobody uses. {counted['moved']:,} models were moved at random and "
+            f"{counted['aligned']:,} aligned; in float64 their outputs differ by at most "
+            f"{max(one['largest_difference'] for one in drawn):.0e} of the largest output. Of "
+            f"{counted['controls']:,} wrong transforms, each changed the outputs by at least "
+            f"{min(one['smallest_control'] for one in drawn):.0e}. "
+            f"Failures: {sum(len(one['failures']) for one in drawn)}.",
+        ]
+    return lines
+
+
+def _families(drawn: list[dict[str, Any]]) -> int:
+    return len({family for one in drawn for family in one["families"]})
+
+
+def _counts_of_faults(found: re.Match[str]) -> str:
+    commands = json.loads((DOCS / "faults.json").read_text(encoding="utf-8"))["commands"]
+    lines = ["| command | I/O calls | faults tried | of all | disks they left | problems |", "|---|" + "---:|" * 5]
+    for name, one in commands.items():
+        tried = "all" if one["exhaustive"] else f"{one['faults'] / one['possible']:.1%}"
+        disks = f"{one['reruns']:,}" if "reruns" in one else "not counted"
+        lines.append(f"| {name} | {one['calls']:,} | {one['faults']:,} | {tried} | {disks} | {len(one['problems'])} |")
+    calls, faults = (sum(one[key] for one in commands.values()) for key in ("calls", "faults"))
+    problems = sum(len(one["problems"]) for one in commands.values())
+    lines.append(f"| **all** | {calls:,} | {faults:,} | | | {problems} |")
+    after, before = (
+        sum(one["outcomes"].get(key, 0) for one in commands.values())
+        for key in ("finished by the same command", "finished before the fault")
+    )
+    lines += [
+        "",
+        f"{after:,} times the same command finished the work, {before:,} times the model was complete before the fault"
+        f"{_ran_with(list(commands.values()))}.",
+    ]
+    return found[1] + "".join(f"{line}\n" for line in lines) + found[2]
+
+
+def _ran_with(records: list[dict[str, Any]]) -> str:
+    """The versions of a run."""
+    shown = {
+        f" (isomerge {one['isomerge']}, commit {one['commit'][:8]}; Python {one['python']}, torch {one['torch']})"
+        for one in records
+        if "commit" in one
+    }
+    return "".join(sorted(shown))
 
 
 def _shown(default: Any) -> str:

@@ -27,7 +27,6 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
-import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -92,6 +91,8 @@ WIDE: dict[str, dict[str, Any]] = {
 
 def mostly_slow(names: Iterable[str], *quick: str) -> list[Any]:
     """For `parametrize`: every name, all but `quick` marked slow."""
+    import pytest  # what attacks the program makes models without it
+
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
@@ -417,12 +418,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5ForConditionalGeneration", {"d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 3,
            "num_decoder_layers": 2, "num_heads": 3, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
 }  # fmt: skip
+_STACK = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "intermediate_size": 48, "max_position_embeddings": 64, "tie_word_embeddings": False}  # fmt: skip
+# What people merge, for recipes as they publish them.
+MERGED_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"deep {name.lower()}": (f"{name}ForCausalLM", _STACK) for name in ("Llama", "Mistral", "Qwen2")},
+    "deep qwen3": ("Qwen3ForCausalLM", {**_STACK, "head_dim": 8}),
+}
 MEMBERS = ("base", "a", "b", "c")
 
 
-def write_family(family: str, folder: Path, vocabulary: int = FAMILY_VOCABULARY) -> None:
+def write_family(
+    family: str, folder: Path, vocabulary: int = FAMILY_VOCABULARY, dtype: torch.dtype = torch.float32
+) -> None:
     """`base`, `a`, `b` and `c`: c leaves one matrix as the base has it, as a partly frozen fine-tune does."""
-    name, config = FAMILIES[family]
+    name, config = {**FAMILIES, **MERGED_FAMILIES}[family]
     for number, member in enumerate(MEMBERS):
         made = stock(name, vocab_size=vocabulary, pad_token_id=0, bos_token_id=1, eos_token_id=2, **config)
         generator = torch.Generator().manual_seed(10 + number)  # no two changes of one magnitude at any cut
@@ -433,7 +443,7 @@ def write_family(family: str, folder: Path, vocabulary: int = FAMILY_VOCABULARY)
             for weight, parameter in made.named_parameters():
                 if number and not (member == "c" and weight == frozen):
                     parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
-        made.save_pretrained(folder / member)
+        made.to(dtype).save_pretrained(folder / member)
         write_tokenizer(folder / member, words(vocabulary))
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 WORDS = [
@@ -51,6 +50,8 @@ DIGITS = ["zero", "one", "two"]
 
 def write_digits(folder: Path, count: int = 36) -> list[tuple[np.ndarray, int]]:
     """Handwritten digits 0, 1, 2 of scikit-learn as `test/<class>/n.png`; returned in the order of the files' names."""
+    from sklearn.datasets import load_digits
+
     data = load_digits(n_class=3)
     images = []
     for number in range(count):
@@ -68,6 +69,8 @@ CLASSES = 5  # as many as the tiny image model has outputs
 @cache
 def digits(first: int = 0, count: int = 90) -> Path:
     """A folder of class folders: `count` images from the one with this number on."""
+    from sklearn.datasets import load_digits
+
     folder = Path(tempfile.mkdtemp(prefix="isomerge-digits-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     images, labels = load_digits(return_X_y=True)

@@ -75,7 +75,7 @@ def test_flags_are_told_from_commands(source: str, is_flag: bool) -> None:
 
 
 def test_arguments_in_backticks_are_flags_of_the_command_line() -> None:
-    """`cli.output.as_flags` writes them so."""
+    """`text.as_flags` writes them so."""
     verbs = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
     flags = {flag for verb in verbs for option in verb.params for flag in option.opts}
     flags |= {"--" + option.name.replace("_", "-") for method in ALL_METHODS.values() for option in method.options}

@@ -70,7 +70,13 @@ def test_no_module_hides_behind_a_name() -> None:
     assert not {f"isomerge.{name}" for name in NAMES} & set(modules)
 
 
-VARIADIC = {"check": {"models"}, "merge": {"options"}, "merge_state_dicts": {"options"}}
+VARIADIC = {
+    "best": {"models"},
+    "check": {"models"},
+    "merge": {"options"},
+    "merge_state_dicts": {"options"},
+    "sweep": {"options"},
+}
 """Any number of models; the options of a method."""
 
 
@@ -145,6 +151,10 @@ RESULTS: dict[str, Callable[[str, str, Path], Any]] = {
     "sweep": lambda a, b, out: isomerge.sweep(
         linear_recipe(a, b), {"models[0].weight": [1, 2]}, data=digits(), limit=9
     ),
+    "search": lambda a, b, out: isomerge.search(
+        linear_recipe(a, b), data=digits(), limit=12, algorithm="random", evaluations=3
+    ),
+    "best": lambda a, b, out: isomerge.best(a, b, data=digits(), limit=12, algorithm="random", evaluations=4),
     "demo": lambda a, b, out: isomerge.demo(out / "demo"),
 }  # fmt: skip
 """A way to make each kind of result, from two models and a folder to write in."""
@@ -187,6 +197,7 @@ WORKING: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {
     "align": lambda a, b, out: {"source": b, "anchor": a},
     "align_family": lambda a, b, out: {"models": [a, b]},
     "barrier": lambda a, b, out: {"model_a": a, "model_b": b, "data": digits()},
+    "best": lambda a, b, out: {"models": (a, b), "data": digits()},
     "calibrate": lambda a, b, out: {"model": a, "data": digits()},
     "catalogue": lambda a, b, out: {"kind": "methods"},
     "check": lambda a, b, out: {"models": (a, b)},
@@ -203,8 +214,9 @@ WORKING: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {
     "plane": lambda a, b, out: {"model_a": a, "model_b": b, "model_c": a, "data": digits()},
     "report": lambda a, b, out: {"folder": a},
     "reproduce": lambda a, b, out: {"folder": a},
+    "search": lambda a, b, out: {"recipe": linear_recipe(a, b), "data": digits()},
     "selftest": lambda a, b, out: {"model": a},
-    "sweep": lambda a, b, out: {"recipe": linear_recipe(a, b), "over": {"models[0].weight": [1, 2]}, "data": digits()},
+    "sweep": lambda a, b, out: {"recipe": [a, b], "over": {"models[0].weight": [1, 2]}, "data": digits()},
     "trust_remote_code": lambda a, b, out: {},
     "verify": lambda a, b, out: {"folder": a},
 }
@@ -237,7 +249,7 @@ def test_a_wrong_type_is_refused_by_the_name_of_its_argument(
     function = getattr(isomerge, name)
     given = {**WORKING[name](*image_pair(), tmp_path / "out"), argument: wrong}
     with pytest.raises(isomerge.RequestError) as refused:
-        function(*given.pop("models"), **given) if name == "check" else function(**given)
+        function(*given.pop("models"), **given) if name in ("check", "best") else function(**given)
     many = inspect.signature(function).parameters[argument].annotation in MANY_TYPES and argument != "tokenizer"
     assert (type(wrong).__name__ if many else argument) in str(refused.value)
     assert not (tmp_path / "out").exists()
@@ -254,8 +266,8 @@ def test_a_wrong_type_is_refused_by_the_name_of_its_argument(
         (lambda a, b: isomerge.plan([3]), "recipe"),  # type: ignore[list-item]
         (lambda a, b: isomerge.sweep([3], {"t": "0:1:0.5"}, data=digits()), "recipe"),  # type: ignore[list-item]
         (lambda a, b: isomerge.sweep(linear_recipe(a, b), [3], data=digits()), "over"),  # type: ignore[list-item]
-        (lambda a, b: isomerge.report(a, barrier="curve.json"), "barrier"),
-        (lambda a, b: isomerge.report(a, barrier=[3]), "barrier"),  # type: ignore[list-item]
+        (lambda a, b: isomerge.report(a, measured="curve.json"), "measured"),
+        (lambda a, b: isomerge.report(a, measured=[3]), "measured"),  # type: ignore[list-item]
         (lambda a, b: isomerge.calibrate(a, digits(), what="grams"), "what"),
         (lambda a, b: isomerge.evaluate(a, {"path": digits(), "limit": "x"}), "limit"),
     ],

@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import isomerge
+from isomerge.adapters.layout import ModuleLayout
 from isomerge.cli.app import app
 from isomerge.errors import CheckpointError
 from isomerge.running.stock import load_stock, stock_class
@@ -48,6 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     (tmp_path / "texts.txt").write_text("\n".join(" ".join(WORDS[k : k + 6]) for k in range(12)) + "\n")
+    (tmp_path / "lines.txt").write_text((tmp_path / "texts.txt").read_text() * 5)
     return tmp_path
 
 
@@ -73,12 +75,13 @@ RUN_THE_MODEL = [
     "eval a --data texts.txt", "calibrate a --data texts.txt -o out.safetensors", "barrier a b --data texts.txt",
     "ensemble a b --data texts.txt", "merge a b --method regmean --data texts.txt -o out",
     "merge a b --method fisher --data texts.txt -o out",
-    "sweep a b --over models.0.weight=0:1:0.5 --data texts.txt",
+    "sweep a b --over models.0.weight=0:1:0.5 --data texts.txt", "merge a b --repair --data texts.txt -o out",
+    "search a b --over models.0.weight=0:1 --evaluations 3 --data lines.txt",
 ]  # fmt: skip
 OTHERS = [
     "align a b -o out", "align a b --data texts.txt -o out", "merge a b --align -o out",
     "merge a b --tokenizer union -o out", "merge recipe.yml -o out", "merge a b -o out", "plan recipe.yml", "check a b",
-    "selftest a", "verify a", "extract a --base b -o out", "report a", "reproduce a",
+    "selftest a", "verify a", "extract a b -o out", "check a b --data texts.txt", "report a", "reproduce a",
 ]  # fmt: skip
 
 
@@ -131,13 +134,34 @@ def test_a_merged_model_is_run_by_the_code_of_its_parents(here: Path) -> None:
     assert len(curve.points) > 2
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
-def test_attention_kernels_are_not_fetched_from_a_hub(key: str) -> None:
-    """transformers takes org/name there as code to download and run."""
+KERNELS = ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"]
+
+
+@pytest.mark.parametrize("kernel", ["someone/kernel", "flash_attention_2", {"": "someone/kernel"}, 3])
+@pytest.mark.parametrize("key", KERNELS)
+def test_attention_kernels_are_not_fetched_from_a_hub(key: str, kernel: Any) -> None:
+    """transformers takes org/name there as code to download and run, and some other names too."""
     folder = model("llama", 0)
-    config = {**json.loads((folder / "config.json").read_text()), key: "someone/kernel"}
+    config = {**json.loads((folder / "config.json").read_text()), key: kernel}
     loaded = load_stock(config, tensors(folder), dtype=torch.float64)
     assert loaded.config._attn_implementation in ("sdpa", "eager")
+
+
+@pytest.mark.parametrize("key", KERNELS)
+def test_no_kernel_is_asked_for_to_know_the_names_of_layers(key: str, tmp_path: Path) -> None:
+    """Where kernels are installed, transformers would fetch it; where not, it fails."""
+    gpt2(tmp_path / "a", seed=0)
+    edit(tmp_path / "a" / "config.json", **{key: "someone/kernel"})
+    layout = ModuleLayout(isomerge.open_checkpoint(tmp_path / "a"))
+    assert layout.model.config._attn_implementation in ("sdpa", "eager")
+
+
+@pytest.mark.parametrize("wrong", [{"n_head": 5}, {"n_embd": "16"}, {"activation_function": "nope"}, {"dtype": "os"}])
+def test_a_config_that_no_class_can_be_built_from_is_named(wrong: dict[str, Any], here: Path) -> None:
+    gpt2(here / "a", seed=0)
+    edit(here / "a" / "config.json", **wrong)
+    with pytest.raises(CheckpointError, match="cannot build it from this config.json"):
+        isomerge.evaluate(here / "a", here / "texts.txt")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _WHERE = {
     "AlignedFamily": "isomerge.alignment.family",
@@ -26,6 +26,7 @@ _WHERE = {
     "align": "isomerge.alignment.api",
     "align_family": "isomerge.alignment.api",
     "barrier": "isomerge.connectivity.barrier",
+    "best": "isomerge.choosing.api",
     "calibrate": "isomerge.calibration.api",
     "catalogue": "isomerge.listing",
     "check": "isomerge.checking.api",
@@ -42,6 +43,7 @@ _WHERE = {
     "plane": "isomerge.connectivity.plane",
     "report": "isomerge.reporting.page",
     "reproduce": "isomerge.merging.reproduce",
+    "search": "isomerge.sweeping.search_api",
     "selftest": "isomerge.alignment.selftest",
     "sweep": "isomerge.sweeping.api",
     "trust_remote_code": "isomerge.checkpoint.remote_code",
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from isomerge.checkpoint import Checkpoint as Checkpoint
     from isomerge.checkpoint import open_checkpoint as open_checkpoint
     from isomerge.checkpoint.remote_code import trust_remote_code as trust_remote_code
+    from isomerge.choosing.api import best as best
     from isomerge.connectivity.barrier import barrier as barrier
     from isomerge.connectivity.plane import plane as plane
     from isomerge.data import open_data as open_data
@@ -81,6 +84,7 @@ if TYPE_CHECKING:
     from isomerge.reporting.page import report as report
     from isomerge.sweeping.api import sweep as sweep
     from isomerge.sweeping.result import Sweep as Sweep
+    from isomerge.sweeping.search_api import search as search
 
 
 def __getattr__(name: str) -> Any:

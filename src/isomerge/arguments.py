@@ -28,7 +28,7 @@ SHARED: dict[str, tuple[Any, ...]] = {
     "max_memory": (int, str, None),
     "out": (str, os.PathLike, None),
     "plot": (str, os.PathLike, None),
-    "progress": (Callable, None),
+    "progress": (Callable, bool, None),
     "seed": (int,),
     "task": (str, None),
     "threads": (int, None),

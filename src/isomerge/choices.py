@@ -11,9 +11,10 @@ they are read from the JSON Schema of recipes, which is generated from them.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 # Alignment.
 Level = Literal["permutation", "rotation", "full"]
@@ -22,12 +23,14 @@ Many = Literal["anchor", "universe"]
 Evidence = Literal["weights", "activations", "mix"]
 Measure = Literal["covariance", "correlation", "l2"]
 Site = Literal["pre", "post"]
+LearnTowards = Literal["predictions", "labels"]
 LEVELS: tuple[str, ...] = get_args(Level)
 PARTS: tuple[str, ...] = get_args(Part)
 MANY: tuple[str, ...] = get_args(Many)
 EVIDENCE: tuple[str, ...] = get_args(Evidence)
 MEASURES: tuple[str, ...] = get_args(Measure)
 SITES: tuple[str, ...] = get_args(Site)
+LEARN_TOWARDS: tuple[str, ...] = get_args(LearnTowards)
 
 # Data and what is measured on it.
 DataKind = Literal["images", "texts", "lines", "documents", "table", "tokens", "corpus"]
@@ -36,6 +39,8 @@ DATA_KINDS: tuple[str, ...] = get_args(DataKind)
 FISHER_KINDS: tuple[str, ...] = get_args(FisherKind)
 SPLITS = ("train", "validation", "test")
 TASKS = ("image", "sequence", "token", "regression", "causal-lm", "masked-lm", "seq2seq")
+Goals = Literal["auto", "mean", "own", "expert"]
+GOALS: tuple[str, ...] = get_args(Goals)
 STATISTICS = ("gram", "activations", "units", "fisher")
 
 # Merging, sweeping, writing and listing.
@@ -46,6 +51,8 @@ DEFAULT_RANK = 16
 TOKENIZERS = ("union", "base", ROWS)
 SWEEP_MODES = ("grid", "together")
 RANKINGS = ("loss", "metric")
+ALGORITHMS = ("bayesian", "cma", "random")
+ENGINES = ("threads", "ray")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 CATALOGUES = ("methods", "architectures", "solvers")
 
@@ -54,6 +61,10 @@ STAGING = ".isomerge-partial"
 """In an output folder: finished tensors of a merge that has not ended."""
 POINTS = "points.jsonl"
 """In the folder of a sweep: the points measured so far."""
+PROGRESS = "ISOMERGE_PROGRESS"
+"""The variable that, set to "json", makes a verb print its progress as lines of JSON on stderr."""
+MODEL = "model"
+"""In the folder of a search: the folder of the best merge."""
 DEMO_MARK = ".isomerge-demo"
 """In the folder of a demo: what the demo wrote, so that the next one may replace it."""
 
@@ -65,6 +76,53 @@ def methods() -> dict[str, str]:
     >>> methods()["linear"]
     'Weighted average: Σ w_k W_k, the weights divided by their sum.'
     """
-    schema = Path(__file__).parent / "merging" / "recipe" / "schema.json"
-    known = json.loads(schema.read_text(encoding="utf-8"))["properties"]["merge_method"]["oneOf"]
+    known = _schema()["properties"]["merge_method"]["oneOf"]
     return {method["const"]: method["description"] for method in known}
+
+
+@dataclass(frozen=True)
+class MethodOption:
+    """An option of a merge method."""
+
+    name: str
+    kind: str
+    """number, integer, boolean or string."""
+    help: str
+    each: bool
+    """Every model has its own value."""
+    required: bool
+    default: Any
+
+    @property
+    def meaning(self) -> str:
+        """Its help, whose value it is, and the default."""
+        default = "required" if self.required else f"default: {str(self.default).lower()}"
+        about = [*(["one value per model"] if self.each else []), *([default] if self.default is not None else [])]
+        return f"{self.help} [{'; '.join(about)}]" if about else self.help
+
+
+def method_options(method: str) -> list[MethodOption]:
+    """The options of a merge method.
+
+    >>> [option.name for option in method_options("slerp")]
+    ['t']
+    """
+    known = _schema()["$defs"]
+    each = {name for name, one in known[f"model-options-{method}"]["properties"].items() if "description" in one}
+    return [
+        MethodOption(name, _kind_of(one), one["description"], name in each, "default" not in one, one.get("default"))
+        for name, one in known[f"options-{method}"]["properties"].items()
+        if "description" in one  # others are accepted for mergekit's sake and have no effect
+    ]
+
+
+def _kind_of(option: dict[str, Any]) -> str:
+    """Its type; a reference to one is named after it."""
+    kinds = option.get("type") or option["$ref"].rpartition("setting-")[2].removesuffix("-or-null")
+    return str(kinds if isinstance(kinds, str) else kinds[0])
+
+
+@cache
+def _schema() -> Any:
+    schema = Path(__file__).parent / "merging" / "recipe" / "schema.json"
+    return json.loads(schema.read_text(encoding="utf-8"))

@@ -37,6 +37,13 @@ class IsomergeError(Exception):
         self.keys, self.cause, self.module = tuple(keys), cause, module
 
 
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Also where torch could not get any, which on a CPU it says in words only."""
+    words = ("can't allocate memory", "not enough memory")
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or (isinstance(error, RuntimeError) and any(one in str(error) for one in words))
+
+
 class RequestError(IsomergeError):
     """The request itself was wrong: an unknown option value, models that do not fit together.
 

@@ -1,4 +1,4 @@
-"""The one way to read JSON: bounded in size and depth, and every fault is a `JsonError` with its cause.
+"""The one way to read JSON and short text: bounded, and what is no JSON is a `JsonError` with its cause.
 
 What it lets through can be copied, compared and written again: it nests at most 64 deep, whole numbers fit a float, and
 text can be encoded.
@@ -6,6 +6,7 @@ text can be encoded.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -32,9 +33,23 @@ def read_json(path: Path, *, infinite: bool = False) -> Any:
 
     `infinite` lets Infinity through, which no JSON has and some configs mean.
     """
+    return parse_json(_content(path), infinite=infinite)
+
+
+def read_text(path: Path, *, errors: str = "strict") -> str:
+    """Other text, with a newline at the ends of lines. What is larger, or has no end, is an OSError."""
+    content = _content(path)
+    if len(content) > LARGEST:
+        raise OSError(errno.EFBIG, f"it is larger than {LARGEST >> 20} MiB", str(path))
+    return content.decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _content(path: Path) -> bytes:
+    """At most one byte more than is allowed. A pipe would be waited for, and a device has no end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is a pipe or a device and not a file", str(path))
     with path.open("rb") as file:
-        content = file.read(LARGEST + 1)
-    return parse_json(content, infinite=infinite)
+        return file.read(LARGEST + 1)
 
 
 def parse_json(content: bytes | str, *, infinite: bool = False, unique: bool = False) -> Any:

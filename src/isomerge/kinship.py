@@ -35,6 +35,10 @@ VERDICTS = (IDENTICAL, SIBLINGS, STRANGERS)  # from the nearest to the farthest
 RELATED = 0.2
 """The cosine of strangers is about 0; alignment at level `full` brought those we measured to 0.27 and more."""
 
+ONE_BASE = 0.5
+"""Siblings fine-tuned far from one base on different skills had 0.8 and more, so a cosine below this is not theirs,
+though it may be that of strangers that were aligned."""
+
 
 # --- the numbers ------------------------------------------------------------------------------------------------------
 def relative_distance(apart: float, size: float) -> float | None:

@@ -15,8 +15,16 @@ EXTRAS = {
     "ot": "ot",
     "matplotlib": "report",
     "jinja2": "report",
+    "starlette": "studio",
+    "uvicorn": "studio",
     "datasets": "eval",
     "lm_eval": "eval",
+    "cma": "search",
+    "optuna": "search",
+    "ray": "ray",
+    "s3fs": "remote",
+    "gcsfs": "remote",
+    "aiohttp": "remote",
 }
 INSTALLED_AS = {"PIL": "pillow", "sklearn": "scikit-learn", "ot": "POT", "lm_eval": "lm-eval"}
 

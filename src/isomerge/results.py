@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import ItemsView, Iterator, KeysView, Mapping
 from dataclasses import dataclass, fields
@@ -31,6 +32,11 @@ class Result:
         values = {each.name: getattr(self, each.name) for each in fields(self) if not each.name.startswith("_")}
         left_out = {name for name in self.OPTIONAL if values[name] is None}
         return {name: plain(value) for name, value in values.items() if name not in left_out}
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the table that the command line prints."""
+        shown = importlib.import_module("isomerge.reporting.notebook")  # which is above all that has results
+        return str(shown.result_html(self.to_dict(), type(self).__name__))
 
     def __getitem__(self, key: str) -> Any:
         return self.to_dict()[key]

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import hashlib
 import os
+import stat
 import sys
 import tempfile
 import threading
@@ -40,6 +41,16 @@ _seeking = threading.Lock()
 def open_to_read(path: Path) -> int:
     """A descriptor for `read_at`. Windows would otherwise translate line ends."""
     return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+
+
+def open_past_cache(path: Path) -> int | None:
+    """A descriptor that writes whole pages straight to the disk; None where the system or the disk has none."""
+    if not hasattr(os, "O_DIRECT"):
+        return None
+    try:
+        return os.open(path, os.O_WRONLY | os.O_DIRECT | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        return None
 
 
 def read_at(descriptor: int, view: memoryview, offset: int) -> int:
@@ -137,6 +148,16 @@ def lock_folder(folder: Path) -> int:
 def processors() -> int:
     """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def own_temporary_folder() -> Path | None:
+    """A folder of this user in the temporary folder; None where it belongs to others or can be written by them."""
+    user = os.getuid() if hasattr(os, "getuid") else None
+    folder = Path(tempfile.gettempdir()) / f"isomerge-{'user' if user is None else user}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    state = folder.lstat()
+    is_ours = user is None or (state.st_uid == user and not state.st_mode & 0o022)
+    return folder if stat.S_ISDIR(state.st_mode) and is_ours else None
 
 
 def boot() -> str | None:

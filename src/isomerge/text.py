@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 # Cc: terminal controls; Cf: marks that change the direction of reading or show nothing; Cs: halves of characters, as in
 # file names that are not UTF-8; Zl, Zp: other ends of lines.
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+SECRETS = re.compile(r"(\b[A-Za-z][\w.+-]+:/{1,2})(?:[^\s/?#'\"<>]*@)?([^\s?#'\"<>]*)(?:[?#][^\s'\"<>]*)?")
+"""An address: its scheme, perhaps who asks, the place, perhaps a query."""
 MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#|~&!$:@]|(?<=www)\.)")
 
 
@@ -31,6 +34,15 @@ def visible(text: str, keep: str = "\n\t") -> str:
     return "".join(_escaped(one) if _is_hidden(one) and one not in keep else one for one in text)
 
 
+def without_secrets(text: str) -> str:
+    """The text without what may be secret in the addresses in it: names, passwords, queries and signatures.
+
+    >>> without_secrets("GET https://me:key@host/a.json?X-Amz-Signature=1f failed; see s3://bucket/a")
+    'GET https://host/a.json failed; see s3://bucket/a'
+    """
+    return SECRETS.sub(r"\1\2", text)
+
+
 def inert(text: str) -> str:
     """Text for one line of a Markdown page, where it is no markup, no HTML and no link."""
     return MARKDOWN.sub(r"\\\1", visible(" ".join(text.split()), keep=""))
@@ -39,6 +51,25 @@ def inert(text: str) -> str:
 def code(text: str) -> str:
     """The same in letters of one width, as names of files and tensors are shown."""
     return f"`{visible(text, keep='').replace('`', chr(39))}`"
+
+
+def short_names(models: Sequence[str]) -> list[str]:
+    """The last parts of paths and hub ids, where they tell the models apart.
+
+    >>> short_names(["runs/a", "runs/b"]), short_names(["a/model", "b/model"])
+    (['a', 'b'], ['a/model', 'b/model'])
+    """
+    short = [PurePath(model).name or model for model in models]
+    return short if len(set(short)) == len(models) else list(models)
+
+
+def as_flags(note: str) -> str:
+    """The notes of the library name arguments, in backticks: on the command line they are flags.
+
+    >>> as_flags("write it with `anchor_out`")
+    'write it with --anchor-out'
+    """
+    return re.sub("`([a-z_]+)`", lambda name: "--" + name[1].replace("_", "-"), note)
 
 
 def all_visible(value: Any) -> Any:

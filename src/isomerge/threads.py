@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -22,7 +22,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 DOUBLING = 0.015
 """Seconds after which twice as many threads work."""
-Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+
+
+class Run(Protocol):
+    """Maps a function over items, in order; `done` is told the place of each when its result is there."""
+
+    def __call__(
+        self, function: Callable[[Any], Any], items: Sequence[Any], done: Callable[[int], None] | None = None
+    ) -> list[Any]: ...
 
 
 @contextmanager
@@ -36,10 +43,20 @@ def parallel(threads: int | None = None) -> Iterator[Run]:
     count = thread_count(threads)
     with workers(count) as pool:
 
-        def run(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-            if count == 1 or len(items) < 2:
-                return [function(item) for item in items]
+        def run(
+            function: Callable[[Any], Any], items: Sequence[Any], done: Callable[[int], None] | None = None
+        ) -> list[Any]:
             results: list[Any] = [None] * len(items)
+
+            def one(place: int) -> None:
+                results[place] = function(items[place])
+                if done is not None:
+                    done(place)
+
+            if count == 1 or len(items) < 2:
+                for place in range(len(items)):
+                    one(place)
+                return results
             errors: dict[int, BaseException] = {}
             left = iter(range(len(items)))  # shared: whoever is free takes the next one
             stopped = threading.Event()
@@ -50,7 +67,7 @@ def parallel(threads: int | None = None) -> Iterator[Run]:
                     if place is None:
                         return
                     try:
-                        results[place] = function(items[place])
+                        one(place)
                     except BaseException as error:
                         errors[place] = error
                         stopped.set()

@@ -157,7 +157,7 @@ def test_large_matrices_are_decomposed_as_well_by_the_leading_part_alone(monkeyp
         ({"energy": 1.5}, "energy cannot be 1.5"),
         ({"rank": 2, "targets": "("}, "no regular expression"),
         ({"rank": 2, "same": True}, "nothing that an adapter can hold differs"),
-        ({"rank": 2, "other": "gpt2"}, "only one of them has"),
+        ({"rank": 2, "other": "gpt2"}, "of type 'llama' and 'gpt2'"),
     ],
 )
 def test_bad_requests_are_refused(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_folder_without_a_model_is_refused(out: Path, tmp_path: Path) -> None:
 
 
 def test_bare_state_dicts_are_refused_with_the_way_to_say_what_they_are() -> None:
-    with pytest.raises(RequestError, match=r"open_checkpoint\(model, config=") as caught:
+    with pytest.raises(RequestError, match=r"Pass config=… for state_dicts") as caught:
         isomerge.align(tensors(model("bert", 1)), anchor=tensors(model("bert", 0)))
     assert "how many heads" in str(caught.value)
 

@@ -35,7 +35,7 @@ SEEDS = [0, 10, 20]
 
 @pytest.fixture(autouse=True)
 def _nothing_is_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("solve_pair", "rounds"):
+    for module in ("evidence", "rounds"):
         monkeypatch.setattr(f"isomerge.alignment.{module}.is_noise", lambda gain, dimension, parameters: False)
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import isomerge
 from isomerge.cli.app import app
-from isomerge.errors import AlignmentError
+from isomerge.errors import AlignmentError, CheckpointError
 from models import difference, logits, model, tensors
 
 Edit = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
@@ -165,3 +165,18 @@ def test_a_family_with_one_changed_model_leaves_nothing(tmp_path: Path, monkeypa
     with pytest.raises(AlignmentError):
         family.save(tmp_path / "out", anchor_out=tmp_path / "anchor")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_weights_that_cannot_be_read_back_fail_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a reason to leave the check out: what was written could be anything."""
+    from isomerge.evaluation.probe import largest_difference
+
+    first, second = isomerge.open_checkpoint(model("llama", 0)), isomerge.open_checkpoint(model("llama", 1))
+    assert largest_difference(first, second)[0] is not None
+
+    def fails(name: str) -> torch.Tensor:
+        raise CheckpointError(f"While reading {name}: Input/output error.")
+
+    monkeypatch.setattr(second, "read", fails)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        largest_difference(first, second)

@@ -10,7 +10,7 @@ import torch
 
 import isomerge
 from isomerge.errors import RequestError
-from models import model, read_config, same_bytes, tensors
+from models import model, read_config, same_bytes, stock, tensors
 
 
 def test_state_dicts_without_a_config_are_not_aligned_in_silence() -> None:
@@ -25,11 +25,47 @@ def test_state_dicts_without_a_config_are_not_aligned_in_silence() -> None:
         assert "config" in caught.value.keys
 
 
+def test_names_and_shapes_do_not_say_what_a_model_computes() -> None:
+    """Why a config is asked for: where pairs are rotated and gains are stored otherwise, symmetries are others."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "head_dim": 4, "intermediate_size": 12, "vocab_size": 29, "tie_word_embeddings": False}  # fmt: skip
+    llama, *others = (stock(f"{name}ForCausalLM", **sizes).eval() for name in ("Llama", "Ernie4_5", "Gemma"))
+    ids = torch.arange(2, 10)[None]
+    for other in others:
+        shapes, own = ({k: v.shape for k, v in one.state_dict().items()} for one in (llama, other))
+        assert shapes == own
+        other.load_state_dict(llama.state_dict())
+        with torch.no_grad():
+            assert (llama(ids).logits - other(ids).logits).abs().max() > 1e-3
+
+
 def test_with_their_config_they_are_aligned_as_their_folders_are() -> None:
     folders = [model("llama", seed) for seed in (0, 1)]
     a, b = (isomerge.open_checkpoint(tensors(f), config=read_config(f)) for f in folders)
     found, expected = isomerge.align(b, a).state_dict(), isomerge.align(folders[1], folders[0]).state_dict()
     assert all(same_bytes(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_config_given_beside_state_dicts_says_what_they_cannot() -> None:
+    folders = [model("llama", seed) for seed in (0, 1)]
+    (a, b), config = map(tensors, folders), read_config(folders[0])
+    expected = isomerge.align(folders[1], folders[0]).state_dict()
+    for found in (
+        isomerge.align(b, a, config=config),
+        isomerge.align(b, folders[0], config=config),
+        isomerge.align_family([b], anchor=a, config=config).members[0],
+    ):
+        assert all(same_bytes(found.state_dict()[name], tensor) for name, tensor in expected.items())
+    merged = isomerge.merge([a, b], align=True, config=config).state_dict()
+    truth = isomerge.merge(folders, align=True).state_dict()
+    assert merged.keys() == truth.keys() and all(same_bytes(merged[name], truth[name]) for name in truth)
+
+
+@pytest.mark.parametrize("call", [isomerge.align_family, isomerge.merge])
+def test_a_config_that_no_model_needs_is_refused(call: Any) -> None:
+    with pytest.raises(RequestError, match="none of them is one") as caught:
+        call([model("vit", 0), model("vit", 1)], config={"model_type": "vit"})
+    assert caught.value.keys == ("config",)
 
 
 def test_a_merge_whose_models_cannot_be_aligned_says_so_first(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -56,7 +55,8 @@ def build(row_id: str, seed: int = 0) -> Any:
 def saved(row_id: str, seed: int = 0) -> Path:
     """The folder the stock class writes."""
     folder = scratch() / f"{row_id}-{seed}"
-    build(row_id, seed).save_pretrained(folder)
+    if not folder.exists():  # the cache takes saved(x) and saved(x, 0) for two, and who has opened it would notice
+        build(row_id, seed).save_pretrained(folder)
     return folder
 
 
@@ -146,8 +146,10 @@ def one_of_each_family() -> list[Case]:
     return list({(make_config(case.row).model_type, case.untie): case for case in reversed(cases())}.values())[::-1]
 
 
-def every_case(*, untied: bool = True) -> pytest.MarkDecorator:
+def every_case(*, untied: bool = True) -> Any:
     """Every case of the table; one of each family is quick, the others are slow."""
+    import pytest  # what attacks the program makes models without it
+
     quick = {case.id for case in one_of_each_family()}
     chosen = [case for case in cases() if untied or not case.untie]
     marked = [pytest.param(case, id=case.id, marks=[] if case.id in quick else pytest.mark.slow) for case in chosen]

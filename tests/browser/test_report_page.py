@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from browser.chromium import chromium, picture, show_on
+from browser.chromium import HEIGHT, chromium, picture, show_on
 from demonstration.short_demo import short_demo
-from reporting.outputs import made, record_of, said
+from reporting.heat_cells import cell_numbers
+from reporting.outputs import made, record_of, said, verb, workshop
 from reporting.test_curves import NEAR, NEAR_PLANE
 from reporting.test_page import CURVE, PLANE
 
@@ -30,15 +34,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = []
     for name, content in (("curve.json", CURVE), ("plane.json", PLANE)):
         (folder / name).write_text(json.dumps(content))
-        flags += ["--barrier", folder / name]
+        flags += ["--measured", folder / name]
     said("report", made("aligned-merge"), "-o", folder / "aligned-merge.html", *flags)
     for name, near in (("near.json", NEAR), ("near-plane.json", NEAR_PLANE)):
         (folder / name).write_text(json.dumps(near))
-    near_flags = ["--barrier", folder / "near.json", "--barrier", folder / "near-plane.json"]
+    near_flags = ["--measured", folder / "near.json", "--measured", folder / "near-plane.json"]
     said("report", made("ties"), "-o", folder / "near.html", *near_flags)
     for kind in ("ties", "align", "reconstruct", "adapters"):
         said("report", made(kind), "-o", folder / f"{kind}.html")
     said("report", short_demo(epochs=4).out, "-o", folder / "demo.html")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def situations() -> Path:
+    """Pages of merges: of siblings, of strangers as they are, aligned and with a barrier, and one damaged later."""
+    folder = workshop() / "merges"
+    folder.mkdir()
+    weights = load_file(workshop() / "first" / "model.safetensors")
+    shutil.copytree(workshop() / "first", folder / "sibling")
+    near = {name: 1.01 * tensor for name, tensor in weights.items()}
+    save_file(near, folder / "sibling" / "model.safetensors", metadata={"format": "pt"})
+    said("merge", "first", folder / "sibling", "-o", folder / "siblings")
+    said("merge", "first", "second", "-o", folder / "strangers")
+    for name in ("barrier", "failed"):
+        shutil.copytree(folder / "siblings" if name == "failed" else made("aligned-merge"), folder / name)
+    (folder / "barrier" / "barrier.json").write_text(json.dumps({**CURVE, "models": ["first", "second"]}))
+    with (folder / "failed" / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x11")
+    assert verb("verify", folder / "failed").exit_code == 1
+    shutil.copytree(made("aligned-merge"), folder / "aligned")
+    said("report", folder / "barrier")
     return folder
 
 
@@ -79,6 +106,85 @@ def test_the_page_fits_complains_of_nothing_and_can_be_read(view: Any, folder: P
     assert unlabelled == 0
 
 
+RED, AMBER, GREEN = "red", "amber", "green"
+WHO = "first and second, strangers (cosine 0.01), were"
+SITUATIONS = {
+    "siblings": (
+        GREEN,
+        "Expect it to work",
+        "first and sibling, siblings (cosine 1.00), were averaged: expect the",
+    ),
+    "strangers": (RED, "Expect noise", f"{WHO} averaged unaligned: expect noise."),
+    "aligned": (AMBER, "Expect lower quality", f"{WHO} aligned (level full) and averaged: after alignment they still"),
+    "barrier": (AMBER, "A low barrier", "between the parents the loss rises by at most 0.1 above its ends."),
+    "failed": (RED, "File check failed", "Do not use failed: the check 'lock' failed"),
+}
+
+
+def hue(element: Any, style: str) -> str:
+    red, green, blue = (int(part) for part in re.findall(r"\d+", element.value_of_css_property(style))[:3])
+    if green > red:
+        return GREEN
+    return AMBER if green - blue > 40 else RED
+
+
+@pytest.mark.parametrize("kind", SITUATIONS)
+def test_a_page_opens_with_its_verdict(view: Any, situations: Path, kind: str) -> None:
+    """In the colour of its news, above the fold, and before all else but the name."""
+    driver, width, scheme = view
+    opened(driver, situations / kind / "report.html")
+    driver.save_screenshot(str(situations / f"{kind}-{width}-{scheme}.png"))
+    colour, label, sentence = SITUATIONS[kind]
+    (box,), (badge,), (said_,) = (some(driver, query) for query in (".verdict", ".badge", ".sentence"))
+    assert hue(box, "border-left-color") == hue(badge, "color") == colour
+    assert label in badge.text and sentence in said_.text
+    top, bottom, fold, first = driver.execute_script(
+        "const box = document.querySelector('.verdict').getBoundingClientRect();"
+        "return [box.top, box.bottom, innerHeight, document.querySelector('section').getBoundingClientRect().top]"
+    )
+    assert 0 < top < 160 and bottom < fold / 2 and bottom < first
+    open_ = [fold.get_attribute("open") is not None for fold in some(driver, "#integrity details, #run details")]
+    assert open_ == [kind == "failed", False], "folded, unless there is something wrong"
+
+
+def test_quality_is_on_top_or_the_commands_that_measure_it(view: Any, situations: Path) -> None:
+    driver, _, _ = view
+    opened(driver, situations / "barrier" / "report.html")
+    cards = [card.text.splitlines()[:2] for card in some(driver, ".cards li")]
+    assert cards[0] == ["barrier", "0.5 → 0.1"] and cards[-1] == ["file integrity", "good"]
+    assert not some(driver, ".unmeasured")
+    opened(driver, situations / "strangers" / "report.html")
+    (box,) = some(driver, ".unmeasured")
+    assert "Quality: not measured" in box.text and "isomerge eval merges/strangers --data DATA" in box.text
+    assert box.rect["y"] + box.rect["height"] < HEIGHT, "above the fold"
+    opened(driver, situations / "failed" / "report.html")
+    assert not some(driver, ".unmeasured"), "what is damaged is to be written again, not measured"
+    assert (
+        "Write it again" in some(driver, ".verdict")[0].text and "isomerge reproduce" in some(driver, ".code")[0].text
+    )
+
+
+@pytest.mark.parametrize("allowed", [True, False], ids=["clipboard", "without"])
+def test_a_command_is_copied(view: Any, situations: Path, allowed: bool) -> None:
+    """Where the clipboard is denied, the text is selected and copied as the keyboard would."""
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    driver, _, _ = view
+    opened(driver, situations / "strangers" / "report.html")
+    permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+    driver.execute_cdp_cmd("Browser.grantPermissions", {"permissions": permissions})
+    if not allowed:
+        driver.execute_script("navigator.clipboard.writeText = () => Promise.reject(new Error('denied'))")
+    read = "const done = arguments[0]; navigator.clipboard.readText().then(done, e => done(String(e)))"
+    texts = [driver.execute_script("return arguments[0].textContent", shown) for shown in some(driver, ".code pre")]
+    assert len(texts) == 3 and texts[0] == "isomerge merge first second --align -o merges/strangers-aligned"
+    for text, button in zip(texts, some(driver, ".copy"), strict=True):
+        button.send_keys(Keys.ENTER)
+        WebDriverWait(driver, 10).until(lambda _, button=button: button.text == "Copied")
+        assert driver.execute_async_script(read).splitlines() == text.splitlines()
+
+
 def test_the_preference_decides_and_the_switch_overrides_it(view: Any, folder: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -105,14 +211,17 @@ def test_the_preference_decides_and_the_switch_overrides_it(view: Any, folder: P
 def test_the_cells_of_the_heat_maps_are_the_numbers_of_the_record(view: Any, folder: Path) -> None:
     driver, _, _ = view
     opened(driver, folder / "aligned-merge.html")
-    script = "return [...document.querySelectorAll('.heat td[data-v]')].map(e => [+e.dataset.v, +e.innerText])"
-    cells = driver.execute_script(script)
+    cells = driver.execute_script(
+        "return [...document.querySelectorAll('.heat td[data-v]')]"
+        ".map(e => [+e.dataset.before, +e.dataset.v, e.innerText])"
+    )
     spaces = record_of(made("aligned-merge"))["measured"]["spaces"]
-    expected = sorted(row["distance"][side][0] for side in ("before", "after") for row in spaces)
-    assert sorted(value for value, _ in cells) == expected
-    assert [shown for _, shown in cells] == pytest.approx([value for value, _ in cells], rel=0.006)
+    expected = sorted([row["distance"][side][0] for side in ("before", "after")] for row in spaces)
+    assert sorted(numbers for *numbers, _ in cells) == expected
+    for before, after, text in cells:
+        assert cell_numbers(text)[:2] == pytest.approx((before, after), rel=0.006)
     embedded = driver.execute_script("return JSON.parse(document.getElementById('record').textContent)")
-    assert embedded["record"] == record_of(made("aligned-merge")) and embedded["curves"] == [CURVE, PLANE]
+    assert embedded["record"] == record_of(made("aligned-merge")) and embedded["measurements"] == [CURVE, PLANE]
 
 
 def test_the_points_of_the_curve_lie_where_their_numbers_are(view: Any, folder: Path) -> None:

@@ -22,8 +22,8 @@ from models import model, noisy
 
 CHECK_KEYS = {
     "summary", "verdict", "reasons", "suggestion", "why", "recipe", "weights", "distance", "sign_conflict",
-    "alignment_helps", "cosine", "norm_ratio", "low_rank", "alignment", "layers", "spaces", "pairs", "from_base",
-    "models", "base", "architecture", "tokenizer", "seconds",
+    "alignment_helps", "cosine", "norm_ratio", "low_rank", "alignment", "layers", "spaces", "mergeability", "pairs",
+    "from_base", "models", "base", "architecture", "tokenizer", "seconds",
 }  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def test_every_field_has_a_type(result: type) -> None:
         (lambda: isomerge.check("a", "b", data=3), "data"),
         (lambda: isomerge.report(3), "folder"),
         (lambda: isomerge.report("out", out=3), "out"),
-        (lambda: isomerge.report("out", barrier="curve.json"), "barrier"),
+        (lambda: isomerge.report("out", measured="curve.json"), "measured"),
         (lambda: isomerge.demo(3), "out"),
         (lambda: isomerge.demo("out", seeds="2"), "seeds"),
         (lambda: isomerge.catalogue(["methods"]), "kind"),

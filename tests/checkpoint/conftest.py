@@ -84,6 +84,8 @@ class FakeHub:
         wanted = request.headers.get("Range")
         self.requests.append((request.command, request.path, wanted))
         path = request.path.split("?")[0]
+        if path.startswith(f"/api/models/org/name/tree/{COMMIT}"):
+            return self.send(request, 200, json.dumps(self.tree()).encode(), {"Content-Type": "application/json"}, body)
         if path.startswith("/api/models/org/name"):
             revision = path.removeprefix("/api/models/org/name").removeprefix("/revision/")
             if revision not in ("", "main", COMMIT):
@@ -102,6 +104,16 @@ class FakeHub:
             headers["Content-Range"] = f"bytes {first}-{int(first) + len(piece) - 1}/{len(data)}"
             return self.send(request, 206, piece, headers, body)
         self.fail(request, "EntryNotFound" if path.startswith("/org/name") else "RepoNotFound")
+
+    def tree(self) -> list[dict[str, Any]]:
+        """Every file and folder, as the hub lists them."""
+        listed: list[dict[str, Any]] = []
+        for path in sorted(self.folder.rglob("*")):
+            name = path.relative_to(self.folder).as_posix()
+            size = path.stat().st_size if path.is_file() else 0
+            kind = "file" if path.is_file() else "directory"
+            listed.append({"type": kind, "path": name, "size": size, "oid": f"{abs(hash(name)):040x}"[:40]})
+        return listed
 
     def fail(self, request: BaseHTTPRequestHandler, code: str) -> None:
         self.send(request, 404, b"", {"X-Error-Code": code, "X-Repo-Commit": COMMIT}, body=False)

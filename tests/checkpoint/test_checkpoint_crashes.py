@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 
 from isomerge.checkpoint import TensorInfo, open_checkpoint, write_checkpoint
+from isomerge.checkpoint.journal import Commit, Journal
 from isomerge.checkpoint.staging import STAGING, Staging
 from isomerge.errors import CheckpointError, RequestError
 
@@ -196,7 +198,7 @@ def test_a_real_full_disk_is_explained(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="Not a directory"):
+    with pytest.raises(RequestError, match="file above it is a file"):
         write(tmp_path / "file" / "out")
 
 
@@ -231,3 +233,15 @@ def test_finished_work_of_another_run_is_not_thrown_away_unasked(tmp_path):
     with contextlib.suppress(KeyboardInterrupt), Staging(out, force=True, key="second") as staging:
         assert staging.finished() == [] and staging.reopen("model.safetensors", 4) is None
         raise KeyboardInterrupt
+
+
+def test_a_line_of_the_journal_that_was_changed_counts_as_never_written(tmp_path: Path) -> None:
+    """It may still be JSON of the right kind: the plan of a commit without its last file."""
+    journal = Journal(tmp_path)
+    journal.begin("a key")
+    journal.note(tensor="a", hash="0" * 64)
+    journal.note_commit(Commit(["model.safetensors", "config.json"]))
+    assert Journal(tmp_path).commit == Commit(["model.safetensors", "config.json"])
+    journal.path.write_bytes(journal.path.read_bytes().replace(b', "config.json"', b""))
+    changed = Journal(tmp_path)
+    assert changed.key == "a key" and len(changed.tensors) == 1 and changed.commit is None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import io
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from safetensors.torch import save_file
 
 import isomerge
 from isomerge.checkpoint import TensorInfo, open_checkpoint
+from isomerge.errors import CheckpointError
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -182,3 +185,17 @@ def test_importing_the_package_imports_no_heavy_library():
         "import sys, isomerge.checkpoint; print([m for m in ('transformers', 'huggingface_hub') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(model_folder, monkeypatch):
+    """Path.rglob passes over it in silence, and a copy of the model would be without its tokenizer."""
+    checkpoint = open_checkpoint(model_folder)
+    (model_folder / "tokenizer.json").write_text("{}")
+    assert model_folder / "tokenizer.json" in checkpoint.side_files()
+
+    def fails(path: object = ".") -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(os, "scandir", fails)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        checkpoint.side_files()

@@ -165,3 +165,22 @@ def test_a_repository_without_weights_says_so(serve, tmp_path):
     serve(folder)
     with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
         open_checkpoint("org/name")
+
+
+def test_an_hf_address_streams_at_a_commit_and_downloads_nothing(serve, hub_cache, model_folder, state):
+    hub = serve(model_folder)
+    checkpoint = open_checkpoint("hf://org/name")
+    assert checkpoint.name == "hf://org/name" and checkpoint.revision == COMMIT
+    assert all(torch.equal(checkpoint.read(name), state[name]) for name in state)
+    assert {path for _, path, _ in hub.requests if "/resolve/main/" in path} == set()  # a branch may move
+    assert "model.safetensors" not in whole_downloads(hub) and not list(hub_cache.iterdir())
+    local = open_checkpoint(model_folder)
+    names = [p.relative_to(checkpoint.folder).as_posix() for p in checkpoint.side_files()]
+    assert names == [p.relative_to(model_folder).as_posix() for p in local.side_files()]
+
+
+@pytest.mark.parametrize("address", ["hf://org/name@v9", "hf://org/other"])
+def test_an_hf_address_of_nothing_says_so(serve, model_folder, address):
+    serve(model_folder)
+    with pytest.raises(CheckpointError, match=f"opening checkpoint {address}.*no such"):
+        open_checkpoint(address)

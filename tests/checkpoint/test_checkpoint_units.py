@@ -57,8 +57,8 @@ def test_bad_dtypes_are_corrected():
 def test_a_cast_counts_what_it_loses():
     tensor = torch.tensor([0.0, 1.0, 1e6, -1e6, 1e-12, float("inf")], dtype=torch.float64)
     result, report = cast(tensor, torch.float16)
-    assert result.dtype == torch.float16 and report == CastReport(6, overflow=2, underflow=1)
-    assert not report.lossless and report + report == CastReport(12, 4, 2)
+    assert result.dtype == torch.float16 and report == CastReport(6, overflow=2, underflow=1, finite=False)
+    assert not report.lossless and report + report == CastReport(12, 4, 2, False)
 
 
 @pytest.mark.parametrize(("source", "target"), [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)])

@@ -7,12 +7,15 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 
 import isomerge
 from commands import verb
-from models import model, noisy
+from isomerge.calibration.statistics import open_statistics
+from models import gpt2, model, noisy
 
 
 @pytest.fixture(autouse=True)
@@ -114,3 +117,28 @@ def test_what_is_staged_is_never_readable_either(
     monkeypatch.setattr(CheckpointWriter, "finish", look)
     isomerge.merge([str(one) for one in pair]).save(tmp_path / "merged")
     assert seen and set(seen) == {0}
+
+
+@pytest.mark.parametrize("private", ["model", "data", "nothing"])
+def test_statistics_of_a_private_model_or_of_private_data_are_private(
+    tmp_path: Path, private: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold means and products of what the model computes on the data."""
+
+    def usual(tensors: Any, path: Path, metadata: Any = None) -> None:
+        """As safetensors before 0.8 writes a file, which others may read unless somebody sees to it."""
+        path.write_bytes(safetensors.torch.save(tensors, metadata))
+
+    folder, data = tmp_path / "a", tmp_path / "texts.txt"
+    gpt2(folder)
+    monkeypatch.setattr("safetensors.torch.save_file", usual)
+    data.write_text("the cat sat on the mat\n" * 4)
+    for path in (data, *folder.iterdir()):
+        path.chmod(0o644)
+    if private != "nothing":
+        (data if private == "data" else folder / "model.safetensors").chmod(0o600)
+    isomerge.calibrate(folder, data).save(tmp_path / "statistics.safetensors")
+    open_statistics(tmp_path / "statistics.safetensors").save(tmp_path / "copy.safetensors")
+    rights = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("*.safetensors")}
+    expected = 0o644 if private == "nothing" else 0o600
+    assert rights == {"statistics.safetensors": expected, "copy.safetensors": expected}

@@ -22,7 +22,9 @@ from safetensors.torch import save_file
 
 from isomerge.cli.app import app
 
+ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+MERGEKIT = {"mergekit-yaml", "mergekit-multi", "mergekit-extract-lora"}
 COLOUR = re.compile(r"\x1b\[[\d;]*(3[0-8]|4[0-8]|9[0-7])[\d;]*m")
 
 
@@ -68,7 +70,7 @@ def test_every_verb_has_an_example_and_the_shared_flags(run: Any, verb: str) -> 
 def test_every_verb_is_told_whole_on_a_line_of_its_own(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = run("--help").stdout.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
-    assert sorted(line.split()[0] for line in lines) == sorted(COMMANDS)
+    assert sorted(line.split()[0] for line in lines) == sorted(COMMANDS.keys() - MERGEKIT)
     assert all(line.endswith(".") and not line.endswith("...") and len(line) <= 80 for line in lines)
 
 
@@ -165,6 +167,20 @@ def test_methods_are_completed_without_anything_heavy() -> None:
     assert done.stdout.splitlines() == ["dare_linear dare_ties", ""]
 
 
+@pytest.mark.parametrize("program", sorted(MERGEKIT))
+def test_a_shell_completes_the_flags_of_a_program_of_mergekit(program: str) -> None:
+    """Started by its own entry point, as pyproject.toml declares it."""
+    declared = re.search(rf'^{program} = "([\w.]+):(\w+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert declared is not None
+    code = f"import sys; sys.argv = ['{program}']; from {declared[1]} import {declared[2]}; {declared[2]}()"
+    variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
+    asked = {variable: "complete_bash", "COMP_WORDS": f"{program} --lazy-u", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["--lazy-unpickle"]
+
+
 def test_the_script_for_a_shell_is_printed() -> None:
     done = isomerge(_ISOMERGE_COMPLETE="source_bash")
     assert done.returncode == 0 and "complete -o default -F _isomerge_completion isomerge" in done.stdout
@@ -189,7 +205,7 @@ def test_nothing_but_text_goes_into_a_pipe() -> None:
 
 @pytest.mark.slow
 def test_no_color_is_obeyed_on_a_terminal() -> None:
-    table = SHOW.format("isomerge.reporting.terminal", "catalogue_table", {"methods": [{"name": "x"}]})
+    table = SHOW.format("isomerge.reporting.terminal", "catalogue_table", {"methods": [{"name": "x", "summary": "y"}]})
     assert not COLOUR.search(on_a_terminal(table, NO_COLOR="1"))
     assert COLOUR.search(on_a_terminal(BAR)) and not COLOUR.search(on_a_terminal(BAR, NO_COLOR="1"))
 
@@ -212,9 +228,9 @@ def test_no_bar_is_shown_before_there_is_something_to_tell() -> None:
 @pytest.mark.slow
 def test_what_a_sweep_says_while_the_bar_is_shown_has_a_line_of_its_own() -> None:
     shown = on_a_terminal(
-        "import time\nfrom isomerge.cli.output import progress_bar as bar\nfrom isomerge.cli.sweep import _announced\n"
+        "import time\nfrom isomerge.cli.output import progress_bar as bar\nfrom isomerge.cli.sweep import announced\n"
         "with bar('both') as progress:\n"
-        "    report = _announced('3 points of t', progress)\n"
+        "    report = announced('3 points of t', progress)\n"
         "    time.sleep(0.3)\n"
         "    report(0, 3, 'measuring')\n"
         "    time.sleep(0.3)\n"
@@ -246,7 +262,7 @@ def test_what_is_to_be_copied_is_never_folded(columns: str | None) -> None:
 @pytest.mark.slow
 def test_a_table_on_a_narrow_terminal_loses_nothing() -> None:
     address = "https://example.org/" + "abcdefghij" * 8
-    code = SHOW.format("isomerge.reporting.terminal", "catalogue_table", {"methods": [{"name": "x", "at": address}]})
+    code = SHOW.format("isomerge.reporting.terminal", "entry_table", {"name": "x", "at": address})
     shown = on_a_terminal(code, COLUMNS="40", NO_COLOR="1")
     assert address in "".join(re.sub(r"\x1b\[[\d;]*m", "", shown).split()) and "…" not in shown
 

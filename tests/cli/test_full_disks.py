@@ -29,14 +29,14 @@ def test_a_recipe_as_editors_and_shells_write_it_is_read(here: Path, encoding: s
 def test_a_recipe_that_may_not_be_read_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by taking rights away: who runs as root has them all the same."""
     Path("recipe.yml").write_text(f"merge_method: linear\n{MODELS}")
-    read = Path.read_bytes
+    opened = Path.open
 
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, *how: Any, **more: Any) -> Any:
         if path.name == "recipe.yml":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return read(path)
+        return opened(path, *how, **more)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     code, message = told("merge recipe.yml -o out")
     assert code == 2 and "recipe.yml: it may not be read. Give yourself the right to (chmod u+r)" in message
 

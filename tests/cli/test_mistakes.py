@@ -61,7 +61,7 @@ MISTAKES = {
         "merge https://huggingface.co/org/model/tree/main a -o out", ("address of a page", "hub id alone, org/model.")
     ),
     "an address of something": Mistake(
-        "merge https://example.org/model.safetensors a -o out", ("it is an address", "Download the model", "org/name")
+        "merge ftp://example.org/model.safetensors a -o out", ("begin with s3://", "Download the model", "org/name")
     ),
     "another name of the output": Mistake("merge a b --output x", ("No such option: --output", "with -o/--out.")),
     "a method in capitals": Mistake(f"{MERGE} --method TIES", ("--method cannot be 'TIES'", "Did you mean 'ties'?")),
@@ -121,7 +121,7 @@ MISTAKES = {
     "a device by another name": Mistake("align b a -o out --device gpu", ("device 'gpu'", "cuda (NVIDIA", "Use cpu")),
     "data to check that are not there": Mistake("check a b --data nope.txt", ("nope.txt", "Check the path")),
     "a picture of another kind": Mistake(
-        "barrier a b --data x.txt --plot curve.doc", ("curve.doc", ".svg or .png", "Name such a file")
+        "barrier a b --data x.txt --plot curve.doc", ("curve.doc", ".svg or .png", "Name it curve.svg")
     ),
     "a digit too many": Mistake(
         "barrier a b --data x.txt --points 1000000", ("1,000,000 points", "at most 10,000", "fewer")

@@ -53,6 +53,7 @@ def lines(out: str) -> list[list[str]]:
         ["ensemble", *MODELS, *data],
         ["barrier", *MODELS, *data, "--points", "3"],
         ["sweep", *MODELS, *data, "--over", "weight=0.2,0.8"],
+        ["search", *MODELS, *data, "--over", "weight=0.2:1", "--evaluations", "3", "--algorithm", "random"],
         ["calibrate", MODELS[0], *data, "-o", f"{out}/statistics.safetensors"],
         ["selftest", MODELS[0]],
         ["merge", MODELS[0], "no–such–model", "-o", f"{out}/none"],

@@ -19,6 +19,7 @@ from isomerge import align, merge
 from isomerge.calibration import calibrate, cross_statistics
 from isomerge.connectivity.barrier import barrier
 from isomerge.data import open_data
+from isomerge.data.images import Pixels
 from isomerge.errors import IsomergeError, RequestError
 from isomerge.evaluation.evaluate import evaluate
 from models import bert, vit
@@ -185,3 +186,54 @@ def test_a_file_of_another_kind_beside_texts_makes_them_no_model(models: tuple[P
     (folder / "config.json").write_text("{}")
     with pytest.raises(RequestError, match="this is a model, and not data"):
         open_data(folder, kind="lines")
+
+
+def _riff(kind: bytes, start: bytes) -> bytes:
+    return b"RIFF" + bytes(4) + b"WEBP" + kind + bytes(4) + start.ljust(10, b"\0") + bytes(16)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _riff(b"VP8 ", bytes(6) + b"\xff\xff\xff\xff"),
+        _riff(b"VP8L", b"\x2f\xff\xff\xff\xff"),
+        _riff(b"VP8X", bytes(4) + b"\xff\x3f\x00\xff\x3f\x00"),
+    ],
+)
+def test_a_webp_file_of_many_pixels_is_not_opened(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening takes the memory for all of its pixels, 1 GB here, before the size can be asked for."""
+    opened = []
+    monkeypatch.setattr(Image, "open", lambda *_, **__: opened.append(1))
+    with pytest.raises(RequestError, match="16383 × 16383 pixels|16384 × 16384 pixels"):
+        Pixels(3, (8, 8)).decode(content, "a.webp")
+    assert not opened
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_sizes_of_webp_files_are_read_as_pil_reads_them(
+    lossless: bool, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = io.BytesIO()
+    Image.effect_noise((37, 21), 50).convert(mode).save(stored, "WEBP", lossless=lossless)
+    sizes: list[tuple[int, int]] = []
+    monkeypatch.setattr("isomerge.data.images._require_few_pixels", lambda *size: sizes.append(size))
+    Pixels(3, (8, 8)).decode(stored.getvalue(), "a.webp")
+    assert sizes == [(37, 21), (37, 21)]
+
+
+@pytest.mark.parametrize(
+    ("link", "named"),
+    [("data", "data"), ("data", "data/part.txt"), ("folder/test.txt", "folder"), ("images/1", "images"),
+     ("images/0/b.png", "images")],
+)  # fmt: skip
+def test_a_link_that_leads_nowhere_is_named(link: str, named: str, tmp_path: Path) -> None:
+    """Also inside a folder, where the part or the class would be missing in silence."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "train.txt").write_text("some words\n")
+    for name in ("0", "2"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "images" / name / "a.png")
+    (tmp_path / link).symlink_to("/nowhere/at-all")
+    with pytest.raises(RequestError, match="it is a link to /nowhere/at-all, which is not there. Repair"):
+        _ = open_data(tmp_path / named).sha256

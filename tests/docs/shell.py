@@ -23,13 +23,20 @@ from typer.testing import CliRunner
 from docs.blocks import ROOT
 from isomerge.cli.app import app
 
-PROGRAMS = ("isomerge", "make", "pip", "python", ".")
+VERBS_AS_PROGRAMS = ("mergekit-yaml", "mergekit-multi", "mergekit-extract-lora")
+PROGRAMS = ("isomerge", *VERBS_AS_PROGRAMS, "make", "pip", "python", ".")
+OUTPUTS = ("-o", "--out", "--out-path", "--recipe")
 PLACEHOLDER = re.compile(r"…|\[|\||^[A-Z][A-Z_-]*(\.\w+)?$|^ORG/NAME$")
 """A word that stands for another one: such a line is a form and not a command."""
 
 
 def commands(code: str) -> Iterator[tuple[list[str], str | None]]:
-    """Every command as its words, and the file its output goes to."""
+    """Every command as its words, and the file its output goes to; a verb that is a program is a verb."""
+    for words, into in _commands(code):
+        yield (["isomerge", *words] if words[0] in VERBS_AS_PROGRAMS else words), into
+
+
+def _commands(code: str) -> Iterator[tuple[list[str], str | None]]:
     for line in code.replace("\\\n", " ").replace("'s ", "’s ").splitlines():  # in a form, no quotation begins there
         words = shlex.shlex(line, posix=True, punctuation_chars="&;>")
         words.whitespace_split = True
@@ -48,18 +55,22 @@ def _redirected(words: list[str]) -> tuple[list[str], str | None]:
 
 
 def is_form(words: list[str]) -> bool:
-    return any(PLACEHOLDER.search(word) for word in words)
+    """Whether words stand for others: capital ones, and addresses."""
+    return any(PLACEHOLDER.search(word) or "://" in word for word in words)
 
 
 def run(words: list[str], into: str | None = None, *, anew: bool = False) -> None:
     """Run `isomerge`; `anew`: what another command has written there makes room."""
-    for flag, value in itertools.pairwise(words):
-        if anew and flag in ("-o", "--out", "--recipe") and Path(value).exists():
-            shutil.rmtree(value) if Path(value).is_dir() else Path(value).unlink()
+    outputs = [Path(value) for flag, value in itertools.pairwise(words) if flag in OUTPUTS]
+    if words[1] in ("merge", "mergekit-yaml") and len(words) > 3 and words[2].endswith(".yml") and words[3][0] != "-":
+        outputs.append(Path(words[3]))
+    for path in outputs if anew else ():
+        if path.exists():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     done = CliRunner().invoke(app, words[1:])
     assert done.exit_code == 0, f"{shlex.join(words)} ended with {done.exit_code}:\n{done.output}"
-    for flag, value in itertools.pairwise(words):
-        assert flag not in ("-o", "--out", "--recipe") or Path(value).exists(), f"{shlex.join(words)}: no {value}"
+    for path in outputs:
+        assert path.exists(), f"{shlex.join(words)}: no {path}"
     if into:
         Path(into).write_text(done.stdout)
 

@@ -31,7 +31,10 @@ from isomerge.merging.methods import METHODS
 COMMANDS = ("console", "bash", "sh", "")
 PAGES = [page for page in documents() if blocks_of(page)]
 
-SLOW = {f"docs/{name}.md" for name in ("tutorial", "sweep", "transport", "reconstruct", "cookbook", "guides/strangers")}
+SLOW = {
+    f"docs/{name}.md"
+    for name in ("tutorial", "sweep", "search", "transport", "reconstruct", "cookbook", "guides/strangers")
+}
 """Pages whose blocks take more than a few seconds together."""
 
 NOT_RUN = {
@@ -42,6 +45,8 @@ NOT_RUN = {
 
 ONLY_LOOKED_AT = {
     "isomerge demo": "it trains models and merges them in every way, for half a minute; tests/demonstration/ runs it",
+    "isomerge studio": "it serves a page until Ctrl-C; tests/browser goes the whole way through it",
+    "ssh": "it connects to another computer",
     "make": "a target runs tests, benchmarks or a demo as a whole; the Makefile must have it",
     "pip": "it installs from a network; pyproject.toml must have the extras",
     "python": "benchmarks take minutes or a GPU; the script and its flags must exist (those in examples/ are run)",
@@ -50,7 +55,8 @@ ONLY_LOOKED_AT = {
 """Commands by their first words that are not started, and why."""
 
 FORMS = {
-    "docs/cli.md": "the reference shows how a command is formed: OUT, [--force]; each verb's own example is run below"
+    "docs/cli.md": "the reference shows how a command is formed: OUT, [--force]; each verb's own example is run below",
+    "docs/remote.md": "its addresses stand for others; tests/remote/ runs such commands with servers of its own",
 }
 """Pages whose commands have words that stand for others. The verb and its flags must exist."""
 
@@ -67,6 +73,7 @@ KINDS = {
     "docs/cookbook.md": "text",
     "docs/guides/llms-on-a-laptop.md": "text",
     "docs/guides/two-fine-tunes.md": "text",
+    "docs/mixture.md": "text",
     "docs/recipes.md": "text",
     "docs/tokenizers.md": "text",
 }

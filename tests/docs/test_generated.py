@@ -24,8 +24,8 @@ def test_every_verb_has_a_section_with_its_flags() -> None:
     from isomerge.cli.app import app
 
     text = (DOCS / "cli.md").read_text(encoding="utf-8")
-    sections = re.findall(r"^## (\w+)$", text, re.MULTILINE)
-    tables = re.findall(r"<!-- flags of (\w+)", text)
+    sections = re.findall(r"^## ([\w-]+)$", text, re.MULTILINE)
+    tables = re.findall(r"<!-- flags of ([\w-]+)", text)
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert set(sections) == set(verbs)
     assert set(tables) == {name for name in verbs if name != "list"}  # list has an argument and no flags

@@ -117,6 +117,28 @@ def mutate_json(content: bytes, rng: random.Random) -> bytes:
     return tree_text(mutate_tree(json.loads(content), rng), rng).encode("utf-8", "surrogatepass")
 
 
+NUMBERS = (-1, 0, 1, 2, 3, 5, 7, 10**6, 2**31)
+SHARES = (0.0, -1.0, 0.3, 2.0, 1e-30, 1e30)
+
+
+def mutate_values(content: bytes, rng: random.Random) -> bytes:
+    """Other values of the same types, which a check of types lets through."""
+    tree = json.loads(content)
+    if rng.random() < 0.2 or not isinstance(tree, dict):
+        return mutate_json(content, rng)
+    for key in rng.choices(list(tree), k=rng.choice((1, 1, 2))):
+        value = tree[key]
+        if isinstance(value, bool) or value is None:
+            tree[key] = rng.choice((True, False, None))
+        elif isinstance(value, (int, float)):
+            tree[key] = rng.choice(NUMBERS if isinstance(value, int) else SHARES)
+        elif isinstance(value, str):
+            tree[key] = rng.choice([one for one in tree.values() if isinstance(one, str)] + ["none", "gelu_new", ""])
+        else:
+            tree[key] = mutate_tree(value, rng)
+    return tree_text(tree, rng).encode("utf-8", "surrogatepass")
+
+
 def tree_text(tree: Any, rng: random.Random) -> str:
     text = json.dumps(tree)
     quoted = json.dumps(MARK)
@@ -175,7 +197,7 @@ def _other_text(value: str, rng: random.Random) -> str:
     if value[:1] in ("{", "[") and rng.random() < 0.9:
         try:
             return tree_text(mutate_tree(json.loads(value), rng), rng)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
     place = rng.randrange(len(value) + 1)
     return rng.choice(
@@ -308,3 +330,13 @@ def _change_members(members: list[list[Any]], rng: random.Random) -> None:
         members.append([member[0], b""])
     else:
         member[1] = b"\0" * rng.choice((0, 1, 1000, 200_000))
+
+
+# --- our own pages and journals ---------------------------------------------------------------------------------------
+def mutate_page(content: bytes, rng: random.Random) -> bytes:
+    """The record that is embedded in a page, or bytes anywhere."""
+    before, opening, rest = content.partition(b'id="record">')
+    record, closing, after = rest.partition(b"</script>")
+    if rng.random() < 0.4 or not closing:
+        return mutate_bytes(content, rng)
+    return before + opening + mutate_json(record, rng).replace(b"<", b"\\u003c") + closing + after

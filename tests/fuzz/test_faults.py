@@ -1,4 +1,4 @@
-"""A few faults of each kind, the same at every run; `python tests/fuzz/faults.py` tries all of them."""
+"""A few faults of each kind, the same at every run; `python -m fuzz.faults` tries all of them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from isomerge.errors import IsomergeError
 from isomerge.json_files import JsonError, parse_json
 from isomerge.merging.recipe.load import load_recipe
 from isomerge.name_patterns import NamePattern
-from isomerge.reporting.curve_sections import connection_sections, is_curve
+from isomerge.reporting.curve_sections import connection_sections
+from isomerge.reporting.measurements import is_line, is_measurement, is_plane
 from isomerge.yaml_files import load
 
 FEW = settings(max_examples=25, deadline=None, derandomize=True, database=None)
@@ -94,7 +95,7 @@ def test_any_object_is_a_config_or_has_problems(config: dict[str, Any]) -> None:
 def test_what_counts_as_a_curve_can_be_drawn(record: dict[str, Any]) -> None:
     points = [{"t": t, "loss": 1.0, "metric": None} for t in (0.0, 0.5, 1.0)]
     record = {"points": points, **record}
-    if is_curve(record):
+    if is_measurement(record) and (is_line(record) or is_plane(record)):
         assert connection_sections([record])
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
 import struct
 import tarfile
 import time
@@ -16,16 +18,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import isomerge
 from commands import verb
 from isomerge.adapters.adapter import open_adapter
 from isomerge.checkpoint import open_checkpoint
+from isomerge.checkpoint.lock import read_lock
 from isomerge.data.images import Pixels
 from isomerge.data.open import open_data
 from isomerge.errors import CheckpointError, IsomergeError, RequestError, SpecificationError
 from isomerge.evaluation.tokens import tokenizer_problems
-from isomerge.json_files import JsonError, parse_json
+from isomerge.json_files import JsonError, parse_json, read_text
 from isomerge.merging.recipe.load import load_recipe
-from isomerge.reporting.curve_sections import read_curve
+from isomerge.reporting.measurements import read_measurement
 from isomerge.reporting.record import read_record
 from isomerge.yaml_files import load
 from models import model
@@ -33,7 +37,7 @@ from models import model
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
-def refused(kind: type[IsomergeError], call: Callable[[], object], match: str) -> None:
+def expect_refusal(kind: type[IsomergeError], call: Callable[[], object], match: str) -> None:
     """An error of this kind, and soon."""
     start = time.process_time()
     with pytest.raises(kind, match=match):
@@ -50,21 +54,21 @@ def laughs(levels: int) -> str:
 
 def test_a_recipe_of_aliases_is_refused_before_it_is_written_out() -> None:
     assert len(laughs(8)) < 500
-    refused(RequestError, lambda: load_recipe(laughs(8)), "aliases stand for more than 200,000 values")
+    expect_refusal(RequestError, lambda: load_recipe(laughs(8)), "aliases stand for more than 200,000 values")
 
 
 def test_merged_mappings_count_as_written_out() -> None:
     text = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 9))
-    refused(RequestError, lambda: load_recipe(text), "aliases stand for")
+    expect_refusal(RequestError, lambda: load_recipe(text), "aliases stand for")
 
 
 def test_an_alias_that_contains_itself_is_refused() -> None:
-    refused(RequestError, lambda: load_recipe("models: &a [*a]\nmerge_method: linear\n"), "contains itself")
+    expect_refusal(RequestError, lambda: load_recipe("models: &a [*a]\nmerge_method: linear\n"), "contains itself")
 
 
 @pytest.mark.parametrize("text", [DEEP, "{a: " * 5000, "- " * 5000, "[" * 5000])
 def test_deep_yaml_is_refused(text: str) -> None:
-    refused(RequestError, lambda: load_recipe(text + "\n"), "deep|not YAML")
+    expect_refusal(RequestError, lambda: load_recipe(text + "\n"), "deep|not YAML")
 
 
 def test_the_head_of_a_card_is_bounded_too() -> None:
@@ -79,7 +83,7 @@ def test_a_billion_layers_are_refused(tmp_path: Path, setting: str) -> None:
     save_file({"a.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
     for config in ({setting: 10**9}, {"text_config": {setting: 10**9}}):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        refused(CheckpointError, lambda: open_checkpoint(tmp_path), f"{setting} is 1,000,000,000")
+        expect_refusal(CheckpointError, lambda: open_checkpoint(tmp_path), f"{setting} is 1,000,000,000")
 
 
 def write_adapter(folder: Path, **changes: object) -> Path:
@@ -106,7 +110,7 @@ def test_a_pattern_that_never_ends_is_stopped(tmp_path: Path, pattern: str) -> N
 @pytest.mark.parametrize("pattern", ["(a{900}){900}", "a{99999999999}", "(", "[z-a]"])
 def test_a_pattern_that_is_none_is_named(tmp_path: Path, pattern: str) -> None:
     folder = write_adapter(tmp_path / "adapter", alpha_pattern={pattern: 2})
-    refused(CheckpointError, lambda: open_adapter(folder), "alpha_pattern")
+    expect_refusal(CheckpointError, lambda: open_adapter(folder), "alpha_pattern")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,7 @@ def test_a_pattern_that_is_none_is_named(tmp_path: Path, pattern: str) -> None:
      ({"alpha_pattern": {"a": "F32"}}, "alpha_pattern"), ({"r": True}, "'r'")],
 )  # fmt: skip
 def test_settings_of_another_type_are_named(tmp_path: Path, changes: dict[str, object], named: str) -> None:
-    refused(CheckpointError, lambda: open_adapter(write_adapter(tmp_path / "adapter", **changes)), named)
+    expect_refusal(CheckpointError, lambda: open_adapter(write_adapter(tmp_path / "adapter", **changes)), named)
 
 
 # --- pictures and archives --------------------------------------------------------------------------------------------
@@ -130,8 +134,8 @@ def png(width: int, height: int) -> bytes:
 
 
 def test_a_picture_of_too_many_pixels_is_not_decoded() -> None:
-    refused(RequestError, lambda: Pixels(3, (4, 4)).decode(png(30_000, 30_000), "a.png"), "pixels")
-    refused(RequestError, lambda: Pixels(3, (4, 4)).decode(png(9_000, 9_000), "a.png"), "9000 × 9000 pixels")
+    expect_refusal(RequestError, lambda: Pixels(3, (4, 4)).decode(png(30_000, 30_000), "a.png"), "pixels")
+    expect_refusal(RequestError, lambda: Pixels(3, (4, 4)).decode(png(9_000, 9_000), "a.png"), "9000 × 9000 pixels")
 
 
 def test_a_thin_picture_is_not_resized_to_more_than_memory() -> None:
@@ -139,7 +143,7 @@ def test_a_thin_picture_is_not_resized_to_more_than_memory() -> None:
 
     made = io.BytesIO()
     Image.new("L", (1, 60_000)).save(made, "PNG")
-    refused(RequestError, lambda: Pixels(3, (4, 4), edge=2000).decode(made.getvalue(), "a.png"), "pixels")
+    expect_refusal(RequestError, lambda: Pixels(3, (4, 4), edge=2000).decode(made.getvalue(), "a.png"), "pixels")
 
 
 @pytest.mark.slow
@@ -155,7 +159,7 @@ def test_a_small_archive_of_a_huge_picture_is_refused(tmp_path: Path, kind: str)
             entry.size = size
             archive.addfile(entry, io.BytesIO(bytes(size)))
     assert path.stat().st_size < 1 << 20
-    refused(RequestError, lambda: open_data(path).sha256, "314,572,800 bytes")
+    expect_refusal(RequestError, lambda: open_data(path).sha256, "314,572,800 bytes")
 
 
 def test_folders_that_link_to_themselves_are_refused(tmp_path: Path) -> None:
@@ -163,7 +167,7 @@ def test_folders_that_link_to_themselves_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cat" / "1.png").write_bytes(png(1, 1))
     (tmp_path / "cat" / "again").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / "dog").symlink_to(tmp_path, target_is_directory=True)
-    refused(RequestError, lambda: open_data(tmp_path), "is a link to a folder that it lies in")
+    expect_refusal(RequestError, lambda: open_data(tmp_path), "is a link to a folder that it lies in")
 
 
 def test_a_folder_that_is_linked_twice_is_read_twice(tmp_path: Path) -> None:
@@ -190,13 +194,13 @@ def test_deep_nesting_is_an_error_wherever_json_is_read(tmp_path: Path) -> None:
     save_file({"a.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
     for name in ("config.json", "isomerge.json", "curve.json", "tokenizer.json"):
         (tmp_path / name).write_text(DEEP)
-    refused(CheckpointError, lambda: open_checkpoint(tmp_path), "config.json: it is nested")
-    refused(CheckpointError, lambda: read_record(tmp_path), "nested")
-    refused(RequestError, lambda: read_curve(tmp_path / "curve.json"), "nested")
+    expect_refusal(CheckpointError, lambda: open_checkpoint(tmp_path), "config.json: it is nested")
+    expect_refusal(CheckpointError, lambda: read_record(tmp_path), "nested")
+    expect_refusal(RequestError, lambda: read_measurement(tmp_path / "curve.json"), "nested")
     assert tokenizer_problems(tmp_path, 3)[0] is False
     adapter = write_adapter(tmp_path / "adapter")
     (adapter / "adapter_config.json").write_text(DEEP)
-    refused(CheckpointError, lambda: open_adapter(adapter), "nested")
+    expect_refusal(CheckpointError, lambda: open_adapter(adapter), "nested")
 
 
 # --- safetensors ------------------------------------------------------------------------------------------------------
@@ -214,13 +218,13 @@ def test_headers_that_no_tensor_fits_are_refused(tmp_path: Path, entry: dict[str
     offsets = entry["data_offsets"]
     assert isinstance(offsets, list)
     write_header(tmp_path / "model.safetensors", {"a": entry}, offsets[1])
-    refused(CheckpointError, lambda: open_checkpoint(tmp_path).read("a"), "tensor 'a'")
+    expect_refusal(CheckpointError, lambda: open_checkpoint(tmp_path).read("a"), "tensor 'a'")
 
 
 @pytest.mark.parametrize("metadata", [[], "", 1, {"a": 1}, {"a": None}, {"a": ["b"]}])
 def test_metadata_that_the_safetensors_library_refuses_is_refused(tmp_path: Path, metadata: object) -> None:
     write_header(tmp_path / "model.safetensors", {"__metadata__": metadata}, 0)
-    refused(CheckpointError, lambda: open_checkpoint(tmp_path), "__metadata__")
+    expect_refusal(CheckpointError, lambda: open_checkpoint(tmp_path), "__metadata__")
 
 
 def write_header(path: Path, header: dict[str, object], size: int) -> None:
@@ -272,17 +276,58 @@ def test_sizes_that_are_none_are_named_by_what_needs_them(tmp_path: Path, change
     from isomerge.architectures import describe
 
     checkpoint = open_checkpoint(copied(tmp_path / "model", 0, **changes))
-    refused(SpecificationError, lambda: describe(checkpoint), next(iter(changes)))
+    expect_refusal(SpecificationError, lambda: describe(checkpoint), next(iter(changes)))
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", ["x" * 5000, "x/" * 3000, "a\0b", "~nobody-of-this-name/x"])
 def test_paths_that_no_file_can_have_are_refused(path: str) -> None:
     for call in (open_checkpoint, open_adapter, open_data, read_record, load_recipe):
-        refused(RequestError, lambda call=call: call(path), "no file can be called so")  # type: ignore[misc]
+        expect_refusal(RequestError, lambda call=call: call(path), "no file can be called so")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("weight", [1e308, -1e308, 10**400, "1e308"])
 def test_weights_whose_sum_is_no_number_are_refused(weight: object) -> None:
     recipe = {"merge_method": "linear", "models": [{"model": m, "parameters": {"weight": weight}} for m in "ab"]}
-    refused(RequestError, lambda: load_recipe(recipe), "'weight' must be a number")
+    expect_refusal(RequestError, lambda: load_recipe(recipe), "'weight' must be a number")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a file without an end")
+def test_files_without_an_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a repository can have them: links to devices."""
+    monkeypatch.setattr("isomerge.merging.recipe.load.LARGEST", 1 << 20)
+    for name in ("README.md", "isomerge.lock.json", "recipe.yml"):
+        (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="a pipe or a device"):
+        read_text(tmp_path / "README.md")
+    with pytest.raises(CheckpointError, match="a pipe or a device"):
+        read_lock(tmp_path)
+    with pytest.raises(RequestError, match="no text in UTF-8"):
+        load_recipe(tmp_path / "recipe.yml")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_the_place_of_a_config_is_not_waited_for(tmp_path: Path) -> None:
+    shutil.copytree(model("llama", 0), tmp_path / "model")
+    (tmp_path / "model" / "config.json").unlink()
+    os.mkfifo(tmp_path / "model" / "config.json")
+    expect_refusal(CheckpointError, lambda: open_checkpoint(tmp_path / "model"), "a pipe or a device")
+
+
+def test_text_larger_than_the_bound_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isomerge.json_files.LARGEST", 1 << 20)
+    (tmp_path / "README.md").write_bytes(b"x" * ((1 << 20) + 1))
+    with pytest.raises(OSError, match="larger than 1 MiB"):
+        read_text(tmp_path / "README.md")
+
+
+def test_the_recipe_of_a_lock_is_no_path(tmp_path: Path) -> None:
+    """Else a forged lock would have another file read and carried out."""
+    first, second = (model("llama", seed, torch.float32) for seed in (0, 1))
+    isomerge.merge([first, second]).save(tmp_path / "out", report=False)
+    other = tmp_path / "other.yml"
+    other.write_text(f"merge_method: linear\nmodels:\n- model: {first}\n")
+    path = tmp_path / "out" / "isomerge.lock.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "recipe": str(other)}))
+    with pytest.raises(IsomergeError, match="a recipe is a mapping"):
+        isomerge.reproduce(tmp_path / "out")

@@ -140,7 +140,7 @@ def save_finding(where: Path, name: str, seeds: list[Seed], seed: int, finding: 
     """The damaged folder, made again from its number, with what happened beside it."""
     number = finding["number"]
     _, files = next(inputs(READERS[name], name, seeds, seed, number))
-    target = where / name / str(number)
+    target = where / name / f"{seed}-{number}"
     target.parent.mkdir(parents=True, exist_ok=True)
     fill(target, files)
-    (target.parent / f"{number}.json").write_text(json.dumps({**finding, "seed": seed}, indent=1) + "\n")
+    target.with_name(f"{target.name}.json").write_text(json.dumps({**finding, "seed": seed}, indent=1) + "\n")

@@ -41,7 +41,8 @@ def test_ewc_is_the_mean_weighted_by_the_importances_of_the_files(importances: l
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"| `{importances[0]}` | file | local |" in card and f"| `{models[0]}` | model | local |" in card
     assert "Made from 2 models with" in card
-    assert "One model made from 2 models" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert f"{models[0].name} and {models[1].name}" in page, "its first sentence names the models alone"
 
 
 def test_importances_that_do_not_fit_are_refused_before_anything_is_written(

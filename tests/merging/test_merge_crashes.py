@@ -47,14 +47,16 @@ def recipe(models: dict[str, Path], method: str = "dare_ties") -> str:
         """)
 
 
-# Imports once; every trial is a child of its own, killed after a random part of the time that a whole merge takes.
+# Imports once; every trial is a child of its own, killed soon after a random number of its tensors is done. A moment
+# drawn from the time that a whole merge takes would come too late wherever the second merge is much faster. A busy
+# machine may still wake this process when the child has finished: such a trial does not count, and another is made.
 DRIVER = """
 import json, os, random, shutil, signal, sys, time
 from pathlib import Path
 import isomerge
 from isomerge.checkpoint.staging import STAGING
 
-recipe, folder, trials = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+recipe, folder, kills = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 
 def child(out):
     pid = os.fork()
@@ -64,23 +66,31 @@ def child(out):
         os._exit(0)
     return pid
 
-start = time.perf_counter()
+def lines_of(journal):
+    try:
+        return journal.read_bytes().count(10)
+    except FileNotFoundError:  # not begun yet, or finished
+        return 0
+
 os.waitpid(child(folder / "whole"), 0)
-took = time.perf_counter() - start
 expected = (folder / "sha").read_text()
 files = {p.name: p.read_bytes() for p in (folder / "whole").iterdir()}
 found = []
 random.seed(int(sys.argv[4]))
-for trial in range(trials):
+while sum(trial["killed"] for trial in found) < kills and len(found) < 10 * kills:
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
+    journal = out / STAGING / "journal.jsonl"
+    lines, ended = random.randrange(1, 20), 0
     pid = child(out)
-    time.sleep(random.uniform(0, took))
-    os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
+    while not ended and lines_of(journal) < lines:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    time.sleep(random.uniform(0, 0.003))
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
     killed = os.WIFSIGNALED(status)
     looks_finished = (out / "config.json").exists()
-    journal = out / STAGING / "journal.jsonl"
     kept = len(journal.read_text().splitlines()) - 1 if journal.exists() else 0
     if not looks_finished:
         os.waitpid(child(out), 0)
@@ -92,20 +102,20 @@ print(json.dumps(found))
 """
 
 
-def trials(models: dict[str, Path], folder: Path, count: int, seed: int) -> list[dict[str, object]]:
-    command = [sys.executable, "-c", DRIVER, recipe(models), str(folder), str(count), str(seed)]
+def trials(models: dict[str, Path], folder: Path, kills: int, seed: int) -> list[dict[str, object]]:
+    command = [sys.executable, "-c", DRIVER, recipe(models), str(folder), str(kills), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
-def test_killed_at_ten_random_moments_each_rerun_ends_with_the_same_bytes(
+def test_killed_at_six_random_moments_each_rerun_ends_with_the_same_bytes(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
-    found = trials(models, tmp_path, 10, seed=1)
+    found = trials(models, tmp_path, 6, seed=1)
     assert all(trial["same"] and trial["sha"] for trial in found), found
-    assert sum(bool(trial["killed"]) for trial in found) >= 5, found  # or nothing was tried
+    assert sum(bool(trial["killed"]) for trial in found) == 6, found  # or nothing was tried
 
 
 def test_what_was_finished_is_kept_and_not_made_again(

@@ -10,6 +10,7 @@ import torch
 
 import isomerge
 from commands import said, verb
+from isomerge import system
 from isomerge.checkpoint.files import SafetensorsFile
 from isomerge.errors import RequestError
 from isomerge.merging.api import explain_tensor, plan
@@ -89,3 +90,30 @@ def test_the_verb_prints_one_object_or_a_table(tmp_path: Path) -> None:
     assert said("plan", tmp_path / "r.yml")["tensors"] == 30
     explained = verb("plan", tmp_path / "r.yml", "--explain", "model.norm.weight").stdout
     assert "slerp" in explained and "line" in explained and "0.5" in explained
+
+
+def test_the_time_is_made_of_what_was_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nanosecond for each byte that is hashed or copied, and for each value a method combines; on two processors."""
+    from isomerge.merging.outcome import estimate
+
+    monkeypatch.setattr(estimate, "_fastest", lambda work: estimate.TRIAL_BYTES * 1e-9)
+    monkeypatch.setattr(estimate, "_timed", lambda job, group: estimate.TRIAL_ELEMENTS * 1e-9)
+    monkeypatch.setattr(system, "processors", lambda: 2)
+    found = plan(f"merge_method: linear\nmodels:\n- model: {A}\n- model: {B}\n")
+    values = found["bytes_written"] / 2  # bfloat16
+    assert found["bytes_read"] == 2 * found["bytes_written"]
+    expected = (found["bytes_read"] + 2 * found["bytes_written"] + values) * 1e-9 / 2
+    assert found["seconds"] == pytest.approx(expected) and found["threads"] == 3
+
+
+def test_a_method_that_reads_twice_is_charged_for_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    from isomerge.merging.outcome import estimate
+
+    asked: list[int] = []
+    monkeypatch.setattr(estimate._Read, "rows", lambda self, start, stop: (asked.append(1), self.tensor[start:stop])[1])
+    counts = []
+    for method in ("linear", "karcher"):
+        asked.clear()
+        plan(f"merge_method: {method}\nmodels:\n- model: {A}\n- model: {B}\n")
+        counts.append(len(asked))
+    assert counts[1] == 2 * counts[0]

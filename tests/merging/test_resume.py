@@ -19,7 +19,7 @@ from commands import verb
 from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.merging.run.jobs import Job
-from models import model
+from models import gpt2, model
 
 
 @pytest.fixture
@@ -78,6 +78,26 @@ def test_a_header_that_a_power_cut_took_is_written_again(
     )
 
 
+@pytest.mark.parametrize("damage", ["the hash is gone", "the hash is null"])
+def test_a_tensor_without_its_hash_is_written_again(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """Nothing would tell its bytes from those that a power cut left, and the lock file would lack it."""
+    out = tmp_path / "out"
+    interrupted(monkeypatch, lambda: merge(folders, out))
+    journal = out / STAGING / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert sum("hash" in line for line in lines) > 2
+    for line in lines:
+        if line.pop("hash", None) and damage == "the hash is null":
+            line["hash"] = None
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for staged in (out / STAGING).glob("*.safetensors"):
+        staged.write_bytes(bytes(staged.stat().st_size))
+    merge(folders, out)
+    assert same(out, _whole(folders, tmp_path))
+
+
 def _whole(folders: list[Path], tmp_path: Path, **options: Any) -> Path:
     merge(folders, tmp_path / "wholly", **options)
     return tmp_path / "wholly"
@@ -117,6 +137,23 @@ def test_a_changed_scale_of_an_adapter_is_other_work(
     (adapter / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 32}))
     with pytest.raises(RequestError, match="finished work of another kind"):
         merge(models, tmp_path / "out")  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_that_changed_under_a_union_is_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ids decide which row of the embedding is whose: old and new ones must not meet in one table."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for seed, folder in enumerate(folders):
+        gpt2(folder, seed=seed)
+    interrupted(monkeypatch, lambda: merge(folders, tmp_path / "out", tokenizer="union"))
+    path = folders[1] / "tokenizer.json"
+    known = json.loads(path.read_text())
+    words = known["model"]["vocab"]
+    words["cat"], words["dog"] = words["dog"], words["cat"]
+    path.write_text(json.dumps(known))
+    with pytest.raises(RequestError, match="finished work of another kind"):
+        merge(folders, tmp_path / "out", tokenizer="union")
+    isomerge.merge(folders, threads=1, tokenizer="union").save(tmp_path / "out", shard_size="2KB", force=True)
+    assert same(tmp_path / "out", _whole(folders, tmp_path, tokenizer="union"))
 
 
 # --- inputs that change while they are read ---------------------------------------------------------------------------
@@ -209,8 +246,8 @@ def test_an_error_while_a_model_is_replaced_leaves_the_old_one(
 
 # --- journals ---------------------------------------------------------------------------------------------------------
 LINES = [
-    "[]", "3", "null", "{}", '"tensor"', "{", '{"tensor": []}', '{"tensor": "lm_head.weight", "sha256": 5}',
-    '{"tensor": "lm_head.weight", "sha256": null, "vanished": "many"}', '{"tensor": {"a": 1}, "vanished": {}}',
+    "[]", "3", "null", "{}", '"tensor"', "{", '{"tensor": []}', '{"tensor": "lm_head.weight", "hash": 5}',
+    '{"tensor": "lm_head.weight", "hash": null, "vanished": "many"}', '{"tensor": {"a": 1}, "vanished": {}}',
     '{"commit": 3}', '{"commit": {"files": ["../../a/config.json"], "old": []}}', '{"commit": {"files": [3]}}',
     '{"tensor": "lm_head.weight", "vanished": 1e999}', "[" * 100_000, '{"tensor": "x", "vanished": ' + "9" * 5000 + "}",
     "\x00" * 64, "\udcff\udcfe", '{"undone": "perhaps"}',

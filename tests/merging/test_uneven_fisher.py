@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
 import isomerge
@@ -63,5 +63,5 @@ def test_the_hashes_of_the_lock_are_those_of_the_files(tmp_path: Path) -> None:
     lock = json.loads((tmp_path / "out" / "isomerge.lock.json").read_text())
     found = {entry["source"]: entry["tensors"] for entry in lock["inputs"]}
     for file in files:
-        stored = {n: hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest() for n, t in load_file(file).items()}
-        assert {name: entry["sha256"] for name, entry in found[file].items()} == stored
+        stored = {n: blake3(t.contiguous().numpy().tobytes()).hexdigest() for n, t in load_file(file).items()}
+        assert {name: entry["hash"] for name, entry in found[file].items()} == stored

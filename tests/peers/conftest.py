@@ -7,19 +7,20 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from models import write_family
 from peers.side_by_side import Mergekit, isomerge, write_recipe
 
 
 @pytest.fixture(scope="session")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder with `base`, `a`, `b` and `c` of one family."""
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder with `base`, `a`, `b` and `c` of one family, stored in one dtype."""
 
     @cache
-    def written(name: str) -> Path:
-        folder = tmp_path_factory.mktemp(name)
-        write_family(name, folder)
+    def written(name: str, dtype: torch.dtype = torch.float32) -> Path:
+        folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
+        write_family(name, folder, dtype=dtype)
         return folder
 
     return written

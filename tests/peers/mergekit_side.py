@@ -16,11 +16,18 @@ from typing import Any
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     from click.testing import CliRunner
     from mergekit.merge_methods import registered_methods
-    from mergekit.scripts import multimerge, run_yaml
+    from mergekit.scripts import extract_lora, multimerge, run_yaml
 
-    if "recipe" not in request:
+    programs = {"mergekit-yaml": run_yaml, "mergekit-multi": multimerge, "mergekit-extract-lora": extract_lora}
+    if "flags" in request:
+        options = programs[request["flags"]].main.params
+        names = [name for one in options for name in (*one.opts, *one.secondary_opts)]
+        return {"error": None, "flags": [name for name in names if name.startswith("-")]}
+    if "words" in request:
+        line, command = request["words"], programs[request["program"]].main
+    elif "recipe" not in request:
         return {"error": None, "methods": [method.spec.name for method in registered_methods()]}
-    if request.get("intermediate"):
+    elif request.get("intermediate"):
         line = [request["recipe"], "--out-path", request["out"], "--intermediate-dir", request["intermediate"]]
         command = multimerge.main
     else:

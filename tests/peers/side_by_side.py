@@ -10,13 +10,15 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
 from isomerge.cli.app import app
-from models import tensors
+from models import tensors, vocabulary_of
 
 ROOT = Path(__file__).resolve().parents[2]
+TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 AGREE = 1e-6
 """Of a tensor's largest magnitude: a few roundings of float32."""
 
@@ -50,6 +52,14 @@ class Mergekit:
     def methods(self) -> set[str]:
         """The names of all merge methods it has."""
         return set(self._ask({})["methods"])
+
+    def flags(self, program: str) -> list[str]:
+        """All flags of one of its programs."""
+        return list(self._ask({"flags": program})["flags"])
+
+    def run(self, program: str, words: list[str]) -> None:
+        """One of its programs with these words."""
+        self._ask({"program": program, "words": words})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
@@ -89,6 +99,25 @@ def isomerge(recipe: Path, out: Path, *options: str) -> Path:
     result = CliRunner().invoke(app, ["merge", str(recipe), "-o", str(out), "--quiet", *options])
     assert result.exit_code == 0, result.output
     return out
+
+
+def mergekit_yaml(recipe: Path, out: Path, *flags: str) -> Path:
+    """`isomerge mergekit-yaml RECIPE OUT`, in this process."""
+    result = CliRunner().invoke(app, ["mergekit-yaml", str(recipe), str(out), "--quiet", *flags])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def by_token(folder: Path) -> dict[str, Tensor]:
+    """The tensors, with the rows of token tables in the order of the tokens' texts: mergekit numbers new tokens anew in
+    every run."""
+    found, vocabulary = tensors(folder), vocabulary_of(folder)
+    assert sorted(vocabulary.values()) == list(range(len(vocabulary)))
+    order = [vocabulary[token] for token in sorted(vocabulary)]
+    for name in TABLES:
+        padding = range(len(order), len(found[name]))
+        found[name] = found[name][torch.tensor([*order, *padding])]
+    return found
 
 
 def apart(found: Tensor, expected: Tensor) -> float:

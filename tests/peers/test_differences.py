@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import typer
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
+from isomerge.cli.app import app
 from models import tensors, vocabulary_of, words, write_family, write_tokenizer
-from peers.recipes import recipe, weighted
-from peers.side_by_side import PeerError, isomerge, refused, write_recipe
+from peers.recipes import METHODS, recipe, weighted
+from peers.side_by_side import PeerError, isomerge, mergekit_yaml, refused, write_recipe
 
 pytestmark = pytest.mark.peers
 
@@ -209,3 +212,48 @@ def test_changes_of_one_magnitude_are_kept_or_dropped_together(mergekit: Any, co
         for out in (mergekit.merge(file, tmp_path / "theirs"), isomerge(file, tmp_path / "ours"))
     ]
     assert kept == [0.25, 1.0]
+
+
+@pytest.mark.parametrize("method", ["arcee_fusion", "ramplus_tl"])
+def test_models_in_16_bits_stay_in_16_bits(mergekit: Any, family: Any, tmp_path: Path, method: str) -> None:
+    file = write_recipe(METHODS[method], family("llama", torch.bfloat16), tmp_path / "recipe.yml")
+    theirs, ours = mergekit.merge(file, tmp_path / "theirs"), isomerge(file, tmp_path / "ours")
+    written = [{tensor.dtype for tensor in tensors(out).values()} for out in (theirs, ours)]
+    assert written == [{torch.float32}, {torch.bfloat16}]
+
+
+@pytest.mark.parametrize("program", ["mergekit-yaml", "mergekit-multi", "mergekit-extract-lora"])
+def test_every_flag_of_mergekits_programs_is_taken(mergekit: Any, program: str) -> None:
+    verbs: Any = typer.main.get_command(app)
+    ours = {flag for one in verbs.commands[program].params for flag in (*one.opts, *one.secondary_opts)}
+    theirs = mergekit.flags(program)
+    assert "--lazy-unpickle" in theirs and set(theirs) <= ours
+
+
+def test_what_is_in_the_folder_is_replaced_only_with_force(mergekit: Any, family: Any, tmp_path: Path) -> None:
+    first = write_recipe(recipe("linear", weighted(1.0, 0.0)), family("llama"), tmp_path / "first.yml")
+    second = write_recipe(recipe("linear", weighted(0.0, 1.0)), family("llama"), tmp_path / "second.yml")
+    for file in (first, second):
+        mergekit.merge(file, tmp_path / "theirs")
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(tensors(tmp_path / "theirs")[name], tensors(family("llama") / "b")[name])
+    out = mergekit_yaml(first, tmp_path / "ours")
+    done = CliRunner().invoke(app, ["mergekit-yaml", str(second), str(out)])
+    assert done.exit_code == 2 and "--force" in done.stderr
+    assert torch.equal(tensors(out)[name], tensors(family("llama") / "a")[name])
+
+
+def test_an_extracted_adapter_adds_what_mergekits_adds(mergekit: Any, family: Any, tmp_path: Path) -> None:
+    """Each the best of its rank: the factors may differ, their product does not."""
+    base, tuned = family("llama") / "base", family("llama") / "a"
+    line = ["--model", str(tuned), "--base-model", str(base), "--max-rank", "4", "--include-regex", "layers.*proj"]
+    mergekit.run("mergekit-extract-lora", [*line, "--out-path", str(tmp_path / "theirs")])
+    done = CliRunner().invoke(app, ["mergekit-extract-lora", *line, "--out-path", str(tmp_path / "ours"), "--quiet"])
+    assert done.exit_code == 0, done.output
+    ours, theirs = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("ours", "theirs"))
+    layers = {name.partition(".lora_A")[0] for name in ours if ".lora_A" in name}
+    assert len(layers) == 21
+    for layer in layers:
+        mine, other = (one[f"{layer}.lora_B.weight"] @ one[f"{layer}.lora_A.weight"] for one in (ours, theirs))
+        assert torch.allclose(mine, other, atol=1e-5), layer
+    assert any("embed_tokens" in name for name in theirs) and not any("embed_tokens" in name for name in ours)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
 
 from models import FAMILIES, tensors
 from peers.recipes import recipe, weighted
 from peers.side_by_side import assert_same_tensors, isomerge, write_recipe
+from peers.stage import write_adapter
 
 pytestmark = pytest.mark.peers
 OWN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
@@ -56,24 +55,6 @@ def test_a_deeper_stack_loads_in_the_stock_class(both: Any, family: Any) -> None
     model, report = transformers.AutoModelForCausalLM.from_pretrained(ours, output_loading_info=True)
     assert model.config.num_hidden_layers == 4
     assert not report["missing_keys"] and not report["unexpected_keys"]
-
-
-def write_adapter(folder: Path, model: Path) -> None:
-    """A low-rank change of the queries and values, as peft writes it."""
-    folder.mkdir()
-    rank = 4
-    config = {"peft_type": "LORA", "base_model_name_or_path": str(model), "r": rank, "lora_alpha": 6,
-              "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", "bias": "none",
-              "lora_dropout": 0.0, "fan_in_fan_out": False, "inference_mode": True}  # fmt: skip
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    generator = torch.Generator().manual_seed(9)
-    factors = {}
-    for name, tensor in tensors(model).items():
-        if any(name.endswith(f"{target}.weight") for target in config["target_modules"]):
-            prefix = "base_model.model." + name.removesuffix(".weight")
-            factors[f"{prefix}.lora_A.weight"] = 0.1 * torch.randn(rank, tensor.shape[1], generator=generator)
-            factors[f"{prefix}.lora_B.weight"] = 0.1 * torch.randn(tensor.shape[0], rank, generator=generator)
-    save_file(factors, folder / "adapter_model.safetensors", {"format": "pt"})
 
 
 @pytest.mark.parametrize("method", ["linear", "ties"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
 from isomerge.checkpoint import open_checkpoint
@@ -57,15 +58,28 @@ def save(tmp_path: Path) -> Callable[..., Path]:
     return save
 
 
-def true_hashes(folder: Path) -> dict[str, str]:
+def true_hashes(folder: Path, function: Any = blake3) -> dict[str, str]:
     """Through the safetensors library and numpy, which share no code with isomerge's reader."""
     found = {}
     for file in sorted(folder.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
-            found[name] = hashlib.sha256(
-                tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            ).hexdigest()
+            found[name] = function(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
     return found
+
+
+def make_older(folder: Path) -> None:
+    """Turn a lock into what isomerge 0.1 wrote: format 1, with the sha256 of every tensor."""
+    record = json.loads((folder / LOCK).read_text())
+    del record["tensor_hash"]
+    record["format"] = 1
+    for place, part in [(folder, record["output"]), *((Path(entry["source"]), entry) for entry in record["inputs"])]:
+        hashes = true_hashes(place, hashlib.sha256)
+        for name, tensor in part["tensors"].items():
+            del tensor["hash"]
+            tensor["sha256"] = hashes[name]
+    lines = "".join(f"{name}  {entry['sha256']}\n" for name, entry in sorted(record["output"]["tensors"].items()))
+    record["output"]["sha256"] = hashlib.sha256(lines.encode()).hexdigest()
+    (folder / LOCK).write_text(json.dumps(record))
 
 
 def lock_folder(folder: Path, inputs: tuple[Path, ...] = (), recipe: str = "merge_method: linear\n") -> Lock:
@@ -105,5 +119,10 @@ def tools() -> Any:
     from types import SimpleNamespace
 
     return SimpleNamespace(
-        true_hashes=true_hashes, lock=lock_folder, edit_config=edit_config, edit_weights=edit_weights, build=build
+        true_hashes=true_hashes,
+        make_older=make_older,
+        lock=lock_folder,
+        edit_config=edit_config,
+        edit_weights=edit_weights,
+        build=build,
     )

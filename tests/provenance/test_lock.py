@@ -75,7 +75,7 @@ def test_only_the_tensors_asked_for_are_hashed(save, tools):
         hash_tensors(open_checkpoint(folder), ["nobody"], threads=1)
 
 
-def test_the_digest_is_sha256sum_of_a_listing_and_knows_no_shards(save, tools):
+def test_the_digest_is_the_sha256_of_a_listing_and_knows_no_shards(save, tools):
     one, many = save("llama", "one"), save("llama", "many", sharded=True)
     listing = "".join(f"{name}  {value}\n" for name, value in sorted(tools.true_hashes(one).items()))
     assert tools.lock(one).sha256 == hashlib.sha256(listing.encode()).hexdigest() == tools.lock(many).sha256
@@ -114,7 +114,8 @@ def test_an_adapter_is_locked_with_its_own_config(tmp_path):
     ("spoil", "message"),
     [
         (lambda text: text[: len(text) // 2], "cut off or not JSON"),
-        (lambda text: text.replace('"format": 1', '"format": 2'), r"format 2 .* up to 1\. Install a newer isomerge"),
+        (lambda text: text.replace('"format": 2', '"format": 3'), r"format 3 .* up to 2\. Install a newer isomerge"),
+        (lambda text: text.replace('"blake3"', '"crc32"'), r"not a lock file.*tensor_hash"),
         (lambda text: text.replace(' "recipe": "r",\n', ""), r"not a lock file.*'recipe' is missing"),
         (lambda text: text.replace('"seed"', '"sed": 1, "seed"'), r"unknown entry 'sed'. Did you mean 'seed'\?"),
         (lambda text: text.replace("ab" * 32, "cd" * 32, 1), "edited or damaged"),
@@ -153,7 +154,7 @@ def test_the_digest_sorts_by_name():
         lambda record: record["output"].update(side_files=[1]),
         lambda record: record["output"]["tensors"].update(w=[]),
         lambda record: record["output"]["tensors"]["w"].update(shape=3),
-        lambda record: record["output"]["tensors"]["w"].update(sha256=["ab"]),
+        lambda record: record["output"]["tensors"]["w"].update(hash=["ab"]),
         lambda record: record["output"]["tensors"]["w"].update(more=1),
         lambda record: record.pop("output"),
     ],

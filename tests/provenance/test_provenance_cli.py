@@ -48,8 +48,20 @@ def test_the_lock_holds_the_hashes_of_the_inputs(merged, tmp_path, tools):
     assert [entry.source for entry in lock.inputs] == ["a", "b"]
     for entry in lock.inputs:
         true = tools.true_hashes(tmp_path / entry.source)
-        assert {name: tensor.sha256 for name, tensor in entry.tensors.items()} == true
-    assert {name: tensor.sha256 for name, tensor in lock.tensors.items()} == tools.true_hashes(tmp_path / "out")
+        assert {name: tensor.hash for name, tensor in entry.tensors.items()} == true
+    assert {name: tensor.hash for name, tensor in lock.tensors.items()} == tools.true_hashes(tmp_path / "out")
+
+
+def test_a_lock_of_sha256_hashes_still_verifies_and_reproduces(merged, run, tmp_path, tools):
+    tools.make_older(tmp_path / "out")
+    assert run("verify out").exit_code == 0
+    again = json.loads(run("reproduce out --json").stdout)
+    assert again["verdict"] == "identical" and again["sha256"] == again["expected_sha256"] != merged["sha256"]
+    tools.edit_weights(tmp_path / "b", lambda state: state[min(state)].add_(1))
+    assert json.loads(run("reproduce out --json").stdout)["verdict"] == "inputs changed"
+    shard = min((tmp_path / "out").glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1] + bytes([shard.read_bytes()[-1] ^ 4]))
+    assert "changed tensors" in run("verify out").stdout
 
 
 def test_a_kept_copy_is_the_same_model(merged, run, tmp_path):
@@ -86,7 +98,7 @@ def test_a_changed_input_ends_with_1_and_is_named(merged, run, tmp_path, tools):
     ("line", "code", "said"),
     [
         ("verify nowhere", 2, "no such folder"),
-        ("reproduce nowhere", 1, "no such folder"),
+        ("reproduce nowhere", 2, "no such folder"),
         ("reproduce a", 1, "isomerge.lock.json"),
         ("verify --help", 0, "Example: isomerge verify"),
         ("reproduce --help", 0, "Example: isomerge reproduce"),

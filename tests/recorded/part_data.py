@@ -25,8 +25,8 @@ RECONSTRUCT: dict[str, dict[str, Any]] = {
     "weighted": {"weights": [0.3, 0.7], "ridge": 0.1, "floor": 1e-5},
     "joint": {"features": "joint"},
     "refined": {"refine": 4},
-    "polished": {"polish": 4},
-    "joint refined polished": {"features": "joint", "refine": 3, "polish": 3},
+    "polished": {"polish": 4, "rate": 0.003},
+    "joint refined polished": {"features": "joint", "refine": 3, "polish": 3, "rate": 0.003},
 }
 
 SOUPS: dict[str, dict[str, Any]] = {"greedy": {}, "tolerant": {"tolerance": 0.2}, "aligned": {"align": True}}
@@ -133,11 +133,11 @@ def singles() -> Results:
             for given in (False, True):
                 how = "data" if given else "no data"
                 yield f"ot_fusion/{row}/{label}/{how}", lambda r=row, c=changes, p=place, g=given: fused(r, c, p, g)
-    yield "reconstruct/two data sets", lambda: each("reconstruct", "vit-image", goals="mean")
+    yield "reconstruct/two data sets", lambda: each("reconstruct", "vit-image", goals="mean", features="mean")
 
 
 def by_features(row: str, **options: Any) -> Any:
-    return merged(row, method="reconstruct", goals="mean", **options)
+    return merged(row, method="reconstruct", goals="mean", **{"features": "mean", "start": "merge", **options})
 
 
 def pair(row: str) -> list[str]:

@@ -1,8 +1,9 @@
-"""The curves of a page stay when it is written again, and are told with the digits that they need."""
+"""What was measured stays when a page is written again, and is shown with the digits that it needs."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -37,16 +38,16 @@ def file(out: Path, curve: dict[str, Any]) -> Path:
 
 
 def curves(page: Path) -> list[Any]:
-    return list(Page(page.read_text()).record["curves"])
+    return list(Page(page.read_text()).record["measurements"])
 
 
 def test_curves_stay_and_others_join_them(out: Path) -> None:
-    said("report", out, "--barrier", file(out, CURVE))
+    said("report", out, "--measured", file(out, CURVE))
     assert "Between two models" in said("report", out)["sections"] and curves(out / "report.html") == [CURVE]
-    said("report", out, "--barrier", file(out, PLANE))
+    said("report", out, "--measured", file(out, PLANE))
     said("verify", out, "--quick")
     assert curves(out / "report.html") == [CURVE, PLANE]
-    said("report", out, "--no-curves", "--barrier", file(out, PLANE))
+    said("report", out, "--no-curves", "--measured", file(out, PLANE))
     assert curves(out / "report.html") == [PLANE]
     assert "Between three models" not in said("report", out, "--no-curves")["sections"]
 
@@ -55,21 +56,28 @@ def test_a_curve_of_the_same_things_takes_the_place_of_the_old_one(out: Path) ->
     data = {"name": "images", "sha256": "abc"}
     old, new = ({**CURVE, "data": data, "barrier": barrier} for barrier in (1.0, 2.0))
     others = [{**old, "models": ["a", "c"]}, {**old, "data": {**data, "sha256": "def"}}, {**old, "aligned": None}]
-    isomerge.report(out, barrier=[old, *others, PLANE])
-    isomerge.report(out, barrier=[new])
+    isomerge.report(out, measured=[old, *others, PLANE])
+    isomerge.report(out, measured=[new])
     assert curves(out / "report.html") == [*others, PLANE, new]
 
 
+def test_pages_of_older_versions_lend_their_curves(out: Path) -> None:
+    text = (out / "report.html").read_text().replace('"measurements": []', f'"curves": [{json.dumps(CURVE)}]')
+    (out / "report.html").write_text(text)
+    isomerge.report(out)
+    assert curves(out / "report.html") == [CURVE]
+
+
 def test_a_new_file_has_the_curves_of_the_folder_and_an_old_one_its_own(out: Path, tmp_path: Path) -> None:
-    isomerge.report(out, barrier=[CURVE])
-    isomerge.report(out, out=tmp_path / "page.html", barrier=[PLANE])
+    isomerge.report(out, measured=[CURVE])
+    isomerge.report(out, out=tmp_path / "page.html", measured=[PLANE])
     assert curves(tmp_path / "page.html") == [CURVE, PLANE] and curves(out / "report.html") == [CURVE]
     isomerge.report(out, out=tmp_path / "page.html")
     assert curves(tmp_path / "page.html") == [CURVE, PLANE]
 
 
 def test_pages_of_others_lend_no_curves(out: Path, tmp_path: Path) -> None:
-    isomerge.report(out, barrier=[CURVE])
+    isomerge.report(out, measured=[CURVE])
     isomerge.report(made("align"), out=out / "report.html")
     assert curves(out / "report.html") == [], "a page of other weights"
     for strange in ("<html>mine</html>", '<script id="record">{"curves": 5}</script>', '<script id="record">[]'):
@@ -78,8 +86,36 @@ def test_pages_of_others_lend_no_curves(out: Path, tmp_path: Path) -> None:
         assert curves(out / "report.html") == []
 
 
+SCORE = {
+    "model": "out",
+    "task": "image",
+    "loss": 1.0,
+    "metric": 0.9,
+    "metric_name": "accuracy",
+    "higher_is_better": True,
+}
+
+
+def test_what_was_measured_beside_the_weights_is_on_top(out: Path) -> None:
+    (out / "eval.json").write_text(json.dumps(SCORE))
+    (out / "eval-1.json").write_text(json.dumps({**SCORE, "model": "somewhere/second", "metric": 1.0}))
+    (out / "barrier-notes.json").write_text('{"mine": 1}')
+    told = isomerge.report(out)
+    assert told.summary["verdict"].startswith("Loses some quality.") and told.summary["accuracy"].startswith("0.9 ")
+    assert [note for note in told.notes if "barrier-notes.json" in note], "what is left out is said"
+    scores = page_of(out).tables["Scores of models on data"][1:]
+    assert [(row[0], float(row[3])) for row in scores] == [("somewhere/second", 1.0), ("out", 0.9)]
+    (out / "eval.json").write_text(json.dumps({**SCORE, "metric": 0.1}))
+    assert isomerge.report(out).summary["verdict"].startswith("Loses much quality."), (
+        "the new score, not that of the page"
+    )
+    os.utime(out / "eval.json", (1, 1))
+    told = isomerge.report(out, keep_curves=False)
+    assert "eval.json is older than the weights" in " ".join(told.notes) and "accuracy" not in told.summary
+
+
 def test_a_folder_is_no_curve(out: Path) -> None:
-    told = verb("report", out, "--barrier", out)
+    told = verb("report", out, "--measured", out)
     words = " ".join(told.stderr.split())
     assert told.exit_code == 2 and "it is a folder" in words and "JSON file" in words and "not JSON" not in words
 
@@ -108,7 +144,7 @@ def test_values_that_differ_by_rounding_alone_are_one_line() -> None:
 
 
 def test_near_losses_are_told_apart_in_tables_and_on_the_plane(out: Path) -> None:
-    isomerge.report(out, barrier=[NEAR, NEAR_PLANE])
+    isomerge.report(out, measured=[NEAR, NEAR_PLANE])
     page = page_of(out)
     rows = page.tables["loss between the models"][1:]
     expected = [point["loss"] for point in NEAR["points"]]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from isomerge.reporting.blocks import FactList, Figure, Heat, Side
+from isomerge.reporting.blocks import FactList, Figure, Heat
 from isomerge.reporting.method_sections import method_section
+from reporting.heat_cells import cell_numbers
 from reporting.outputs import made, page_of, record_of
 
 
@@ -21,17 +22,19 @@ def solved(*names: str, before: float, after: float, **more: Any) -> dict[str, A
     } | more
 
 
-def heat_maps(layers: list[dict[str, Any]]) -> list[Heat]:
-    side = method_section({"method": "reconstruct", "layers": layers}).blocks[0]
-    assert isinstance(side, Side)
-    return list(side.blocks)
+def heat_map(layers: list[dict[str, Any]]) -> tuple[Heat, list[list[tuple[float | None, float] | None]]]:
+    """The map, and of each cell before and after."""
+    shown = method_section({"method": "reconstruct", "layers": layers}).blocks[0]
+    assert isinstance(shown, Heat)
+    cells = [[None if one is None else (one.before, one.value) for one in row] for _, _, row in shown.rows]
+    return shown, cells
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_the_maps_of_a_merge_show_the_residuals_of_its_record(when: str) -> None:
+def test_the_map_of_a_merge_shows_the_residuals_of_its_record(when: str) -> None:
     page, record = page_of(made("reconstruct")), record_of(made("reconstruct"))
-    table = page.tables[f"Residual {when} solving, per layer and map"]
-    shown = [float(cell) for row in table[1:] for cell in row[1:] if cell != "–"]
+    table = page.tables["Residual before and after solving, per layer and map"]
+    shown = [cell_numbers(cell)[when == "after"] for row in table[1:] for cell in row[1:] if cell != "–"]
     assert sorted(shown) == pytest.approx(sorted(r[f"residual_{when}"] for r in record["layers"]), rel=0.006)
     assert [row[0] for row in table[1:]] == ["layer 0", "layer 1", "outside"]
     title = "Residual of every regression in the order in which the maps run, relative to the target"
@@ -50,18 +53,20 @@ def test_a_map_has_one_row_per_layer_and_one_column_per_kind_of_map() -> None:
             solved(f"h.{n}.out.dense.weight", before=0.3, after=0.1),
         )
     ]
-    first, second = heat_maps([*layers, solved("head.weight", before=0.1, after=0.05)])
-    assert list(first.columns) == ["q, k", "attn.out.dense", "out.dense", "head"]
-    assert first.rows[0] == ("layer 0", 0, [0.5, 0.4, 0.3, None]) and first.rows[1][2][0] == 1.5
-    assert second.rows[-1] == ("outside", -1, [None, None, None, 0.05])
-    assert first.top == second.top == 1.5, "one scale for both"
+    shown, cells = heat_map([*layers, solved("head.weight", before=0.1, after=0.05)])
+    assert list(shown.columns) == ["q, k", "attn.out.dense", "out.dense", "head"]
+    assert [row[:2] for row in shown.rows] == [("layer 0", 0), ("layer 1", 1), ("outside", -1)]
+    assert cells[0] == [(0.5, 0.25), (0.4, 0.2), (0.3, 0.1), None] and cells[1][0] == (1.5, 0.25)
+    assert cells[2] == [None, None, None, (0.1, 0.05)]
+    head = shown.rows[2][2][3]
+    assert head and head.tint == -0.5 and head.change == "−50\u202f%" and len(shown.ends) == 3, "a scale of changes"
 
 
 def test_experts_are_shown_in_the_mean_and_two_stacks_apart() -> None:
     experts = [solved("enc.0.experts.up.weight", before=b, after=0.5 * b, expert=n) for n, b in enumerate((0.2, 0.4))]
-    first, second = heat_maps([*experts, solved("dec.0.up.weight", before=0.8, after=0.2)])
-    assert [label for label, _, _ in first.rows] == ["enc 0", "dec 0"]
-    assert first.rows[0][2] == pytest.approx([0.3, None]) and second.rows[0][2] == pytest.approx([0.15, None])
+    shown, cells = heat_map([*experts, solved("dec.0.up.weight", before=0.8, after=0.2)])
+    assert [label for label, _, _ in shown.rows] == ["enc 0", "dec 0"]
+    assert cells[0][0] == pytest.approx((0.3, 0.15)) and cells[0][1] is None
 
 
 def test_refined_blocks_and_the_polish_are_told() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,15 @@ import isomerge
 from isomerge.reporting.card import card_page
 from isomerge.reporting.measured import space_place
 from isomerge.reporting.page import render, write_report
+from reporting.heat_cells import cell_numbers
 from reporting.outputs import Page, adapters, made, page_of, record_of, said, verb, workshop
 
 KINDS = ["ties", "aligned-merge", "align", "reconstruct", "adapters"]
 SECTIONS = {
-    "ties": {"relations", "recipe", "lineage", "lock", "verification", "run", "notes"},
-    "aligned-merge": {"alignment", "relations", "recipe", "lineage", "lock", "verification", "run"},
-    "align": {"alignment", "relations", "request", "lineage", "lock", "verification", "run"},
-    "reconstruct": {"alignment", "relations", "method", "recipe", "lineage", "lock", "verification", "run", "notes"},
+    "ties": {"relations", "recipe", "lineage", "integrity", "run", "notes"},
+    "aligned-merge": {"alignment", "relations", "recipe", "lineage", "integrity", "run"},
+    "align": {"alignment", "relations", "request", "lineage", "integrity", "run"},
+    "reconstruct": {"alignment", "relations", "method", "recipe", "lineage", "integrity", "run", "notes"},
     "adapters": {"adapters", "lineage", "run"},
 }
 
@@ -52,15 +55,16 @@ def test_the_page_asks_nobody_for_anything(kind: str) -> None:
 def test_the_heat_maps_show_the_distances_of_the_record(kind: str) -> None:
     page, record = page_of(made(kind)), record_of(made(kind))
     spaces = record["measured"]["spaces"]
-    for side in ("before", "after"):
-        table = page.tables[f"Distance of second from first {side} alignment, per layer and space"]
-        kinds = table[0][1:]
-        shown = {(row[0], kind): cell for row in table[1:] for kind, cell in zip(kinds, row[1:], strict=True)}
-        for space in spaces:
-            label = "outside" if space["layer"] < 0 else f"layer {space['layer']}"
-            value = space["distance"][side][0]
-            assert float(shown[label, space["kind"]]) == pytest.approx(value, rel=0.006), space["name"]
-        assert sum(cell != "–" for cell in shown.values()) == len(spaces)
+    table = page.tables["Distance of second from first, per layer and space"]
+    kinds = table[0][1:]
+    shown = {(row[0], kind): cell for row in table[1:] for kind, cell in zip(kinds, row[1:], strict=True)}
+    for space in spaces:
+        label = "outside" if space["layer"] < 0 else f"layer {space['layer']}"
+        before, after = (space["distance"][side][0] for side in ("before", "after"))
+        *numbers, change = cell_numbers(shown[label, space["kind"]])
+        assert numbers == pytest.approx([before, after], rel=0.006), space["name"]
+        assert change == pytest.approx(100 * (after / before - 1), abs=0.51)
+    assert sum(cell != "–" for cell in shown.values()) == len(spaces)
     moves = {row[0]: row for row in page.tables["Every space of second"][1:]}
     for move in record["alignment"]["models"][0]["spaces"]:
         assert float(moves[move["name"]][2].split()[0]) == pytest.approx(100 * float(move["moved"]), abs=0.06)
@@ -77,7 +81,7 @@ def test_layers_come_in_their_order_and_two_stacks_are_two_sets_of_rows() -> Non
     measured = {"reference": "a", "compared": ["b"], "spaces": spaces}
     found = alignment_section({"alignment": {"anchor": "a", "models": []}, "measured": measured})
     assert found is not None
-    first = found.blocks[1].blocks[0]
+    first = found.blocks[1]
     labels = [label for label, _, _ in first.rows]
     assert labels == [f"{stack} {n}" for stack in ("decoder", "encoder") for n in range(12)] + ["outside"]
     assert list(first.columns) == ["ffn", "residual"]
@@ -86,7 +90,9 @@ def test_layers_come_in_their_order_and_two_stacks_are_two_sets_of_rows() -> Non
 def test_charts_have_words_and_their_numbers_in_a_table() -> None:
     page, record = page_of(made("ties")), record_of(made("ties"))
     labels = [str(known["aria-label"]) for tag, known in page.elements if tag == "svg"]
-    assert len(labels) == 2 and all("over layer" in label and "lowest" in label for label in labels)
+    (lineage,) = [label for label in labels if label.startswith("Lineage")]
+    assert "first (base), second (model), third (model); ties; the output is" in lineage
+    assert len(labels) == 3 and sum("over layer" in label and "lowest" in label for label in labels) == 2
     table = page.tables["Cosine between the task vectors, per layer"]
     layers = [row for row in record["measured"]["layers"] if row["layer"] >= 0]
     assert [float(row[3]) for row in table[1:]] == pytest.approx([r["cosine"]["after"] for r in layers], rel=0.006)
@@ -101,11 +107,6 @@ def test_lineage_and_lock_are_those_of_the_lock_file() -> None:
     assert [row[1] for row in rows] == ["base", "model", "model"] and all(len(row[4]) == 64 for row in rows)
     assert lock["output"]["sha256"] in page.words
     assert page.record["lock"]["tensors"] == len(lock["output"]["tensors"])
-
-
-@pytest.mark.parametrize(("kind", "words"), [("ties", "2 models and a base with"), ("aligned-merge", "2 models with")])
-def test_a_base_is_counted_apart_from_the_models(kind: str, words: str) -> None:
-    assert any(said.startswith(f"One model made from {words} isomerge") for said in page_of(made(kind)).words)
 
 
 def test_lines_of_running_text_are_not_called_examples(tmp_path: Path) -> None:
@@ -125,13 +126,30 @@ def test_the_card_calls_no_lines_examples() -> None:
     assert "| corpus | text of 40 lines |" in card and "| images | 1 |" in card
 
 
+def test_page_and_card_of_joint_features_describe_them(tmp_path: Path) -> None:
+    features = {"stream": "joint", "chosen": {"ffn.0": [3, 1], "head.0": [1, 3]},
+                "lost": {"stream": {"a": 0.1, "b": 0.3}, "chosen": {"ffn.0": 0.5}}}  # fmt: skip
+    record = {"kind": "merge", "method": "reconstruct", "inputs": [], "features": features}
+    write_report(tmp_path, record)
+    facts = dict.fromkeys(("name", "donor", "method", "summary", "recipe", "sha256", "version"), "x")
+    more: dict[str, Any] = {"inputs": [], "paper": None, "alignment": None, "data": []}
+    card = card_page({**facts, **more, "features": features})
+    for text in (" ".join(page_of(tmp_path).words), card):
+        assert "Joint features: the width of one model is filled from the features of all models" in text
+        assert "in the order of the inputs: 50 %, 50 %." in text
+        assert "20.0 % of the stream and 50.0 % of what heads and units compute" in text
+    assert "eatures:" not in card_page({**facts, **more, "features": None})
+    features["stream"] = "mean"
+    assert "The stream holds the mean of the models' features" in card_page({**facts, **more, "features": features})
+
+
 def test_flags_in_running_text_stay_whole_and_text_stays_text(tmp_path: Path) -> None:
     note = "the part <b> was used; --test-split names another, -o too, well-known -- it is"
     write_report(tmp_path, {"kind": "merge", "inputs": [], "notes": [note]})
     page = page_of(tmp_path)
     assert note in "".join(page.words) and not [tag for tag, _ in page.elements if tag == "b"]
     flags = [part.split("<")[0] for part in page.text.split('<span class="flag">')[1:]]
-    assert flags == ["--test-split", "-o"]
+    assert flags[-2:] == ["--test-split", "-o"]
 
 
 def test_adapters_show_the_cosine_of_their_updates() -> None:
@@ -184,11 +202,11 @@ PLANE = {
 def test_curves_and_planes_are_drawn_and_listed(tmp_path: Path) -> None:
     for name, content in (("curve.json", CURVE), ("plane.json", PLANE)):
         (tmp_path / name).write_text(json.dumps(content))
-    flags = ["--barrier", tmp_path / "curve.json", "--barrier", tmp_path / "plane.json"]
+    flags = ["--measured", tmp_path / "curve.json", "--measured", tmp_path / "plane.json"]
     told = said("report", made("ties"), "-o", tmp_path / "page.html", *flags)
     assert told["page"] == str(tmp_path / "page.html")
     page = Page((tmp_path / "page.html").read_text())
-    assert page.record["curves"] == [CURVE, PLANE]
+    assert page.record["measurements"] == [CURVE, PLANE]
     rows = page.tables["loss between the models"][1:]
     assert [float(row[1]) for row in rows] == [1, 2, 3, 4, 5] and {float(row[2]) for row in rows} == {1.0}
     places = page.tables["Loss on the plane through three models"][1:]
@@ -221,14 +239,18 @@ def test_what_is_no_output_is_told(content: str | None, code: int, words: str, t
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--barrier", "nowhere.json"], "there is no such file"),
-        (["--barrier", "first/config.json"], "it has no points of a barrier"),
-        (["--barrier", "first/model.safetensors"], "it is not JSON"),
+        (["--measured", "nowhere.json"], "there is no such file"),
+        (["--measured", "first/config.json"], "it has no points of a barrier or sweep, and no score"),
+        (["--measured", "first/model.safetensors"], "it is not JSON"),
         (["-o", "nowhere/page.html"], "there is no folder nowhere"),
         (["-o", "first"], "it is a folder"),
+        (["--measured", "gone.json"], "it is a link to"),
     ],
 )
 def test_wrong_flags_are_told(flags: list[str], words: str) -> None:
+    link = workshop() / "gone.json"
+    if not link.is_symlink():
+        link.symlink_to("nowhere")
     told = verb("report", made("ties"), *flags)
     assert told.exit_code == 2 and words in told.stderr, told.stderr
 
@@ -254,13 +276,38 @@ def test_without_jinja2_the_numbers_are_told_and_the_extra_is_named(
     assert record["report"] is None and any("isomerge[report]" in note for note in record["notes"])
 
 
-def test_the_library_writes_the_same_page(tmp_path: Path) -> None:
+def test_the_library_writes_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workshop())  # commands name the folder as seen from where the page is written
     told: dict[str, Any] = isomerge.report(made("ties"), out=tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == (made("ties") / "report.html").read_text()
-    assert told["kind"] == "merge" and "Lineage" in told["sections"] and told["summary"]["verified"].startswith("yes")
+    monkeypatch.chdir(workshop().parent)
+    isomerge.report(made("ties"), out=tmp_path / "from-above.html")
+    page = Page((tmp_path / "from-above.html").read_text())
+    place = made("ties").relative_to(workshop().parent)
+    assert f"isomerge eval {place} --data DATA --json > {place}/eval.json" in "".join(page.words)
+    assert (
+        told["kind"] == "merge"
+        and "Lineage" in told["sections"]
+        and told["summary"]["file integrity"].startswith("good")
+    )
 
 
 def test_a_record_with_next_to_nothing_still_has_a_page() -> None:
     record = {"kind": "merge", "isomerge": "0.1.0", "format": 1}
-    page = render("x", {"record": record, "lock": None, "curves": []})
+    page = render("x", {"record": record, "lock": None, "measurements": []})
     assert page is not None and "<h1>x</h1>" in page
+
+
+def test_a_jinja2_that_cannot_be_imported_is_told_from_a_missing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(made("ties"), tmp_path / "out")
+    (tmp_path / "out" / "report.html").unlink()
+    broken = types.ModuleType("jinja2")  # as if one of its files were damaged: it has no Environment
+    broken.__spec__ = importlib.util.find_spec("jinja2")
+    monkeypatch.setitem(sys.modules, "jinja2", broken)
+    written = isomerge.report(tmp_path / "out")
+    assert written.page is None and "is installed but cannot be imported" in written.notes[0]
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    (note,) = isomerge.report(tmp_path / "out").notes
+    assert "is not installed" in note and '"isomerge[report]"' in note

@@ -55,16 +55,16 @@ def test_what_is_wrong_later_is_on_the_page_later(out: Path) -> None:
         file.seek(-1, 2)
         file.write(b"\x11")
     assert verb("verify", out).exit_code == 1
-    assert shown(out)["lock"][0] == "NO" and "no" in page_of(out).words
+    assert shown(out)["lock"][0] == "NO" and "failed" in page_of(out).words
     verb("verify", out, "--quick")
     assert shown(out)["lock"][0] == "not asked" and "headers and side files only" in shown(out)["caption"][0]
 
 
 def test_the_curves_of_the_page_stay(out: Path, tmp_path: Path) -> None:
     (tmp_path / "curve.json").write_text(json.dumps(CURVE))
-    said("report", out, "--barrier", tmp_path / "curve.json")
+    said("report", out, "--measured", tmp_path / "curve.json")
     said("verify", out, "--quick")
-    assert page_of(out).record["curves"] == [CURVE]
+    assert page_of(out).record["measurements"] == [CURVE]
 
 
 def test_without_a_page_or_a_record_none_is_made(out: Path) -> None:

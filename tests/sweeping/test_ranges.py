@@ -53,16 +53,30 @@ def test_a_mapping_takes_lists_texts_and_single_values() -> None:
         ("t=0:1", False, "no step"),
         ("t=0:1:1e-6", False, "1000001 values"),
         ("t=0.1,,0.3", False, "missing between commas"),
-        ("t=0:1:0.1", True, "LOW:HIGH"),
+        ("t=0:1:gradient1", True, "2 to 100 numbers"),
+        ("t=0:1:log", True, "above 0 only"),
+        ("t=0.1:1:lg", True, "made of numbers"),
+        ("t=0.1:1:log", False, "no step"),
         ("t=1:0", True, "nothing between 1 and 0"),
         ("t=0:1:0.1:", False, "a range is made of numbers"),
         ("t=0:1:1e-300", False, "too many values"),
-        ("t=ties,linear", True, "between two numbers"),
     ],
 )
 def test_a_wrong_range_is_told(text: str, search: bool, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         read_axes([text], search=search)
+
+
+def test_a_search_takes_bounds_factors_gradients_and_choices() -> None:
+    texts = ["t=0:1", "lambda=0.01:1:log", "weight=0:2:gradient4", "method=ties,slerp", "density=0.1:1:log:gradient2"]
+    axes = read_axes(texts, search=True)
+    assert [axis.record() for axis in axes] == [
+        {"name": "t", "bounds": [0, 1]},
+        {"name": "lambda", "bounds": [0.01, 1], "log": True},
+        {"name": "weight", "bounds": [0, 2], "gradient": 4},
+        {"name": "merge_method", "values": ["ties", "slerp"]},
+        {"name": "density", "bounds": [0.1, 1], "log": True, "gradient": 2},
+    ]
 
 
 def test_nothing_and_twice_are_refused() -> None:

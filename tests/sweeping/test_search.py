@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,53 +12,80 @@ from transformers import AutoModelForCausalLM
 
 import isomerge
 from isomerge.errors import RequestError
-from isomerge.sweeping.ranges import read_axes
-from isomerge.sweeping.search import search
-from models import llama
+from isomerge.sweeping.optimisers import OPTIMISERS, Dimension, Unit
+from models import llama, mostly_slow
 from samples import SENTENCES
 
 
 def tried(
-    function: Any, over: list[str], evaluations: int, seed: int = 0, whole: bool = False
-) -> list[tuple[tuple[float, ...], float]]:
-    seen: list[tuple[tuple[float, ...], float]] = []
+    algorithm: str, function: Any, dimensions: list[Dimension], evaluations: int, seed: int = 0
+) -> list[tuple[Unit, float]]:
+    """What an optimiser proposes, with the values of a function there."""
+    proposals = OPTIMISERS[algorithm](dimensions, seed)
+    seen: list[tuple[Unit, float]] = []
+    batch = next(proposals)
+    while len(seen) < evaluations:
+        scores = [float(function(*point)) for point in batch]
+        seen += zip(batch, scores, strict=True)
+        batch = proposals.send(scores)
+    return seen[:evaluations]
 
-    def score(values: tuple[float, ...]) -> float:
-        seen.append((values, float(function(*values))))
-        return seen[-1][1]
 
-    search(score, [replace(axis, whole=whole) for axis in read_axes(over, search=True)], evaluations, seed)
-    return seen
+def lowest(seen: list[tuple[Unit, float]]) -> Unit:
+    return min(seen, key=lambda one: one[1])[0]
 
 
-@pytest.mark.parametrize("place", [0.0, 0.137, 0.5, 0.98, 1.0])
+def bowl(x: float, y: float, z: float) -> float:
+    return (x - 0.3) ** 2 + (y - 0.6) ** 2 + (z - 0.6) ** 2 + 0.5 * (x - 0.3) * (y - 0.6)
+
+
+@pytest.mark.parametrize("place", [0.137, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_the_valley_of_a_parabola_is_found(place: float) -> None:
-    seen = tried(lambda x: (x - place) ** 2, ["x=0:1"], 16)
-    assert len(seen) <= 16 and len({values for values, _ in seen}) == len(seen)
-    assert min(seen, key=lambda one: one[1])[0][0] == pytest.approx(place, abs=0.01)
+    seen = tried("bayesian", lambda x: (x - place) ** 2, [Dimension()], 12)
+    assert lowest(seen)[0] == pytest.approx(place, abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_deeper_of_two_valleys_is_found() -> None:
-    seen = tried(lambda x: min((x - 0.2) ** 2 + 0.1, 2 * (x - 0.8) ** 2), ["x=0:1"], 16)
-    assert min(seen, key=lambda one: one[1])[0][0] == pytest.approx(0.8, abs=0.01)
+    seen = tried("bayesian", lambda x: min((x - 0.2) ** 2 + 0.1, 2 * (x - 0.8) ** 2), [Dimension()], 16)
+    assert lowest(seen)[0] == pytest.approx(0.8, abs=0.01)
 
 
-def test_three_parameters_with_a_tilted_bowl() -> None:
-    def bowl(x: float, y: float, z: float) -> float:
-        return (x - 0.3) ** 2 + (y - 1.2) ** 2 + (z - 0.6) ** 2 + 0.5 * (x - 0.3) * (y - 1.2)
-
-    over = ["x=0:1", "y=0:2", "z=0:1"]
-    seen = tried(bowl, over, 90)
-    assert len(seen) <= 90
-    assert min(seen, key=lambda one: one[1])[0] == pytest.approx((0.3, 1.2, 0.6), abs=0.05)
-    assert all(0 <= x <= 1 and 0 <= y <= 2 and 0 <= z <= 1 for (x, y, z), _ in seen)
-    assert tried(bowl, over, 90) == seen and tried(bowl, over, 90, seed=1)[0] != seen[0]
+@pytest.mark.parametrize(
+    ("algorithm", "evaluations", "near"),
+    [("cma", 200, 0.02), ("random", 200, 0.25), pytest.param("bayesian", 24, 0.05, marks=pytest.mark.slow)],
+)
+def test_three_parameters_with_a_tilted_bowl(algorithm: str, evaluations: int, near: float) -> None:
+    seen = tried(algorithm, bowl, [Dimension()] * 3, evaluations)
+    assert lowest(seen) == pytest.approx((0.3, 0.6, 0.6), abs=near)
+    assert all(0 <= x <= 1 for point, _ in seen for x in point)
 
 
-def test_whole_numbers_stay_whole_and_nan_is_worst() -> None:
-    seen = tried(lambda k: (k - 7) ** 2 if k > 2 else float("nan"), ["k=1:20"], 12, whole=True)
-    assert min((one for one in seen if one[1] == one[1]), key=lambda one: one[1])[0] == (7,)
-    assert all(isinstance(k, int) for (k,), _ in seen)
+@pytest.mark.parametrize("algorithm", mostly_slow(OPTIMISERS, "cma", "random"))
+def test_a_seed_names_the_points(algorithm: str) -> None:
+    first, again, other = (tried(algorithm, bowl, [Dimension()] * 3, 9, seed) for seed in (0, 0, 1))
+    assert first == again and first != other
+
+
+@pytest.mark.slow
+def test_levels_are_found_and_points_without_a_score_avoided() -> None:
+    """One of twelve whole numbers, and one of three names that have no order."""
+    levels = [Dimension(12), Dimension(3, ordered=False)]
+
+    def function(x: float, y: float) -> float:
+        whole, name = levels[0].level(x), levels[1].level(y)
+        return (whole - 7) ** 2 + 5 * (name != 1) if whole > 2 else float("inf")
+
+    x, y = lowest(tried("bayesian", function, levels, 20))
+    assert (levels[0].level(x), levels[1].level(y)) == (7, 1)
+    x, y = lowest(tried("cma", function, levels, 120))
+    assert (levels[0].level(x), levels[1].level(y)) == (7, 1)
+
+
+@pytest.mark.slow
+def test_one_terrible_score_hides_no_other() -> None:
+    seen = tried("bayesian", lambda x: 1e9 if x > 0.9 else (x - 0.4) ** 2, [Dimension()], 16)
+    assert lowest(seen)[0] == pytest.approx(0.4, abs=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -89,23 +115,25 @@ def distance(folder: Path, weights: dict[str, float]) -> Any:
 
 def test_the_share_that_was_hidden_is_found(models: Path) -> None:
     recipe = {"merge_method": "linear", "models": [{"model": str(models / name)} for name in ("base", "b")]}
-    got = isomerge.sweep(recipe, {"t": "0:1"}, loss=distance(models, {"b": 0.37}), search=18)
+    got = isomerge.sweep(recipe, {"t": "0:1"}, loss=distance(models, {"b": 0.37}), search=12)
     assert got.best.parameters["t"] == pytest.approx(0.37, abs=0.01)
     assert got.record["start"]["parameters"] == {} and got.record["mode"] == "search"
-    assert got.record["start"]["loss"] > (got.best.loss or 0.0) and len(got.points) <= 17
+    assert got.record["start"]["loss"] > (got.best.loss or 0.0) and len(got.points) <= 11
     assert got.recipe.models is not None
     weights = [(entry.parameters or {})["weight"] for entry in got.recipe.models]
     assert weights == pytest.approx([0.63, 0.37], abs=0.01)
 
 
+@pytest.mark.slow
 def test_two_weights_that_were_hidden_are_found(models: Path) -> None:
     parts = [{"model": str(models / name)} for name in ("b", "c")]
     recipe = {"merge_method": "task_arithmetic", "base_model": str(models / "base"), "models": parts}
     loss = distance(models, {"b": 0.3, "c": 0.8})
-    got = isomerge.sweep(recipe, {"b.weight": "0:1", "c.weight": "0:1"}, loss=loss, search=50)
+    got = isomerge.sweep(recipe, {"b.weight": "0:1", "c.weight": "0:1"}, loss=loss, search=24)
     assert got.best.parameters == pytest.approx({"b.weight": 0.3, "c.weight": 0.8}, abs=0.03)
 
 
+@pytest.mark.slow
 def test_a_noisy_copy_gets_no_weight(models: Path) -> None:
     """The model has learnt the text and its copy is disturbed: on that text the best share of the copy is small."""
     model = AutoModelForCausalLM.from_pretrained(models / "base")

@@ -187,7 +187,7 @@ def test_the_bound_on_memory_is_kept(texts: Path) -> None:
 
 def test_a_search_goes_round_values_that_do_not_go_together(texts: Path) -> None:
     over = {"density": "0.1:0.5", "epsilon": "0.05:0.3"}  # both corners are allowed, a quarter between is not
-    got = isomerge.sweep(della(texts), over, data=texts / "book.txt", search=14)
+    got = isomerge.sweep(della(texts), over, data=texts / "book.txt", search=9)
     assert got.points and all(
         float(str(p.parameters["epsilon"])) < float(str(p.parameters["density"])) for p in got.points
     )

@@ -15,7 +15,7 @@ import signal
 import sys
 from typing import Any
 
-MACOS = ["preadv", "pwritev", "posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity"]
+MACOS = ["O_DIRECT", "preadv", "pwritev", "posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity"]
 WINDOWS = [*MACOS, "pread", "pwrite", "fchmod", "getuid", "geteuid", "mkfifo", "sysconf", "O_DIRECTORY", "O_CLOEXEC"]
 UNIX_MODULES = ["resource", "fcntl", "pwd", "grp", "termios"]
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from isomerge.addresses import is_url
 from isomerge.arguments import usable_path
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_finite
 from isomerge.checkpoint.base import failure, first_line, name_some
@@ -146,7 +147,7 @@ def is_adapter(path: str | os.PathLike[str]) -> bool:
 
 
 def open_adapter(source: str | os.PathLike[str] | Checkpoint | Adapter, *, revision: str | None = None) -> Adapter:
-    """Open an adapter: a folder as PEFT writes it, a hub id `org/name`, or a checkpoint opened from either."""
+    """Open an adapter: a folder as PEFT writes it, its URL, a hub id `org/name`, or a checkpoint opened from either."""
     if isinstance(source, Adapter):
         return source
     if isinstance(source, Checkpoint):
@@ -159,6 +160,8 @@ def open_adapter(source: str | os.PathLike[str] | Checkpoint | Adapter, *, revis
             )
         return Adapter(source, _read_config(source.folder / CONFIG, source.name))
     text = os.fspath(source)
+    if is_url(source):
+        return open_adapter(open_checkpoint(source, revision=revision))
     folder = usable_path(source, "opening adapter")
     if folder.is_file() and folder.name in WEIGHTS:
         folder = folder.parent

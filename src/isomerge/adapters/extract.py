@@ -26,11 +26,12 @@ from isomerge.checkpoint import (
     require_finite,
     require_floating,
 )
-from isomerge.checkpoint.base import Progress, name_some
+from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.checks import differences_in_size
 from isomerge.choices import DEFAULT_RANK
 from isomerge.errors import RequestError
 from isomerge.name_patterns import NamePattern
+from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.results import Result
 
 
@@ -162,6 +163,7 @@ class ExtractedAdapter(Result):
     seconds: float
 
 
+@shows_progress
 def extract(
     base: CheckpointSource,
     finetuned: CheckpointSource,
@@ -171,7 +173,7 @@ def extract(
     energy: float | None = None,
     targets: str | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> ExtractedAdapter:
     """Write the best LoRA adapter for what fine-tuning added to a base, and report how much of it is missed.
 
@@ -182,6 +184,7 @@ def extract(
     >>> isomerge.extract("base", "finetuned", "adapter-of-rank-16", rank=16).relative_error < 1
     True
     """
+    progress = callback(progress)
     start = time.perf_counter()
     require_types(
         out=(out, str, os.PathLike), rank=(rank, int, None), energy=(energy, float, None), targets=(targets, str, None),
@@ -250,7 +253,9 @@ def _common_layout(base: Checkpoint, finetuned: Checkpoint) -> ModuleLayout:
         require_floating(model)
     problems = _differences_in_tensors(base, finetuned)
     if problems:  # the size of the models explains what would be a list of all their tensors
-        problems = differences_in_size(base, finetuned) or problems
+        kinds = [model.config.get("model_type") for model in (base, finetuned)]
+        other = [f"they are of type '{kinds[0]}' and '{kinds[1]}'"] if kinds[0] != kinds[1] and all(kinds) else []
+        problems = other or differences_in_size(base, finetuned) or problems
     layout = ModuleLayout(base)
     if layout.model is None:
         problems.append(

@@ -15,6 +15,7 @@ from torch import nn
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.memory import quiet_transformers
+from isomerge.checkpoint.stock_classes import class_config, named_class, not_built
 
 TRANSPOSED = "Conv1D"
 """transformers' linear layer that stores its weight as (in, out)."""
@@ -30,15 +31,16 @@ class ModuleLayout:
     def model(self) -> Any:
         """The stock class without weights, None where there is none."""
         try:
-            import transformers
+            kind = named_class(self.base.config)
         except ImportError:
             return None
-        names = self.base.config.get("architectures") or [""]
-        stock: Any = getattr(transformers, names[0], None)
-        if stock is None:
+        if kind is None:
             return None
-        with quiet_transformers(), torch.device("meta"):
-            return stock(stock.config_class.from_dict(dict(self.base.config)))
+        try:
+            with quiet_transformers(), torch.device("meta"):
+                return kind(class_config(kind, self.base.config))
+        except Exception as error:  # whatever transformers meets in numbers that no model has
+            raise not_built(kind, error) from error
 
     @cached_property
     def modules(self) -> dict[str, nn.Module]:

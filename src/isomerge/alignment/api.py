@@ -15,10 +15,11 @@ import torch
 
 from isomerge.alignment.activations import ActivationRequest
 from isomerge.alignment.family import AlignedFamily
+from isomerge.alignment.learning.steps import LearnRequest, learned
 from isomerge.alignment.result import Alignment
 from isomerge.alignment.rounds import Tick
 from isomerge.alignment.scope import Scope
-from isomerge.alignment.solve_pair import solve_to_anchor
+from isomerge.alignment.solve_pair import keep_alignment, kept_alignment, solve_to_anchor
 from isomerge.alignment.solve_universe import nearest_to_mean, solve_universe
 from isomerge.alignment.storage import load_transform
 from isomerge.arguments import require_choice, require_shared_types, require_types
@@ -26,19 +27,23 @@ from isomerge.checkpoint import Checkpoint, open_checkpoint, parse_size, require
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.kept import KeptWork, work_key
 from isomerge.checkpoint.lock import current_versions
-from isomerge.choices import MANY
+from isomerge.checkpoint.open import with_config
+from isomerge.choices import LEARN_TOWARDS, MANY
 from isomerge.data import open_data
+from isomerge.engine import Engine, engine_of, require_threads
 from isomerge.errors import RequestError
+from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.running.stock import require_device
-from isomerge.threads import parallel
 
 KEPT_BETWEEN_SWEEPS = 8 << 30  # bytes, where max_memory says nothing
 
 
+@shows_progress
 def align(
     source: Any,
     anchor: Any = None,
     *,
+    config: Mapping[str, Any] | None = None,
     level: str = "full",
     scale: bool | None = None,
     layers: str | None = None,
@@ -50,16 +55,22 @@ def align(
     measure: str = "covariance",
     site: str = "post",
     limit: int | None = None,
+    learn: int = 0,
+    learn_towards: str = "predictions",
+    seed: int = 0,
     threads: int | None = None,
+    engine: str | Engine = "threads",
+    address: str | None = None,
     device: str = "cpu",
     max_memory: int | str | None = None,
     resume: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Alignment:
     """Move `source` next to `anchor` without changing what it computes.
 
-    Models are folders, files, hub ids, state_dicts or modules. `transform` applies a stored transform instead of
-    solving; only then the anchor may be left out. For more than two models see `align_family`.
+    Models are folders, files, hub ids, state_dicts or modules. `config` is the config.json of state_dicts, as a dict:
+    names and shapes alone do not say which activation functions and norms there are. `transform` applies a stored
+    transform instead of solving; only then the anchor may be left out. For more than two models see `align_family`.
 
     With `data` (a path, an opened `Data`, batches, or a function that gives them) activations decide for the residual
     stream and weights for the rest. `evidence` is "weights", "activations" or "mix" for all spaces, or by space:
@@ -67,10 +78,16 @@ def align(
     says whether feed-forward units are seen before ("pre") or after ("post") their activation function, and `limit` is
     the number of examples.
 
+    `learn` takes so many gradient steps after that, without labels: they change the elements of the symmetry, and lower
+    the distance between the midpoint's predictions and those of the two models on `data`; with `learn_towards="labels"`
+    its loss on the labels of the data. The midpoint is judged on one part of the data that no step sees; if that is no
+    better, what was solved is kept. `seed` names the order of the data.
+
     What may move: `level` ("permutation", "rotation" or "full"), `layers` ("0-4,7", "first 3", "last 2"), `only`
     ("attention", "ffn" or "residual") and `scale`, whether heads are rescaled too. How it is solved: at most `sweeps`
-    rounds, on `device`, by `threads` workers, with half of `max_memory` kept between sweeps. `progress` is called with
-    what is done, how much there is, and a word for it. Nothing is random.
+    rounds, on `device`, by `threads` workers, with half of `max_memory` kept between sweeps; with `engine="ray"` by the
+    cluster at `address` (see docs/cluster.md), with the same result. `progress` is called with
+    what is done, how much there is, and a word for it. Without `learn` nothing is random.
 
     `resume` names the folder that `save` will be given: what is solved is kept there, and the same call, made again
     after a kill, does not solve it again.
@@ -78,6 +95,9 @@ def align(
     >>> alignment = isomerge.align("model-b", anchor="model-a")
     >>> written = alignment.save("model-b-next-to-a")
     """
+    progress = callback(progress)
+    source, *others = with_config([source] if anchor is None else [source, anchor], config)
+    anchor = others[0] if others else None
     if transform is not None:
         require_types(transform=(transform, str, os.PathLike))
         require_shared_types(threads=threads, progress=progress)
@@ -90,28 +110,33 @@ def align(
                 "Applying a stored transform: it has its own level and parts. Leave out level, scale, layers and only.",
                 keys=("level", "scale", "layers", "only"),
             )
-        if (sweeps, evidence, measure, site, limit, device) != (15, None, "covariance", "post", None, "cpu"):
+        solving = (sweeps, evidence, measure, site, limit, learn, learn_towards, device)
+        if solving != (15, None, "covariance", "post", None, 0, "predictions", "cpu"):
             raise RequestError(
-                "Applying a stored transform: nothing is solved. Leave out sweeps, evidence, measure, site, limit and "
-                "device.",
-                keys=("sweeps", "evidence", "limit", "device"),
+                "Applying a stored transform: nothing is solved. Leave out sweeps, evidence, measure, site, limit, "
+                "learn, learn_towards and device.",
+                keys=("sweeps", "evidence", "limit", "learn", "learn_towards", "device"),
             )
-        return _stored_alignment(Path(transform), source, anchor, _bytes(max_memory), threads, progress)
+        spread = engine_of(engine, address)
+        return _stored_alignment(Path(transform), source, anchor, _bytes(max_memory), threads, spread, progress)
     if anchor is None:
         raise RequestError(f"Aligning {_open(source).name}: there is nothing to align it to. Name an anchor.")
     family = align_family(
         [source], anchor=anchor, level=level, scale=scale, layers=layers, only=only, sweeps=sweeps, data=data,
-        evidence=evidence, measure=measure, site=site, limit=limit, threads=threads, device=device,
-        max_memory=max_memory, resume=resume, progress=progress,
+        evidence=evidence, measure=measure, site=site, limit=limit, learn=learn, learn_towards=learn_towards, seed=seed,
+        threads=threads, engine=engine, address=address, device=device, max_memory=max_memory, resume=resume,
+        progress=progress,
     )  # fmt: skip
     return family.members[0]
 
 
+@shows_progress
 def align_family(
     models: Sequence[Any],
     *,
     anchor: Any = None,
     many: str = "anchor",
+    config: Mapping[str, Any] | None = None,
     level: str = "full",
     scale: bool | None = None,
     layers: str | None = None,
@@ -122,11 +147,16 @@ def align_family(
     measure: str = "covariance",
     site: str = "post",
     limit: int | None = None,
+    learn: int = 0,
+    learn_towards: str = "predictions",
+    seed: int = 0,
     threads: int | None = None,
+    engine: str | Engine = "threads",
+    address: str | None = None,
     device: str = "cpu",
     max_memory: int | str | None = None,
     resume: str | os.PathLike[str] | KeptWork | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> AlignedFamily:
     """Move several models next to each other without changing what they compute.
 
@@ -137,18 +167,29 @@ def align_family(
     >>> family = isomerge.align_family(["model-b", "model-c"], anchor="model-a")
     >>> written = family.save("aligned")
     """
+    progress = callback(progress)
     start = time.perf_counter()
     require_types(
         level=(level, str), scale=(scale, bool, None), layers=(layers, str, None), only=(only, str, None),
         sweeps=(sweeps, int), evidence=(evidence, str, Mapping, None), measure=(measure, str), site=(site, str),
-        resume=(resume, str, os.PathLike, KeptWork, None),
+        learn=(learn, int), learn_towards=(learn_towards, str), resume=(resume, str, os.PathLike, KeptWork, None),
     )  # fmt: skip
-    require_shared_types(limit=limit, threads=threads, device=device, progress=progress)
+    require_shared_types(limit=limit, seed=seed, threads=threads, device=device, progress=progress)
     require_choice("many", many, MANY)
+    require_choice("learn_towards", learn_towards, LEARN_TOWARDS)
     scope = Scope(level, scale, layers, only)
     if sweeps < 1:
         raise RequestError(f"Aligning: sweeps is {sweeps}, but at least one is needed.", keys=("sweeps",))
-    if data is not None and evidence == "weights":
+    if learn < 0 or (learn and data is None):
+        cause = "there is no data to learn from. Pass data" if learn > 0 else "it is a number of steps. Leave it out"
+        raise RequestError(f"Aligning with learn={learn}: {cause}.", keys=("learn", "data"))
+    if learn_towards != "predictions" and not learn:
+        raise RequestError(
+            f"Aligning with learn_towards='{learn_towards}': nothing is learned. Give learn a number of steps, or "
+            "leave learn_towards out.",
+            keys=("learn", "learn_towards"),
+        )
+    if data is not None and evidence == "weights" and not learn:
         raise RequestError(
             "Aligning by weights alone: data has no use then. Leave data out, or choose other evidence.",
             keys=("data", "evidence"),
@@ -166,32 +207,63 @@ def align_family(
             "anchor.",
             keys=("many", "data"),
         )
-    opened = [_open(model) for model in models]
-    target = None if anchor is None else _open(anchor)
+    given = with_config(models if anchor is None else [*models, anchor], config)
+    opened = [_open(model) for model in given[: len(models)]]
+    target = None if anchor is None else _open(given[-1])
     if len(opened) + (target is not None) < 2:
         raise RequestError(f"Aligning {len(opened)} model(s): at least two are needed. Name more models or an anchor.")
     _load_linear_algebra(device)
-    asked = [many, level, scale, layers, only, sweeps, evidence, measure, site, limit, device]
+    asked = [many, level, scale, layers, only, sweeps, evidence, measure, site, limit, learn, seed, device]
+    asked += [learn_towards] if learn else []
     kept = _kept(resume, [*opened, *([] if target is None else [target])], data, asked)
     budget = memory // 2 if memory is not None else KEPT_BETWEEN_SWEEPS
-    with kept.unless_it_fails() if kept is not None else nullcontext(), parallel(threads) as run:
+    spread = engine_of(engine, address)
+    every = [*opened, *([] if target is None else [target])]
+    _require_spreadable(spread, every, many, device)
+    folders = [model.folder for model in every if model.folder is not None]
+    mapping = spread.parallel(threads, visible=folders)
+    with kept.unless_it_fails() if kept is not None else nullcontext(), mapping as run:
         options: dict[str, Any] = {"run": run, "sweeps": sweeps, "budget": budget, "device": device}
         options["tick"] = _ticker(progress)
         if many == "universe":
             chosen, alignments = solve_universe(opened, scope, **options)
             target = opened[chosen]
         else:
-            if data is not None:
+            if data is not None and evidence != "weights":
                 options["request"] = request
             if target is None:
                 target = opened.pop(nearest_to_mean(opened))
             alignments = solve_to_anchor(opened, target, scope, kept=kept, **options)
+    if learn:
+        steps = LearnRequest(learn, data, limit, seed, device, threads, progress, learn_towards)
+        alignments = _learned(alignments, kept, steps)
     seconds = time.perf_counter() - start
     members = [
-        replace(alignment, seconds=seconds, max_memory=memory, progress=progress, threads=threads, kept=kept)
+        replace(
+            alignment, seconds=seconds, max_memory=memory, progress=progress, threads=threads, engine=spread, kept=kept
+        )
         for alignment in alignments
     ]
     return AlignedFamily(members, target, many, seconds)
+
+
+def _learned(alignments: Sequence[Alignment], kept: KeptWork | None, request: LearnRequest) -> list[Alignment]:
+    """Every alignment learned further, unless an interrupted run has done it."""
+    found = []
+    for number, alignment in enumerate(alignments):
+        known = _known(kept, f"learn-{number}", alignment)
+        if known is None:
+            known = learned(alignment, request)
+            if kept is not None:
+                keep_alignment(kept, f"learn-{number}", known)
+        found.append(known)
+    return found
+
+
+def _known(kept: KeptWork | None, name: str, alignment: Alignment) -> Alignment | None:
+    assert alignment.anchor is not None
+    source, anchor = alignment.source, alignment.anchor
+    return kept_alignment(kept, name, source.checkpoint, anchor.checkpoint, alignment.scope, source.device)
 
 
 def _kept(
@@ -206,6 +278,19 @@ def _kept(
     seen = None if data is None else [open_data(data).sha256, torch.get_num_threads()]
     key = work_key(work="align", versions=current_versions(), models=identities, options=list(options), data=seen)
     return KeptWork(resume, key)
+
+
+def _require_spreadable(engine: Engine, models: Sequence[Checkpoint], many: str, device: str) -> None:
+    """What other processes can align: files, to a model that is one, on processors."""
+    for model in models:
+        if model.in_memory:
+            require_threads(
+                engine, "Aligning", f"{model.name} is in the memory of this process, and workers read files"
+            )
+    if many == "universe":
+        require_threads(engine, "Aligning", "the common mean of many='universe' is in the memory of this process")
+    if device != "cpu":
+        require_threads(engine, "Aligning", f"workers use no accelerator, and device is {device}")
 
 
 def _bytes(max_memory: int | str | None) -> int | None:
@@ -231,14 +316,20 @@ def _load_linear_algebra(device: str) -> None:
 
 
 def _stored_alignment(
-    path: Path, source: Any, anchor: Any, memory: int | None, threads: int | None, progress: Progress | None
+    path: Path,
+    source: Any,
+    anchor: Any,
+    memory: int | None,
+    threads: int | None,
+    engine: Engine,
+    progress: Progress | None,
 ) -> Alignment:
     start = time.perf_counter()
     stored = load_transform(path, _open(source), None if anchor is None else _open(anchor))
     return Alignment(
         stored.source, stored.anchor, stored.scope, stored.transform, gauge=stored.gauge,
         solver_notes=[f"transform read from {path.name}"], seconds=time.perf_counter() - start, max_memory=memory,
-        progress=progress, threads=threads,
+        progress=progress, threads=threads, engine=engine,
     )  # fmt: skip
 
 

@@ -27,8 +27,8 @@ def require_compatible(source: Checkpoint, anchor: Checkpoint) -> None:
     if not source.config and not anchor.config:
         raise RequestError(
             f"Aligning {source.name} to {anchor.name}: without a config.json nothing says how many heads there are or "
-            "which activation, so no symmetry is known. Pass open_checkpoint(model, config=…), or copy config.json "
-            "beside the weights.",
+            "which activation, so no symmetry is known. Pass config=… for state_dicts, or copy config.json beside the "
+            "weights.",
             keys=("config",),
         )
     if problems := problems_between(source, anchor):

@@ -24,7 +24,7 @@ from isomerge.errors import AlignmentError
 from isomerge.symmetry.architecture import Architecture
 from isomerge.symmetry.groups import Group
 from isomerge.symmetry.patterns import Layout, Segment
-from isomerge.symmetry.transform import Transform
+from isomerge.symmetry.transform import Transform, dimension
 
 Provider = Callable[[str], Tensor]
 LARGE = 1024  # units from which a cross-covariance is worth keeping in one copy
@@ -55,6 +55,8 @@ class Pair:
     anchor: Provider
     layouts: dict[str, Layout]
     architecture: Architecture
+    rough: bool = False
+    """For sweeps that are followed by another one: sums need not be wider than the tensors."""
 
     def tensors(self, name: str) -> tuple[Tensor, Tensor]:
         """Both tensors, cut to their common size along axes without a space (position tables may differ in length)."""
@@ -96,7 +98,8 @@ def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal
             spaces = tuple(a.space for a in segment.atoms)
             key = (spaces, any(a.unsigned for a in segment.atoms))
             if not diagonal and len(segment.sizes) == 1 and segment.sizes[0] >= LARGE:
-                _add_large(sums, key, segment.take(source, axis), segment.take(anchor, axis))
+                precision = source.dtype if pair.rough else torch.float64
+                _add_large(sums, key, segment.take(source, axis), segment.take(anchor, axis), precision)
                 continue
             if diagonal and is_shared(spaces[1:], pair.architecture.spaces):
                 key, value = (spaces[:1] + spaces[2:], key[1]), _shared_cross(segment, source, anchor, axis)
@@ -132,11 +135,11 @@ def of_one_root(value: Tensor, depth: int) -> Tensor:
     return value[0].diagonal(dim1=0, dim2=depth).movedim(-1, 0)
 
 
-def _add_large(sums: dict[Any, Tensor], key: Any, left: Tensor, right: Tensor) -> None:
-    """Add left · rightᵀ to a float64 sum, some rows at a time: only one n × n matrix is ever alive."""
+def _add_large(sums: dict[Any, Tensor], key: Any, left: Tensor, right: Tensor, precision: torch.dtype) -> None:
+    """Add left · rightᵀ to a sum, some rows at a time: only one n × n matrix is ever alive."""
     n = len(left)
     if key not in sums:
-        sums[key] = torch.zeros(1, n, n, dtype=torch.float64, device=left.device)
+        sums[key] = torch.zeros(1, n, n, dtype=precision, device=left.device)
     for rows in torch.arange(n).split(ROWS):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
         sums[key][0, part] += left[part] @ right.mT
@@ -222,3 +225,13 @@ def is_noise(gain: float, dimension: int, parameters: int) -> bool:
     """
     limit = max(2 * dimension, dimension + 4 * math.sqrt(2 * dimension))
     return gain <= min(limit, 0.75 * parameters) if dimension else gain <= 0
+
+
+def only_noise(spaces: Mapping[str, Group], space: str, moves: Iterable[tuple[Tensor, ...]]) -> bool:
+    """Whether a space gains no more than noise by an element, given each tensor before, after and in the anchor."""
+    gain, parameters = 0.0, 0
+    for start, moved, target in moves:
+        fall = float((start - target).square().sum() - (moved - target).square().sum())
+        gain += distance_weight(start, target) * fall
+        parameters += target.numel()
+    return is_noise(gain, dimension(spaces, space), parameters)

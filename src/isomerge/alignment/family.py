@@ -36,6 +36,9 @@ class AlignedFamily:
     many: str
     seconds: float
 
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
+
     @property
     def siblings(self) -> bool:
         return all(member.siblings for member in self.members)
@@ -64,6 +67,7 @@ class AlignedFamily:
                 "verdict": member.verdict,
                 "moved": len(member.transform.elements),
                 "spaces": space_moves(member),
+                **({} if member.learned is None else {"learned": member.learned}),
             }
             for member in self.members
         ]
@@ -92,7 +96,7 @@ class AlignedFamily:
         out: str | Path,
         *,
         shard_size: int | str = "5GB",
-        out_dtype: str | None = None,
+        out_dtype: str | torch.dtype | None = None,
         force: bool = False,
         anchor_out: str | Path | None = None,
         verify: bool = True,

@@ -8,6 +8,7 @@ rotary moduli or unit scales vanishes with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,11 @@ class PreparedModel:
         self._raw = not gauges
         self._precision = precision
         self._kept: dict[str, Tensor] | None = {} if keep else None
+        self._narrow: dict[str, Tensor] | None = {} if keep else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """In another process, tensors are read again: each solves few units, and many may share a machine's memory."""
+        return {**self.__dict__, "_kept": None, "_narrow": None}
 
     def balance_spaces(self, spaces: Collection[str], run: Run) -> None:
         """Balance every space that has a size to choose; `run` maps a function over a list, perhaps in parallel."""
@@ -66,6 +72,14 @@ class PreparedModel:
         if self._kept is not None:
             self._kept[name] = tensor
         return tensor
+
+    def single(self, name: str) -> Tensor:
+        """The same in float32."""
+        if self._narrow is None:
+            return self.tensor(name).float()
+        if name not in self._narrow:
+            self._narrow[name] = self.tensor(name).float()
+        return self._narrow[name]
 
 
 def balancing_element(space: str, group: Group, tensors: Provider, layouts: Mapping[str, Layout]) -> tuple[Tensor, int]:

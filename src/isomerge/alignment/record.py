@@ -73,6 +73,7 @@ def align_record(alignment: Alignment, out: Path) -> dict[str, Any]:
         "kind": "align",
         "distance": report.distance.to_dict(),
         "objective": report.objective,
+        **({} if report.learned is None else {"learned": report.learned}),
         "max_output_difference": report.max_output_difference,
         "max_output_difference_reason": report.max_output_difference_reason,
         "gauge": report.gauge,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,7 @@ class AlignmentReport(Result):
     untied: bool
     notes: list[str]
     seconds: float
+    learned: dict[str, Any] | None = None
 
 
 @dataclass

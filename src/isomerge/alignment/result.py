@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isomerge.addresses import is_url
 from isomerge.alignment.compatibility import require_compatible, require_same_spaces
 from isomerge.alignment.exactness import (
     Exactness,
@@ -34,6 +35,7 @@ from isomerge.alignment.report import (
 )
 from isomerge.alignment.scope import Scope
 from isomerge.alignment.storage import save_transform
+from isomerge.alignment.writing import MovedTensors, WrittenTensor
 from isomerge.architectures import describe
 from isomerge.checkpoint import (
     CastReport,
@@ -45,13 +47,16 @@ from isomerge.checkpoint import (
     refuse_overwrite,
 )
 from isomerge.checkpoint.base import Progress
-from isomerge.checkpoint.dtypes import dtype_entry
+from isomerge.checkpoint.dtypes import dtype_entry, dtype_name
 from isomerge.checkpoint.hashing import raw_bytes
 from isomerge.checkpoint.identity import require_unchanged
 from isomerge.checkpoint.kept import KeptWork, work_key
 from isomerge.checkpoint.lock import current_versions
+from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.checkpoint.writer import CheckpointWriter, counted
+from isomerge.engine import Engine, Threads
 from isomerge.errors import RequestError
+from isomerge.progress_bars import stops_bar
 from isomerge.reporting.record import RECORD
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import AnchorGauge, Canonical
@@ -80,7 +85,10 @@ class Alignment:
     max_memory: int | None = None
     progress: Progress | None = None
     threads: int | None = None
+    engine: Engine = field(default_factory=Threads)
     gauge: Mapping[str, Tensor] | None = None
+    learned: dict[str, Any] | None = None
+    """Steps that were learned after the sweep, and the midpoint's loss before and after them."""
     kept: KeptWork | None = None
     """Where the solution was kept for a call that is made again."""
     _distances: dict[str, Distance] = field(default_factory=dict)
@@ -92,6 +100,9 @@ class Alignment:
         anchor = "" if self.anchor is None else f" next to {self.anchor.name}"
         moved = f"{len(self.transform.elements)} of {len(self.transform.spaces)} spaces moved"
         return f"Alignment({self.source.name}{anchor}, level {self.scope.level}, {moved})"
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the progress callback, which belongs to the process that made it."""
@@ -166,6 +177,12 @@ class Alignment:
         """The moved source under its names on disk, in its stored dtypes."""
         return self.moved().state_dict()
 
+    def as_checkpoint(self) -> Checkpoint:
+        """The moved source, in memory, with the tokenizer and image settings of the source."""
+        own = self.source.checkpoint
+        config = {**own.config, **self.moved().model.architecture.untied_config}
+        return MemoryCheckpoint(f"{own.name}, aligned", self.state_dict(), config, beside=own)
+
     def apply(self, model: Any) -> Any:
         """Move another checkpoint of the architecture by the same elements.
 
@@ -184,12 +201,13 @@ class Alignment:
         return _new_module(model, tensors, self.source.architecture.untied_config)
 
     # --- writing it -------------------------------------------------------------------------------------------------
+    @stops_bar
     def save(
         self,
         out: str | Path,
         *,
         shard_size: int | str = "5GB",
-        out_dtype: str | None = None,
+        out_dtype: str | torch.dtype | None = None,
         force: bool = False,
         anchor_out: str | Path | None = None,
         verify: bool = True,
@@ -197,6 +215,7 @@ class Alignment:
         finish: bool = True,
     ) -> Written:
         """Write the moved source, in the anchor's gauge; with `anchor_out` the anchor too, as OUT averages with it.
+        `out` is a folder, or a URL (s3://, gs://) that one is uploaded to.
 
         `verify` compares the outputs of both models on random inputs. If they differ by more than rounding, that is an
         error and nothing is written, unless `force`, which also replaces what is there. `report` writes what `isomerge
@@ -209,9 +228,21 @@ class Alignment:
         targets = [Path(p) for p in (out, anchor_out) if p is not None]
         for target in targets:
             refuse_overwrite(target, inputs)
+        if is_url(out):
+            from isomerge.checkpoint.upload import save_to_url
+
+            return save_to_url(
+                self.save, out, force=force, progress=self.progress, shard_size=shard_size, out_dtype=out_dtype,
+                anchor_out=anchor_out, verify=verify, report=report,
+            )  # fmt: skip
         if len(targets) == 2 and targets[0].resolve() == targets[1].resolve():
             raise RequestError(f"Writing the alignment: out and anchor_out are both {out}. Name two folders.")
-        settings = {"shard_size": str(shard_size), "out_dtype": out_dtype, "verify": verify, "report": report}
+        settings = {
+            "shard_size": str(shard_size),
+            "out_dtype": dtype_name(out_dtype),
+            "verify": verify,
+            "report": report,
+        }
         # The folder that comes first stays open for the same call until the other one is complete too.
         with contextlib.nullcontext() if force else nothing_left_on_failure(Path(out)):
             written = self._write(Path(out), settings, force)
@@ -275,9 +306,16 @@ class Alignment:
         """Those that an interrupted run has not finished."""
         tell = counted(self.progress, writer.plan, f"writing {writer.out.name}")
         tell(sum(writer.plan[name].nbytes for name in writer.finished))
-        lost: dict[str, CastReport] = {}
-        for name, tensor in moved.produce(writer.plan, lost.__setitem__, frozenset(writer.finished)):
-            writer.write_whole(name, tensor, lost.get(name), progress=tell)
+        left = [name for name in writer.plan if name not in writer.finished]
+        maker = MovedTensors(moved, writer.plan, frozenset(left), writer)
+
+        def finish(place: int, made: list[WrittenTensor]) -> None:
+            for tensor in made:
+                writer.finish(tensor.name, tensor.sha256, tensor.lost)
+                tell(writer.plan[tensor.name].nbytes)
+
+        folders = [model.folder for model in self.checkpoints() if model.folder is not None]
+        self.engine.each(maker, maker.units(), finish, threads=self.threads, visible=[*folders, writer.folder])
 
     def _commit(self, writer: CheckpointWriter) -> Written:
         writer.stage()
@@ -338,6 +376,7 @@ class Alignment:
             untied=self.untied,
             notes=self.notes(),
             seconds=self.seconds,
+            learned=self.learned,
         )
 
     def _distance(self) -> BeforeAndAfter:

@@ -1,4 +1,4 @@
-"""The sweep: residual stream, then every unit, and again until the objective stops rising.
+"""The sweep: a few units, then the residual stream, then the next units, until the objective stops rising.
 
 The objective is Σ w ⟨g·B, A⟩ over all tensors, with one weight per unit (1/Σ‖A‖‖B‖ of its tensors): each unit counts
 the same for the residual stream, and inside a unit the plain Euclidean distance is minimised, so both steps climb the
@@ -7,8 +7,12 @@ same hill. Embeddings and heads start it, since they are the only tensors that m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +27,12 @@ from isomerge.symmetry.groups import Group, Trivial
 from isomerge.symmetry.transform import Transform, dimension
 from isomerge.threads import Run
 
-STOP_RISING = 1e-6  # relative rise of the objective below which a sweep was the last
+STOP_RISING = 5e-4
+"""A sweep was the last if the objective rose by less than this share of what two equal models would have more."""
+ROUNDS = 8
+"""How often a stream that rotates is solved in one sweep: the oftener, the fewer sweeps, and the fewer units at once.
+An order is solved once a sweep, from all units: found from a few, it keeps them where they are."""
+Evidence = tuple[Tensor, Tensor | None]  # cross-covariance, and what the sign of a unit does not touch
 
 
 Tick = Callable[[int, int], None]  # bytes just solved, and the most there can be
@@ -43,6 +52,8 @@ class Sweeper:
     skip_names: Collection[str] = ()  # folded norms carry no evidence
     device: str = "cpu"
     activations: Activations | None = None  # evidence from data, beside or instead of the weights
+    rough_pair: Pair | None = None
+    """The same models for all sweeps but the last, where fewer digits are enough."""
     objective: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -57,76 +68,117 @@ class Sweeper:
         sizes = {n: 4 * torch.Size(lay.shape).numel() for n, lay in self.pair.layouts.items()}
         self._bytes = {u.root: sum(sizes[n] for n in self.pair.touching(u.members)) for u in self.units}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """In another process, where one unit is solved, nothing is mapped and nobody watches."""
+        return {**self.__dict__, "run": None, "tick": no_tick}
+
     # --- the loop ---------------------------------------------------------------------------------------------------
     def solve(self, sweeps: int) -> Transform:
         """The best transform found, identities left out."""
         spaces = self.pair.architecture.spaces
         if not self.stream.movable:
-            return Transform(spaces, self._solve_units(Transform(spaces))[0])
+            return Transform(spaces, self._solve_units(self.units, Transform(spaces))[0])
         self._weights = self._tensor_weights()
-        if self._stream_stays():
-            return Transform(spaces, self._solve_units(Transform(spaces))[0])
-        residual = self._first_guess()
-        elements: Elements = {}
+        sums = self._sums_in_place()
+        if self._stream_stays(sums):
+            return Transform(spaces, self._solve_units(self.units, Transform(spaces))[0])
+        residual = self._first_guess(sums["outer"])
         settled = self._stream_word() == "activations" and self._is_whole(residual)
-        sweeps = 0 if settled else max(1, sweeps)  # settled: nothing is left for the weights to say about the stream
-        self._passes = sweeps + 1
-        for sweep in range(sweeps):
-            elements, earned = self._solve_units(Transform(spaces, {RESIDUAL: residual}))
-            moved = Transform(spaces, elements)
-            C, unsigned = self._with_activations(*self._stream_evidence(self._stream_names(), moved))
-            if sweep:  # the first guess may be a partial isometry: nothing to compare with yet
-                self.objective.append(earned)
-                if len(self.objective) > 1 and earned - self.objective[-2] <= STOP_RISING * abs(earned):
-                    break
-            residual = self._best_for_stream(C, unsigned)
-        elements, earned = self._solve_units(Transform(spaces, {RESIDUAL: residual}))
-        self.objective.append(earned)
+        if not settled:  # else nothing is left for the weights to say about the stream
+            residual = self._swept(residual, sums["alone"], max(1, sweeps))
+        elements, earned = self._solve_units(self.units, Transform(spaces, {RESIDUAL: residual}))
+        self.objective.append(earned + self._earned(residual, self._with_activations(*sums["alone"])))
         return Transform(spaces, {RESIDUAL: residual, **elements})
 
-    def _solve_units(self, around: Transform) -> tuple[Elements, float]:
-        weights = self._unit_weights()
+    def stream_stays(self) -> bool:
+        """Whether two models are siblings as far as their residual stream can tell."""
+        self._weights = self._tensor_weights()
+        return self._stream_stays(self._sums_in_place())
+
+    def proved_in_place(self, unit: Unit) -> bool:
+        """Whether the units have the best order and signs already, where that can be proved without solving."""
+        return self._keeps_its_order(unit, Transform(self.pair.architecture.spaces))
+
+    def _swept(self, residual: Tensor, alone: Evidence, sweeps: int) -> Tensor:
+        """The stream's element after some sweeps: a few units are solved, then the stream, then the next units.
+
+        Nothing here is final, so evidence is float32 and assignments are nearly the best. Units that were solved next
+        to the same stream are left as they are. The number of units solved at once follows from the model alone.
+        """
+        spaces = self.pair.architecture.spaces
+        at_once = max(1, math.ceil(len(self.units) / (1 if self.stream.reorders else ROUNDS)))
+        rounds = [self.units[k : k + at_once] for k in range(0, max(1, len(self.units)), at_once)]
+        self._passes = sweeps + 1
+        beside: dict[int, Tensor] = {}  # where the stream was when a round was solved
+        evidence: dict[int, Evidence] = {}
+        inside: dict[int, float] = {}  # what a round earns without the stream
+        for sweep in range(sweeps):
+            for number, units in enumerate(rounds):
+                if number in beside and torch.equal(beside[number], residual):
+                    continue
+                beside[number] = residual
+                around = self._narrowed(Transform(spaces, {RESIDUAL: residual}))
+                elements, earned = self._solve_units(units, around, roughly=True)
+                moved = self._narrowed(Transform(spaces, elements))
+                evidence[number] = self._stream_evidence(self._names_of(units), moved, roughly=True)
+                inside[number] = earned - self._earned(residual, evidence[number])
+                total = self._with_activations(*_added([alone, *evidence.values()]))
+                residual = self._best_for_stream(*total)
+            self.objective.append(self._earned(residual, total) + sum(inside.values()))
+            if sweep and self.objective[-1] - self.objective[-2] <= STOP_RISING * (self._most() - self.objective[-1]):
+                break
+        return residual
+
+    def _most(self) -> float:
+        """The objective of two equal models."""
+        return float(len({self._root_of(name) or name for name, weight in self._weights.items() if weight > 0}))
+
+    def _solve_units(self, units: list[Unit], around: Transform, *, roughly: bool = False) -> tuple[Elements, float]:
+        weights = self._unit_weights(units)
         elements: Elements = {}
         earned = 0.0
-        results = self._solve_together(around) or self.run(lambda u: self._solve_unit(u, around), self.units)
-        for unit, (solved, score) in zip(self.units, results, strict=True):
+        results = self._solve_together(units, around, roughly) or self.run(
+            lambda u: self._solve_unit(u, around, roughly), units, lambda place: self._done(units[place])
+        )
+        for unit, (solved, score) in zip(units, results, strict=True):
             elements |= {s: e for s, e in solved.items() if unit.spaces[s].movable}
             earned += weights[unit.root] * float(score)
-        if self.stream.movable and RESIDUAL in around.elements:
-            alone = [n for n in self._stream_names() if self._own_root(n) is None]
-            C, unsigned = self._with_activations(*self._stream_evidence(alone, Transform(around.spaces)))
-            element = around.elements[RESIDUAL]
-            earned += float((self.stream.act(element, C)).diagonal().sum())
-            if unsigned is not None:
-                earned += float(self.stream.act(element, unsigned, unsigned=True).diagonal().sum())
         return elements, earned
 
-    def _solve_together(self, around: Transform) -> list[tuple[Elements, Tensor]] | None:
+    def _earned(self, residual: Tensor, evidence: Evidence) -> float:
+        """What an element of the stream earns of its evidence."""
+        C, unsigned = evidence
+        earned = float(self.stream.act(residual, C).diagonal().sum())
+        if unsigned is not None:
+            earned += float(self.stream.act(residual, unsigned, unsigned=True).diagonal().sum())
+        return earned
+
+    def _solve_together(
+        self, units: list[Unit], around: Transform, roughly: bool
+    ) -> list[tuple[Elements, Tensor]] | None:
         """On an accelerator, all units whose heads keep their places as one batch: a launch costs more than a head."""
-        if self.device == "cpu" or not all(u.simple for u in self.units):
+        if self.device == "cpu" or not all(u.simple for u in units):
             return None
-        gathered = self.run(lambda u: u.evidence(self._blocks(u, around)), self.units)
+        gathered = self.run(lambda u: u.evidence(self._blocks(u, around, roughly)), units)
         batches: dict[Group, list[tuple[int, str, Tensor]]] = {}
-        for number, (unit, evidence) in enumerate(zip(self.units, gathered, strict=True)):
+        for number, (unit, evidence) in enumerate(zip(units, gathered, strict=True)):
             for space, C in evidence.items():
                 batches.setdefault(replace(unit.spaces[space], per=()), []).append((number, space, C))
-        results: list[tuple[Elements, Tensor]] = [({}, torch.zeros((), dtype=torch.float64)) for _ in self.units]
+        results: list[tuple[Elements, Tensor]] = [({}, torch.zeros((), dtype=torch.float64)) for _ in units]
         for group, members in batches.items():
             solved, scores = solve(group, torch.cat([C for _, _, C in members]))
             sizes = [len(C) for _, _, C in members]
             parts = zip(solved.cpu().split(sizes), scores.cpu().split(sizes), strict=True)
             for (number, space, _), (element, score) in zip(members, parts, strict=True):
                 results[number] = ({**results[number][0], space: element}, results[number][1] + score.sum())
-        for unit in self.units:
+        for unit in units:
             self._done(unit)
         return results
 
-    def _solve_unit(self, unit: Unit, around: Transform) -> tuple[Elements, Tensor]:
+    def _solve_unit(self, unit: Unit, around: Transform, roughly: bool = False) -> tuple[Elements, Tensor]:
         if self._keeps_its_order(unit, around):
-            self._done(unit)
             return {unit.root: unit.spaces[unit.root].identity()}, torch.zeros((), dtype=torch.float64)
-        solved, score = unit.solve(self._blocks(unit, around))
-        self._done(unit)
+        solved, score = unit.solve(self._blocks(unit, around, roughly), roughly=roughly)
         return {s: e.cpu() for s, e in solved.items()}, score.cpu()
 
     def judged_by_weights(self, transform: Transform) -> Transform:
@@ -138,8 +190,9 @@ class Sweeper:
         kept = {s: e for s, e in transform.elements.items() if not any(s in u.members for u in seen)}
         return Transform(transform.spaces, {**kept, **elements})
 
-    def _blocks(self, unit: Unit, around: Transform) -> list[Block]:
-        blocks = unit_blocks(self.pair, unit.members, around, diagonal=unit.diagonal)
+    def _blocks(self, unit: Unit, around: Transform, roughly: bool = False) -> list[Block]:
+        pair = self._seen(roughly)
+        blocks = unit_blocks(pair, unit.members, around, diagonal=unit.diagonal)
         return blocks if self.activations is None else self.activations.combined(unit, blocks, self.pair)
 
     def _keeps_its_order(self, unit: Unit, around: Transform) -> bool:
@@ -162,6 +215,10 @@ class Sweeper:
                     side.append(segment.take(tensor, axis).reshape(segment.sizes[0], -1))
         return identity_is_optimal(*rows, mirrored)
 
+    def solved(self, place: int) -> None:
+        """The unit of this place is done."""
+        self._done(self.units[place])
+
     def _done(self, unit: Unit) -> None:
         self.tick(self._bytes[unit.root], self._passes * sum(self._bytes.values()))
 
@@ -169,35 +226,45 @@ class Sweeper:
     def _stream_names(self) -> list[str]:
         return [n for n in self.names if RESIDUAL in self.pair.layouts[n].spaces()]
 
-    def _stream_evidence(
-        self, names: Iterable[str], moved: Transform, weights: Mapping[str, float] | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Σ w · source × anchor over the stream's axis, added up in a fixed order."""
-        weights = self._weights if weights is None else weights
-        names = [n for n in names if weights.get(n, 0.0) > 0]
-        total = torch.zeros(self.stream.size, self.stream.size, dtype=torch.float64)
-        unsigned: Tensor | None = None
+    def _seen(self, roughly: bool) -> Pair:
+        return self.rough_pair if roughly and self.rough_pair is not None else self.pair
+
+    def _narrowed(self, transform: Transform) -> Transform:
+        """As wide as the tensors it moves in a sweep that is not the last."""
+        return transform.single() if self._seen(True).rough else transform
+
+    def _names_of(self, units: Iterable[Unit]) -> list[str]:
+        roots = {unit.root for unit in units}
+        return [name for name in self._stream_names() if self._own_root(name) in roots]
+
+    def _stream_evidence(self, names: Iterable[str], moved: Transform, *, roughly: bool = False) -> Evidence:
+        """Σ w · source × anchor over the stream's axis."""
+        return self._stream_sums(names, moved, [self._weights], roughly)[0]
+
+    def _stream_sums(
+        self, names: Iterable[str], moved: Transform, weights: Sequence[Mapping[str, float]], roughly: bool = False
+    ) -> list[Evidence]:
+        """The same with several weights, for one pass over the tensors; added up in a fixed order."""
+        names = [n for n in names if any(w.get(n, 0.0) > 0 for w in weights)]
+        pair = self._seen(roughly)
+        sums = [_Sum(self.stream.size) for _ in weights]
         window = 8  # bounds the number of d × d products alive at once
         for start in range(0, len(names), window):
             chunk = names[start : start + window]
-            products = self.run(lambda n: stream_cross(self.pair, n, moved, RESIDUAL), chunk)
+            products = self.run(lambda n: stream_cross(pair, n, moved, RESIDUAL), chunk)
             for name, result in zip(chunk, products, strict=True):
                 if result is None:
                     continue
                 value, is_unsigned = result
-                if not is_unsigned:
-                    total.add_(value.cpu(), alpha=weights[name])
-                elif self.stream.reorders:
-                    term = value.cpu() * weights[name]
-                    unsigned = term if unsigned is None else unsigned + term
-        if unsigned is not None and not self.stream.signed:
-            return total + unsigned, None
-        return total, unsigned
+                for total, weight in zip(sums, weights, strict=True):
+                    if weight.get(name, 0.0) > 0 and (not is_unsigned or self.stream.reorders):
+                        total.add(value.cpu(), weight[name], is_unsigned and self.stream.signed)
+        return [total.evidence for total in sums]
 
     def _stream_word(self) -> str:
         return "weights" if self.activations is None else self.activations.word(RESIDUAL)
 
-    def _with_activations(self, C: Tensor, unsigned: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _with_activations(self, C: Tensor, unsigned: Tensor | None) -> Evidence:
         """Weights and activations, each worth one per unit; next to activations alone, weights only settle ties."""
         word = self._stream_word()
         if word == "weights":
@@ -207,16 +274,33 @@ class Sweeper:
         parts = {self._root_of(n) or n for n in self._stream_names() if self._weights[n] > 0}
         return share * C + len(parts) * self.activations.stream, None if unsigned is None else share * unsigned
 
-    def _first_guess(self) -> Tensor:
+    def _sums_in_place(self) -> dict[str, Evidence]:
+        """All that is asked of the models as they are, in one pass: `alone` is what no unit changes, `outer` the tables
+        among it, and `measured` has a weight for every tensor by how much it changed."""
+        names = self._stream_names()
+        # No tensor says more of an order than its parameters do, however equal it is in both: one that nobody trained
+        # must not outvote all the others.
+        least = 0.5 if self.stream.reorders else LEAST_CHANGE
+        measured = self.run(lambda n: distance_weight(*self.pair.tensors(n), least), names)
+        moving = {unit.root for unit in self.units}
+        alone = {n: self._weights[n] for n in names if self._own_root(n) not in moving}
+        weights = {
+            "measured": dict(zip(names, measured, strict=True)),
+            "alone": alone,
+            "outer": {n: self._weights[n] for n in names if self._is_outer(n)},
+            **({"all": self._weights} if self.stream.reorders else {}),
+        }
+        nowhere = Transform(self.pair.architecture.spaces)
+        return dict(zip(weights, self._stream_sums(names, nowhere, list(weights.values())), strict=True))
+
+    def _first_guess(self, outer: Evidence) -> Tensor:
         """From what speaks of the stream alone: activations, or else embeddings and heads.
 
         A partial isometry, since neither need span the stream.
         """
-        C = None if self.activations is None or self._stream_word() == "weights" else self.activations.stream
-        unsigned = None
-        if C is None:
-            names = [n for n in self._stream_names() if self._is_outer(n)]
-            C, unsigned = self._stream_evidence(names, Transform(self.pair.architecture.spaces))
+        C, unsigned = outer
+        if self.activations is not None and self.activations.stream is not None and self._stream_word() != "weights":
+            C, unsigned = self.activations.stream, None
         start = SOLVERS[self.stream.name].start
         return self._best_for_stream(C, unsigned) if start is None else start(C)
 
@@ -227,26 +311,17 @@ class Sweeper:
         """Not a partial isometry."""
         return not self.stream.rotates or round(float(element.square().sum())) == self.stream.size
 
-    def _stream_stays(self) -> bool:
+    def _stream_stays(self, sums: Mapping[str, Evidence]) -> bool:
         """Siblings: nothing discrete moves and the best rotation gains no more than noise would let it."""
-        spaces = self.pair.architecture.spaces
-        names = self._stream_names()
-        discrete = self.stream.reorders
-        if discrete and self._stream_word() != "weights":
-            return self._is_home(*self._with_activations(*self._stream_evidence(names, Transform(spaces))))
-        # No tensor says more of an order than its parameters do, however equal it is in both: one that nobody trained
-        # must not outvote all the others.
-        least = 0.5 if discrete else LEAST_CHANGE
-        measured = self.run(lambda n: distance_weight(*self.pair.tensors(n), least), names)
-        C, unsigned = self._stream_evidence(names, Transform(spaces), dict(zip(names, measured, strict=True)))
-        parameters = sum(torch.Size(self.pair.layouts[n].shape).numel() for n in names)
-        if discrete:
-            return self._agrees_in_place(C, unsigned, parameters) or self._is_home(
-                *self._stream_evidence(names, Transform(spaces))
-            )
+        C, unsigned = sums["measured"]
+        parameters = sum(torch.Size(self.pair.layouts[n].shape).numel() for n in self._stream_names())
+        if self.stream.reorders:
+            if self._stream_word() != "weights":
+                return self._is_home(*self._with_activations(*sums["all"]))
+            return self._agrees_in_place(C, unsigned, parameters) or self._is_home(*sums["all"])
         _, score = solve(self.stream, C[None])
         gain = 2 * float(score[0] - C.diagonal().sum())
-        return is_noise(gain, dimension(spaces, RESIDUAL), parameters)
+        return is_noise(gain, dimension(self.pair.architecture.spaces, RESIDUAL), parameters)
 
     def _is_home(self, C: Tensor, unsigned: Tensor | None) -> bool:
         """No order of the stream is better than the one it has."""
@@ -289,10 +364,37 @@ class Sweeper:
         sums = {name: blocks[self._root_of(name) or name] for name in self.names}
         return {name: 1 / size if size > 0 else 0.0 for name, size in sums.items()}
 
-    def _unit_weights(self) -> dict[str, float]:
+    def _unit_weights(self, units: Iterable[Unit]) -> dict[str, float]:
         if not self.stream.movable:
-            return {u.root: 1.0 for u in self.units}
-        return {u.root: next(self._weights[n] for n in self.names if self._own_root(n) == u.root) for u in self.units}
+            return {u.root: 1.0 for u in units}
+        return {u.root: next(self._weights[n] for n in self.names if self._own_root(n) == u.root) for u in units}
+
+
+class _Sum:
+    """Evidence for the stream, as it is added up."""
+
+    def __init__(self, size: int) -> None:
+        self.C = torch.zeros(size, size, dtype=torch.float64)
+        self.unsigned: Tensor | None = None
+
+    def add(self, value: Tensor, weight: float, apart: bool) -> None:
+        """`apart` is what a sign does not touch."""
+        if not apart:
+            self.C.add_(value, alpha=weight)
+        elif self.unsigned is None:
+            self.unsigned = value.double() * weight
+        else:
+            self.unsigned.add_(value, alpha=weight)
+
+    @property
+    def evidence(self) -> Evidence:
+        return self.C, self.unsigned
+
+
+def _added(parts: Iterable[Evidence]) -> Evidence:
+    signed, apart = zip(*parts, strict=True)
+    unsigned = [part for part in apart if part is not None]
+    return reduce(operator.add, signed), reduce(operator.add, unsigned) if unsigned else None
 
 
 def _norms(source: Tensor, anchor: Tensor) -> float:

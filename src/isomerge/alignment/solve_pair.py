@@ -10,12 +10,13 @@ from torch import Tensor
 
 from isomerge.alignment.activations import ActivationRequest, Activations
 from isomerge.alignment.compatibility import require_compatible, require_same_spaces
-from isomerge.alignment.evidence import Pair, common_part, distance_weight, is_noise
+from isomerge.alignment.evidence import Pair, common_part, only_noise
 from isomerge.alignment.head_scales import rescaled_all
 from isomerge.alignment.preparation import PreparedModel
 from isomerge.alignment.result import Alignment
 from isomerge.alignment.rounds import Sweeper, Tick, no_tick
 from isomerge.alignment.scope import Scope
+from isomerge.alignment.siblings import NOTE, in_place
 from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.config_meaning import TELLING, unequal
@@ -23,9 +24,11 @@ from isomerge.checkpoint.kept import KeptWork
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
-from isomerge.symmetry.transform import Transform, dimension
+from isomerge.symmetry.transform import Transform
 from isomerge.threads import Run
 
+GAUGE = "gauge:"
+FEWER_DIGITS = 1 << 22  # parameters from which all sweeps but the last are in float32
 NO_GAIN = 1e-9  # of the median: what is divided by less has no digits left
 
 
@@ -51,6 +54,11 @@ def solve_pair(
     """
     apart = rotates_the_stream(scope) if untie is None else untie
     models = describe_all([source, anchor], scope, apart, device)
+    if scope.level == "full" and request is None and untie is None:
+        reasons = in_place(models[0], models[1], run, tick)
+        if reasons is not None:
+            stored = describe_all([source, anchor], scope, False, device) if apart else models
+            return _all_stay(stored, scope, reasons)
     sides = prepare_all(models, scope, run, budget)
     activations = None
     if request is not None:
@@ -77,6 +85,14 @@ def _as_they_are(alignment: Alignment, models: list[BoundModel], sides: list[Pre
     transform = Transform(source.architecture.spaces, alignment.transform.elements)
     notes = _notes(source, anchor, sides)
     return Alignment(source, anchor, alignment.scope, transform, stays, alignment.objective, notes)
+
+
+def _all_stay(models: list[BoundModel], scope: Scope, reasons: dict[str, str]) -> Alignment:
+    source, anchor = models
+    moving = source.architecture.movable()
+    stays = {space: reason for space, reason in reasons.items() if space in moving}
+    notes = [*_notes(source, anchor, []), NOTE]
+    return Alignment(source, anchor, scope, Transform(source.architecture.spaces), stays, solver_notes=notes)
 
 
 def solve_to_anchor(
@@ -107,9 +123,10 @@ def keep_alignment(kept: KeptWork, name: str, alignment: Alignment) -> None:
         "spaces": repr(sorted(alignment.transform.spaces.items())), "untied": alignment.untied,
         "stays": alignment.stays, "objective": alignment.objective, "notes": alignment.solver_notes,
         "order": list(elements), "complex": [s for s, e in elements.items() if e.is_complex()],
-        "devices": {s: str(e.device) for s, e in elements.items()},
+        "devices": {s: str(e.device) for s, e in elements.items()}, "learned": alignment.learned,
     }  # fmt: skip
-    kept.store(name, {s: torch.view_as_real(e) if e.is_complex() else e for s, e in elements.items()}, record)
+    tensors = {s: torch.view_as_real(e) if e.is_complex() else e for s, e in elements.items()}
+    kept.store(name, tensors | {GAUGE + key: value for key, value in (alignment.gauge or {}).items()}, record)
 
 
 def kept_alignment(
@@ -129,7 +146,11 @@ def kept_alignment(
         for s in record["order"]
     }
     transform = Transform(spaces, elements)
-    return Alignment(models[0], models[1], scope, transform, record["stays"], record["objective"], record["notes"])
+    return Alignment(
+        models[0], models[1], scope, transform, record["stays"], record["objective"], record["notes"],
+        learned=record["learned"],
+        gauge={key.removeprefix(GAUGE): value for key, value in tensors.items() if key.startswith(GAUGE)} or None,
+    )  # fmt: skip
 
 
 def rotates_the_stream(scope: Scope) -> bool:
@@ -176,7 +197,7 @@ def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -
     """Canonical and, where the level rescales, balanced; kept in memory between sweeps if that fits the budget."""
     moving = models[0].architecture.movable()
     many_passes = models[0].architecture.moves(RESIDUAL)
-    keep = many_passes and sum(8 * m.parameters() for m in models) <= budget
+    keep = many_passes and sum(12 * m.parameters() for m in models) <= budget
     wide = any(m.stored_precision == torch.float64 for m in models)
     precision = torch.float64 if wide else torch.float32
     sides = [PreparedModel(m, moving, gauges=scope.gauges, precision=precision, keep=keep) for m in models]
@@ -195,7 +216,12 @@ def _solve(
     common = {n: layout for n, layout in source.layouts.items() if n in anchor.layouts}
     pair = Pair(sides[0].tensor, sides[1].tensor, common, source.architecture)
     folded = set(sides[0].canonical.norm_weight)
-    sweeper = Sweeper(pair, run, tick, skip_names=folded, device=source.device, activations=activations)
+    wide = any(side.model.stored_precision == torch.float64 for side in sides)
+    small = source.parameters() < FEWER_DIGITS
+    rough = pair if wide or small else replace(pair, source=sides[0].single, anchor=sides[1].single, rough=True)
+    sweeper = Sweeper(
+        pair, run, tick, skip_names=folded, device=source.device, activations=activations, rough_pair=rough
+    )
     solved = sweeper.solve(sweeps)
     if scope.level == "rotation" and scope.rescales:
         solved = rescaled_all(pair, solved, run)
@@ -252,17 +278,14 @@ def _left_alone(sides: list[PreparedModel], total: Transform, solved: Transform,
         if space == RESIDUAL or architecture.root(space) in moved_roots:
             return False
         own = total.only([space])
-        gain, parameters = 0.0, 0
-        for name in source.model.touching(space):
-            if name not in anchor.model.layouts:
-                continue
+        names = [name for name in source.model.touching(space) if name in anchor.model.layouts]
+
+        def move(name: str) -> tuple[Tensor, ...]:
             layout = source.model.layouts[name]
             start = stream.act(source.tensor(name), layout)
-            start, moved, target = common_part(start, own.act(start, layout), anchor.tensor(name))
-            fall = float((start - target).square().sum() - (moved - target).square().sum())
-            gain += distance_weight(start, target) * fall
-            parameters += target.numel()
-        return is_noise(gain, dimension(spaces, space), parameters)
+            return common_part(start, own.act(start, layout), anchor.tensor(name))
+
+        return only_noise(spaces, space, map(move, names))
 
     names = sorted(total.without_identities().elements)
     kept = [s for s, stay in zip(names, run(stays, names), strict=True) if stay]

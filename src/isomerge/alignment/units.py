@@ -63,22 +63,22 @@ class Unit:
                 sums[space] = value if space not in sums else sums[space] + value
         return {space: C for space, C in sums.items() if self.spaces[space].movable}
 
-    def solve(self, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
-        """Elements of every space of the unit, and what they earn together."""
+    def solve(self, blocks: Sequence[Block], *, roughly: bool = False) -> tuple[Elements, Tensor]:
+        """Elements of every space of the unit, and what they earn together; `roughly` where another sweep follows."""
         if self.diagonal:
             direct = sum((b.value.sum() for b in blocks if b.depth == 1), start=torch.zeros((), dtype=torch.float64))
             inner = [Block(b.spaces[1:], b.unsigned, b.value) for b in blocks if b.depth > 1]
             elements, scores = self._solve_children(self.root, inner)
             return elements, scores.sum() + direct
-        elements, scores = self._solve(self.root, blocks)
+        elements, scores = self._solve(self.root, blocks, roughly)
         return {s: e[0] for s, e in elements.items()}, scores[0]
 
     # every function below works on a batch of pairs: blocks are (pairs, *source sizes, *anchor sizes)
-    def _solve(self, space: str, blocks: Sequence[Block]) -> tuple[Elements, Tensor]:
+    def _solve(self, space: str, blocks: Sequence[Block], roughly: bool = False) -> tuple[Elements, Tensor]:
         group = self.spaces[space]
         if not self.children[space]:
             C, unsigned = _sum(blocks)
-            element, scores = solve(group, C, unsigned, spoil=space == self.root)
+            element, scores = solve(group, C, unsigned, spoil=space == self.root, roughly=roughly)
             return {space: element}, scores
         direct = [b for b in blocks if b.depth == 1]
         inner = [b for b in blocks if b.depth > 1]
@@ -94,7 +94,7 @@ class Unit:
                 unsigned = table if unsigned is None else unsigned + table
             else:
                 C = C + table
-            chosen, _ = solve(group, C, unsigned)
+            chosen, _ = solve(group, C, unsigned, roughly=roughly)
             places = group.order(chosen)
             assert places is not None
             order = places

@@ -16,12 +16,14 @@ from isomerge.calibration.statistics import Statistics
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import Progress, name_some
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
+from isomerge.checkpoint.permissions import closed_by
 from isomerge.choices import STATISTICS
 from isomerge.data import open_data
 from isomerge.data.base import Batches, Data, DataSource
 from isomerge.data.task_heads import task_of
 from isomerge.errors import RequestError
 from isomerge.name_patterns import NamePattern
+from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.running.activation_watch import ActivationWatch, SameInput
 from isomerge.running.gram import GramSums, UnitSums
 from isomerge.running.linear_maps import LinearMap, outputs_as_rows
@@ -29,6 +31,7 @@ from isomerge.running.passes import BATCH_SIZE, DataPass, as_batches
 from isomerge.running.stock import StockModel
 
 
+@shows_progress
 def calibrate(
     model: Any,
     data: DataSource,
@@ -41,7 +44,7 @@ def calibrate(
     limit: int | None = None,
     batch_size: int = BATCH_SIZE,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Statistics:
     """Measure a model on data: what `isomerge.open_data` takes, opened data, or a function that gives batches.
 
@@ -53,6 +56,7 @@ def calibrate(
     >>> statistics = calibrate("model-a", batches, what={"gram"})
     >>> written = statistics.save("statistics.safetensors")
     """
+    progress = callback(progress)
     require_types(
         fisher=(fisher, str), samples=(samples, int), only=(only, str, None), batch_size=(batch_size, int)
     )  # fmt: skip
@@ -90,7 +94,8 @@ def calibrate(
         info |= {"fisher": record, "data_sha256": reading.sha256, "examples": reading.examples}
     if opened is not None and opened.notes:
         info["notes"] = list(opened.notes)
-    return Statistics.of({name: tensor.cpu() for name, tensor in tensors.items()}, info)
+    closed = closed_by([checkpoint], opened.stamps if opened is not None else ())
+    return Statistics.of({name: tensor.cpu() for name, tensor in tensors.items()}, info, closed)
 
 
 def _wanted(what: Iterable[str]) -> set[str]:
@@ -254,4 +259,4 @@ class UnitCollector:
         seen = {name: sums for name, sums in self.sums.items() if sums.count}
         tensors |= {f"unit_sum:{name}": sums.total for name, sums in seen.items()}
         tensors |= {f"unit_squares:{name}": sums.squares for name, sums in seen.items()}
-        info["units"] = {name: {"count": sums.count} for name, sums in seen.items()}
+        info["units"] = {name: {"count": int(sums.count)} for name, sums in seen.items()}

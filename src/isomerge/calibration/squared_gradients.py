@@ -15,6 +15,7 @@ from torch import Tensor
 
 from isomerge.calibration.parameter_uses import ParameterUse, ParameterUses, Unseen
 from isomerge.data.base import Batch
+from isomerge.errors import CheckpointError
 from isomerge.running.passes import examples_in
 
 NEAR = 1e-2
@@ -73,7 +74,7 @@ class SquaredGradients:
             if kind not in self._checked and not self._agree(batch, first, score, uses.uses):
                 return False
             self._checked.add(kind)
-        except (Unseen, ValueError, RuntimeError):  # if the model itself is at fault, it fails alone as well
+        except (Unseen, CheckpointError, ValueError, RuntimeError):  # a model at fault fails alone as well
             return False
         while score is not None:
             self._add_squares(score, uses.uses)

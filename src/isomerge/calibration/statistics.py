@@ -27,6 +27,7 @@ from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.memory import MemoryCheckpoint
+from isomerge.checkpoint.permissions import closed_by, restrict
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.json_files import JsonError, checked, parse_json
 
@@ -68,10 +69,13 @@ class Statistics:
 
     stored: Checkpoint
     info: Mapping[str, Any] = field(default_factory=dict)
+    closed: int = 0
+    """The permission bits that a file of it may not have: who may not read the model or the data may not read this."""
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> Statistics:
-        return cls(MemoryCheckpoint(f"the statistics of {info.get('model', 'a model')}", tensors, {}), dict(info))
+    def of(cls, tensors: Mapping[str, Tensor], info: Mapping[str, Any], closed: int = 0) -> Statistics:
+        name = f"the statistics of {info.get('model', 'a model')}"
+        return cls(MemoryCheckpoint(name, tensors, {}), dict(info), closed)
 
     @property
     def name(self) -> str:
@@ -138,8 +142,14 @@ class Statistics:
         aside = path.with_name(path.name + ".part")
         tensors = {name: self.stored.read(name).contiguous() for name in self.stored.tensors}
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, aside, metadata={"format": "pt", KEY: json.dumps(self.info, sort_keys=True)})
-        os.replace(aside, path)
+        try:
+            aside.touch()
+            restrict(aside, self.closed)
+            save_file(tensors, aside, metadata={"format": "pt", KEY: json.dumps(self.info, sort_keys=True)})
+            restrict(aside, self.closed)  # the library may have made the file anew
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
         return path
 
 
@@ -175,7 +185,7 @@ def open_statistics(source: str | Path | Statistics) -> Statistics:
         raise CheckpointError(
             f"While opening the statistics {source}: {error}. The file is damaged; measure again with calibrate."
         ) from error
-    return Statistics(stored, info)
+    return Statistics(stored, info, closed_by([], [Path(source)]))
 
 
 class Measured(BaseModel):

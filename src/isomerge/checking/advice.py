@@ -7,7 +7,6 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from isomerge.checking.tokenizers import TokenizerComparison
@@ -17,9 +16,11 @@ from isomerge.kinship import IDENTICAL, SIBLINGS, STRANGERS
 from isomerge.merging.plan.tensors import plan_tensors
 from isomerge.merging.recipe import ModelReference, Recipe, recipe_of
 from isomerge.merging.recipe.problem_list import RecipeError
+from isomerge.text import short_names
 
 SAME = 0.9  # of the squared distance that alignment takes away: these were one model, or siblings
 EXAMPLES = 2000
+REFINE = 100  # steps on each block: what models trained apart gain most by
 DENSITY = 0.5
 CONFLICT = 0.3  # of the weights that both changed: from there on signs are elected (TIES) instead of added up
 NEARLY_PARALLEL = 0.99  # above this cosine the arc between two models is the line
@@ -41,7 +42,8 @@ class Advice:
     base: str | None = None
     options: dict[str, Any] | None = None
     align: bool | dict[str, Any] = False
-    data: dict[str, Any] | None = None
+    data: list[dict[str, Any]] | None = None
+    """One for all models, or one for each."""
 
 
 def advise(
@@ -52,11 +54,15 @@ def advise(
     cosine: float | None,
     conflict: float | None,
     level: str,
-    data: str | None,
+    data: Sequence[str] = (),
     one_vocabulary: bool,
     gain: float,
 ) -> Advice | None:
-    """What to try first. `gain` is the share of the squared distance that an alignment takes away."""
+    """What to try first. `gain` is the share of the squared distance that an alignment takes away; `data` are paths,
+    each model or one for all."""
+    if len(data) > 1 and verdict in (SIBLINGS, STRANGERS) and one_vocabulary:
+        why = "each model has data of its own: there the merged model follows it, feature by feature"
+        return reconstruction(data, why)
     aligned: bool | dict[str, Any] = True if level == "full" else {"level": level}
     if verdict == STRANGERS:
         one = gain > SAME
@@ -65,11 +71,11 @@ def advise(
             who = who if one else "strangers with different tokens"
             why = f"{who}: each is moved next to the first, then rows are matched by their token"
             return Advice("linear", why, align=aligned)
-        if data is not None:
-            why = f"{who}: each is moved next to the first, then their features are averaged on data"
-            return Advice("reconstruct", why, align=aligned, data={"path": data, "limit": EXAMPLES})
         if one:
             return Advice("linear", f"{who}: their weights suffice to bring them back, then their mean", align=aligned)
+        if data:
+            why = f"{who}: of their features side by side, those that matter most on data are kept"
+            return reconstruction(data, why, features="joint", refine=REFINE)
         why = f"{who}: each is moved next to the first by its weights, then averaged"
         return Advice("linear", why, MORE, align=aligned)
     if verdict != SIBLINGS:
@@ -84,7 +90,11 @@ def advise(
     if len(models) == 2 and cosine is not None and cosine < NEARLY_PARALLEL:
         why = "two siblings some way apart: the arc between them keeps their size"
         return Advice("slerp", why, base=models[0], options={"t": 0.5})
-    return Advice("linear", "siblings close to each other: their mean is between them", options={"weight": 1.0})
+    return Advice("linear", "siblings: what they share stays, and the rest is averaged", options={"weight": 1.0})
+
+
+def reconstruction(data: Sequence[str], why: str, **options: Any) -> Advice:
+    return Advice("reconstruct", why, options=options, data=[{"path": path, "limit": EXAMPLES} for path in data])
 
 
 def tokenizer_of(advice: Advice, models: Sequence[str], tokens: TokenizerComparison) -> str | None:
@@ -99,8 +109,9 @@ def tokenizer_of(advice: Advice, models: Sequence[str], tokens: TokenizerCompari
 def make_recipe(
     advice: Advice, checkpoints: Sequence[Checkpoint], base: Checkpoint | None, *, tokens: TokenizerComparison,
     dtypes: Sequence[str],
-) -> tuple[str | None, list[str]]:  # fmt: skip
-    """The recipe as YAML, or None and what stands in its way. It is planned against the headers before it is shown."""
+) -> tuple[str | None, list[str], list[str]]:  # fmt: skip
+    """The recipe as YAML, or None and what stands in its way; and notes on what it does. It is planned against the
+    headers before it is shown."""
     everyone = [*checkpoints, *([base] if base is not None else [])]
     names = [c.name for c in checkpoints]
     settings: dict[str, Any] = {"tokenizer": tokenizer_of(advice, names, tokens)}
@@ -110,16 +121,20 @@ def make_recipe(
         settings["dtype"] = Counter(dtypes).most_common(1)[0][0]
     try:
         recipe = recipe_of(
-            _besides(names, advice.base), advice.method, advice.base, advice.options, advice.align, data=advice.data,
-            **settings,
+            _besides(names, advice.base), advice.method, advice.base, advice.options, advice.align,
+            data=_one_or_each(advice.data), **settings,
         )  # fmt: skip
-        _plan(recipe, everyone)
+        notes = _plan(recipe, everyone)
     except RecipeError as error:
-        return None, [f"in the way of a merge: {text.rstrip('.')}" for _, text in error.problems]
+        return None, [f"in the way of a merge: {text.rstrip('.')}" for _, text in error.problems], []
     except IsomergeError as error:
-        return None, [f"in the way of a merge: {error}"]
+        return None, [f"in the way of a merge: {error}"], []
     head = "".join(f"# {text}\n" for text in (advice.why, advice.more) if text)
-    return head + recipe.to_yaml(), []
+    return head + recipe.to_yaml(), [], notes
+
+
+def _one_or_each(data: list[dict[str, Any]] | None) -> Any:
+    return data[0] if data and len(data) == 1 else data
 
 
 def _besides(models: Sequence[str], base: str | None) -> list[str]:
@@ -127,9 +142,9 @@ def _besides(models: Sequence[str], base: str | None) -> list[str]:
     return [m for m in models if m != base]
 
 
-def _plan(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> None:
+def _plan(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> list[str]:
     known = {ModelReference.parse(c.name): c for c in checkpoints}
-    plan_tensors(recipe, {model: known[model] for model in recipe.referenced_models()})
+    return plan_tensors(recipe, {model: known[model] for model in recipe.referenced_models()}).notes
 
 
 def command(advice: Advice, models: Sequence[str], tokens: TokenizerComparison) -> str:
@@ -145,8 +160,9 @@ def command(advice: Advice, models: Sequence[str], tokens: TokenizerComparison) 
     if advice.align:
         parts += ["--align"]
         parts += ["--level", advice.align["level"]] if isinstance(advice.align, dict) else []
-    if advice.data:
-        parts += ["--data", advice.data["path"], "--limit", str(advice.data["limit"])]
+    for one in advice.data or ():
+        parts += ["--data", one["path"]]
+    parts += ["--limit", str(EXAMPLES)] if advice.data else []
     source = tokenizer_of(advice, models, tokens)
     parts += ["--tokenizer", source] if source else []
     return shlex.join([*parts, "-o", "merged"])
@@ -161,9 +177,10 @@ def sentence(
     gain: float,
     one_vocabulary: bool,
     obstacles: list[str],
+    safe: bool,
 ) -> str:
-    """Who they are to each other, and what that means for a merge."""
-    who = short_names(models)
+    """Who they are to each other, and what that means for a merge; `safe`: the mean of such siblings loses little."""
+    who = listed(models)
     near = "" if cosine is None else f" (cosine {cosine:.3g})"
     if verdict == IDENTICAL:
         return f"{who} hold the same weights: there is nothing to merge."
@@ -172,7 +189,10 @@ def sentence(
         return f"{who} are {verdict}{near}, but cannot be merged as they are: {obstacles[0].rstrip('.')}{others}."
     tokens = "" if one_vocabulary else ", matching tokens by their text"
     if verdict == SIBLINGS:
-        return f"{who} are siblings{near}: merge them directly{tokens}; alignment would change nothing worth having."
+        far = "" if safe else " They are far enough apart for their mean to fail."
+        return (
+            f"{who} are siblings{near}: merge them directly{tokens}; alignment would change nothing worth having.{far}"
+        )
     if gain > SAME:
         return (
             f"{who} are one model or siblings with units in another order{near}, and alignment takes away "
@@ -184,15 +204,14 @@ def sentence(
 def incompatible(models: Sequence[str], problems: Sequence[str]) -> str:
     """The same for models that do not fit together."""
     first, more = problems[0].split(". ")[0].rstrip("."), len(problems) - 1
-    return f"{short_names(models)} cannot be merged: {first}{f', and {more} more' if more else ''}."
+    return f"{listed(models)} cannot be merged: {first}{f', and {more} more' if more else ''}."
 
 
-def short_names(models: Sequence[str]) -> str:
-    """Short names where they tell the models apart.
+def listed(models: Sequence[str]) -> str:
+    """Their short names in a sentence.
 
-    >>> short_names(["runs/a", "runs/b"]), short_names(["a/model", "b/model"])
-    ('a and b', 'a/model and b/model')
+    >>> listed(["runs/a", "runs/b"])
+    'a and b'
     """
-    short = [PurePath(model).name or model for model in models]
-    names = short if len(set(short)) == len(models) else list(models)
+    names = short_names(models)
     return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -85,7 +85,7 @@ def spans(count: int, most: int) -> list[tuple[int, int]]:
 def _sample(
     checkpoints: Sequence[Checkpoint], name: str, places: list[tuple[int, int]], count: int, matrix: bool
 ) -> Sample:
-    stored = [torch.cat([c.read_span(name, start, stop) for start, stop in places]) for c in checkpoints]
+    stored = [c.read_spans(name, places) for c in checkpoints]
     wide = torch.float64 if any(t.dtype == torch.float64 for t in stored) else torch.float32
     same = [t.dtype == stored[0].dtype and torch.equal(t, stored[0]) for t in stored]
     values, bad = [], []

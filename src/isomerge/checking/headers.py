@@ -12,7 +12,10 @@ from isomerge.alignment.compatibility import problems_between
 from isomerge.checkpoint import Checkpoint, is_harmless_buffer, open_checkpoint, require_floating
 from isomerge.checkpoint.base import main_dtype, name_some
 from isomerge.checkpoint.config_meaning import TELLING, unequal
+from isomerge.data.corpus import LANGUAGE
+from isomerge.data.task_heads import heads_apart, label_names, task_of
 from isomerge.errors import IsomergeError, RequestError
+from isomerge.json_files import read_text
 from isomerge.merging.plan.model_parts import of_another_class, tie_flag
 from isomerge.merging.plan.models import open_model as open_reference
 from isomerge.merging.recipe import ModelReference
@@ -77,6 +80,21 @@ def dtype_of(checkpoint: Checkpoint) -> str:
     return str(main_dtype(checkpoint.tensors.values()) or "none").removeprefix("torch.")
 
 
+def outputs_of(config: Mapping[str, Any]) -> int:
+    """How many answers a model chooses from: tokens or classes.
+
+    >>> outputs_of({"architectures": ["LlamaForCausalLM"], "vocab_size": 32000})
+    32000
+    >>> outputs_of({"architectures": ["ViTForImageClassification"], "id2label": {"0": "cat", "1": "dog", "2": "cow"}})
+    3
+    """
+    text = config.get("text_config") if isinstance(config.get("text_config"), Mapping) else config
+    words = (text or {}).get("vocab_size")
+    if task_of(config) in LANGUAGE and type(words) is int:
+        return max(2, words)
+    return max(2, len(label_names(config)))
+
+
 def header_facts(checkpoints: Sequence[Checkpoint]) -> tuple[dict[str, Any], list[str]]:
     """Dtypes and ties of each model for the record, and what is worth a word."""
     dtypes = {c.name: dtype_of(c) for c in checkpoints}
@@ -96,6 +114,8 @@ def header_facts(checkpoints: Sequence[Checkpoint]) -> tuple[dict[str, Any], lis
     if len(set(classes.values())) > 1:
         notes.append("different classes: " + _each(classes))
     for other in checkpoints[1:]:
+        apart = heads_apart(checkpoints[0].config, other.config)
+        notes += [f"task heads of {checkpoints[0].name} and {other.name}: {apart}"] if apart else []
         told = unequal(checkpoints[0].config, other.config, TELLING, defaults=True)
         notes += [
             f"{text} in {checkpoints[0].name} and {other.name}: a merged model has only one of them" for text in told
@@ -123,7 +143,7 @@ def _card(checkpoint: Checkpoint) -> dict[str, Any]:
         return {}
     path = checkpoint.folder / "README.md"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         parts = text.split("---\n", 2) if text.startswith("---\n") else []
         head = load(parts[1]) if len(parts) == 3 else {}
     except (OSError, ValueError, yaml.YAMLError):

@@ -88,7 +88,7 @@ def judge_pair(first: Checkpoint, second: Checkpoint, comparison: PairComparison
     if comparison.is_same and _shapes(first) == _shapes(second):
         verdict = IDENTICAL
     else:
-        verdict = SIBLINGS if comparison.are_related and not moves.wanting else STRANGERS
+        verdict = SIBLINGS if comparison.are_related and not moves.displaced else STRANGERS
     low = low_rank_difference(first, second, comparison.differing) if verdict == SIBLINGS else None
     helps = verdict == STRANGERS
     counted = comparison.counted
@@ -139,8 +139,7 @@ def _reasons(verdict: str, comparison: PairComparison, moves: UnitMoves, low: Lo
     if distance is not None:
         near = f"relative distance {distance:.3g}, {near}"
     if verdict == SIBLINGS:
-        in_place = "; every sampled unit is already in its best place" if moves.spaces else ""
-        reasons = [f"{near}{in_place}"]
+        reasons = [f"{near}{_in_place(moves)}"]
     elif moves.spaces:
         reasons = [f"{near}; {len(moves.wanting)} of {len(moves.spaces)} sampled spaces would move", *_gain(moves)]
     else:
@@ -155,6 +154,14 @@ def _reasons(verdict: str, comparison: PairComparison, moves: UnitMoves, low: Lo
     if comparison.odd_sizes:
         reasons.append(_odd(comparison.odd_sizes))
     return [*reasons, *dict.fromkeys(moves.notes)]
+
+
+def _in_place(moves: UnitMoves) -> str:
+    if not moves.spaces:
+        return ""
+    if moves.wanting:
+        return "; units are in their places, as far as they gain no more by changing them than random ones would"
+    return "; every sampled unit is already in its best place"
 
 
 def _odd(sizes: list[tuple[str, float]]) -> str:

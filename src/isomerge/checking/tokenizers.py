@@ -10,6 +10,7 @@ from typing import Any
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import name_some
+from isomerge.json_files import read_text
 from isomerge.merging.vocabulary.files import declared_rows, has_tokenizer, read_json, tokenizer_files, tokens_in_files
 from isomerge.results import Result
 
@@ -72,7 +73,7 @@ def _digest(files: dict[str, Path]) -> str | None:
 
 def _template(files: dict[str, Path], config: dict[str, Any]) -> str | None:
     if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].read_text(encoding="utf-8", errors="replace")
+        return read_text(files["chat_template.jinja"], errors="replace")
     stored = read_json(files["chat_template.json"]).get("chat_template") if "chat_template.json" in files else None
     template = stored or config.get("chat_template")
     return str(template) if template else None

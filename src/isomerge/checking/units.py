@@ -20,7 +20,7 @@ from isomerge.alignment.report import share_moved
 from isomerge.alignment.scope import Scope
 from isomerge.alignment.units import Unit
 from isomerge.architectures import FAMILIES, describe
-from isomerge.checking.stream import judge_stream, shuffled_rest
+from isomerge.checking.stream import is_more_than_chance, judge_stream, shuffled_rest
 from isomerge.checkpoint import Checkpoint
 from isomerge.choices import LEVELS
 from isomerge.errors import IsomergeError
@@ -47,6 +47,15 @@ class UnitMoves:
     def wanting(self) -> list[str]:
         """Spaces whose units would change places for a gain."""
         return [s["name"] for s in self.spaces if s["moved"] and s["gain"] > WORTH]
+
+    @property
+    def displaced(self) -> bool:
+        """Whether units are in another order, and not only as unlike as fine-tuning that went far leaves them: some fit
+        others a little better then, as random ones would."""
+        total = self.gain.get("full")
+        if total is not None and not _is_real(total, self.by_chance):
+            return False
+        return any(s["moved"] and _is_real(s["gain"], s.get("by_chance")) for s in self.spaces)
 
     @property
     def level(self) -> str:
@@ -187,6 +196,10 @@ class _UnitJudge:
             "moved": float((chosen != rows).double().mean()), "gain": gain, "sampled_units": len(rows),
             "by_chance": lucky,
         }  # fmt: skip
+
+
+def _is_real(gain: float, chance: float | None) -> bool:
+    return gain > WORTH and (chance is None or is_more_than_chance(gain, chance))
 
 
 def _nested(unit: Unit, architecture: Architecture) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,6 +51,8 @@ class Checkpoint(ABC):
     """The commit of a hub checkpoint."""
     tensors: Mapping[str, TensorInfo]
     """Sorted by name, from headers only."""
+    in_memory: bool = False
+    """No path names these weights, though side files may lie in `folder`."""
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:
@@ -70,13 +72,21 @@ class Checkpoint(ABC):
         """Values [start, stop) of the flattened tensor, in memory of their own: a sample of a tensor of any size."""
         return self.peek(name).reshape(-1)[start:stop].clone()
 
+    def read_spans(self, name: str, places: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Values of several places of the flattened tensor, which lie within it, one after the other."""
+        return torch.cat([self.read_span(name, start, stop) for start, stop in places])
+
     def identity(self) -> Any:
         """What tells this very model from others without reading its weights, as JSON: the weight files by size and
         time, the rest by content. None where nothing does."""
         return None
 
-    def changed(self) -> list[Path]:
-        """The files that are no longer those that were opened."""
+    def stored(self) -> dict[str, list[Any]] | None:
+        """Behind a URL: size and tag of each weight file, as its server names them."""
+        return None
+
+    def changed(self) -> list[Path | str]:
+        """The files that are no longer those that were opened, by path or address."""
         return []
 
     def parts(self) -> list[Checkpoint]:
@@ -107,7 +117,7 @@ class WeightFile(ABC):
         """The file's name, size and time of change when it was opened; None for one that is still to be fetched."""
         return None
 
-    def changed(self) -> list[Path]:
+    def changed(self) -> Sequence[Path | str]:
         """The file itself, if it is no longer the one that was opened."""
         return []
 
@@ -120,6 +130,9 @@ class WeightFile(ABC):
 
     def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self.read(name).reshape(-1)[start:stop].clone()
+
+    def read_spans(self, name: str, places: Sequence[tuple[int, int]]) -> torch.Tensor:
+        return torch.cat([self.read_span(name, start, stop) for start, stop in places])
 
 
 def failure(act: str, problems: list[str], next_step: str) -> CheckpointError:

@@ -6,48 +6,39 @@ import math
 import os
 import pickle
 import threading
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from isomerge import system
 from isomerge.checkpoint.base import TensorInfo, WeightFile, failure, first_line
-from isomerge.checkpoint.header import HeaderError, read_header
+from isomerge.checkpoint.header import Entry, HeaderError, read_header
 from isomerge.checkpoint.stamp import Stamp
 from isomerge.errors import CheckpointError
 
 ARCHIVE = b"PK\x03\x04"  # how a zip file begins, which PyTorch writes since 1.6
 
 
-class LocalFile(WeightFile):
-    """A weight file that is here, with what the system said of it just before it was opened."""
+class SpannedFile(WeightFile):
+    """A safetensors file, wherever it is: every read fetches exactly the bytes that it needs."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.label = path.name
-        self._stamp = Stamp.of(path)
-
-    def identity(self) -> Any:
-        known = self._stamp
-        return None if known is None else [str(self.path.resolve()), known.size, known.time]
-
-    def changed(self) -> list[Path]:
-        return [] if Stamp.of(self.path) == self._stamp else [self.path]
-
-
-class SafetensorsFile(LocalFile):
-    """Reads fetch exactly the bytes asked for from a descriptor that is opened once: positioned reads need no lock, and
-    no memory map grows."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._entries = read_header(path)
-        self.tensors: Mapping[str, TensorInfo] = {name: entry.info for name, entry in self._entries.items()}
-        self._opening = threading.Lock()
-        self._descriptor: int | None = None
+    def __init__(self, label: str, entries: Mapping[str, Entry]) -> None:
+        self.label = label
+        self._entries = entries
+        self.tensors: Mapping[str, TensorInfo] = {name: entry.info for name, entry in entries.items()}
         self._scratch = threading.local()
+
+    @abstractmethod
+    def metadata(self) -> dict[str, str]:
+        """What the header says beside its tensors, such as the format; read anew."""
+
+    @abstractmethod
+    def _fill(self, name: str, start: int, buffer: torch.Tensor) -> None:
+        """The file's bytes from `start` on, which are part of this tensor."""
 
     def read(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
@@ -76,6 +67,27 @@ class SafetensorsFile(LocalFile):
         buffer = torch.empty((stop - start) * width, dtype=torch.uint8)
         self._fill(name, entry.start + start * width, buffer)
         return buffer.view(entry.info.dtype)
+
+
+class SafetensorsFile(SpannedFile):
+    """Read from a descriptor that is opened once: positioned reads need no lock, and no memory map grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamp = Stamp.of(path)  # just before it is opened
+        super().__init__(path.name, read_header(path))
+        self._opening = threading.Lock()
+        self._descriptor: int | None = None
+
+    def identity(self) -> Any:
+        return _known(self.path, self._stamp)
+
+    def changed(self) -> list[Path]:
+        return [] if Stamp.of(self.path) == self._stamp else [self.path]
+
+    def metadata(self) -> dict[str, str]:
+        with safe_open(self.path, framework="pt") as file:
+            return dict(file.metadata() or {})
 
     def _fill(self, name: str, start: int, buffer: torch.Tensor) -> None:
         view = memoryview(buffer.numpy())  # type: ignore[arg-type]
@@ -117,14 +129,20 @@ class SafetensorsFile(LocalFile):
             os.close(self._descriptor)  # type: ignore[arg-type]
 
 
-class PickledFile(LocalFile):
+class PickledFile(WeightFile):
     """A .bin file. Only plain tensors are unpickled. Their data stays on disk, mapped, until it is read; a file of
     before PyTorch 1.6 is no archive that could be mapped, and is held in memory."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        self.path, self.label, self._stamp = path, path.name, Stamp.of(path)
         self._state = _unpickled(path)
         self.tensors: Mapping[str, TensorInfo] = {name: TensorInfo.of(t) for name, t in self._state.items()}
+
+    def identity(self) -> Any:
+        return _known(self.path, self._stamp)
+
+    def changed(self) -> list[Path]:
+        return [] if Stamp.of(self.path) == self._stamp else [self.path]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (self.path,)
@@ -134,6 +152,10 @@ class PickledFile(LocalFile):
 
     def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self._state[name].detach().reshape(-1)[start:stop].clone()
+
+
+def _known(path: Path, stamp: Stamp | None) -> Any:
+    return None if stamp is None else [str(path.resolve()), stamp.size, stamp.time]
 
 
 def _unpickled(path: Path) -> dict[str, torch.Tensor]:

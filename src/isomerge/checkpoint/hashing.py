@@ -1,22 +1,28 @@
-"""sha256 of tensors and files, read in blocks, so that hashing a model never needs much memory."""
+"""BLAKE3 of tensors and sha256 of files, read in blocks, so that hashing a model never needs much memory."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
+from blake3 import blake3
 
 from isomerge.checkpoint.base import Checkpoint, Progress
+from isomerge.threads import workers
 
 BLOCK = 16 * 2**20  # bytes in memory for each thread
+TENSOR_HASH = "blake3"
+"""As secure as sha256 and five times as fast. Files keep sha256, which everybody's tools compute."""
+TENSOR_HASHES: Mapping[str, Callable[[], Any]] = {TENSOR_HASH: blake3, "sha256": hashlib.sha256}
+"""sha256: of locks of isomerge 0.1."""
 
 
 def tensors_digest(hashes: Mapping[str, str]) -> str:
-    """sha256 over the lines "NAME  HEX", sorted by name: what `sha256sum` would write for one file per tensor.
+    """sha256 over the lines "NAME  HEX", sorted by name: what `b3sum` would write for one file per tensor.
 
     >>> tensors_digest({"b": "00", "a": "ff"}) == hashlib.sha256(b"a  ff\\nb  00\\n").hexdigest()
     True
@@ -29,13 +35,14 @@ def hash_tensors(
     names: Iterable[str] | None = None,
     *,
     threads: int,
+    tensor_hash: str = TENSOR_HASH,
     progress: Progress | None = None,
 ) -> dict[str, str]:
-    """sha256 of the bytes of every tensor (or of these), a block at a time and several tensors at once."""
+    """The hash of the bytes of every tensor (or of these), a block at a time and several tensors at once."""
     hashes: dict[str, str] = {}
 
     def hash_one(name: str, blocks: Iterator[torch.Tensor]) -> None:
-        digest = hashlib.sha256()
+        digest = TENSOR_HASHES[tensor_hash]()
         for block in blocks:
             digest.update(raw_bytes(block))
         hashes[name] = digest.hexdigest()
@@ -71,12 +78,12 @@ def scan_tensors(
                 if progress:
                     progress(done, total, f"{what} {Path(checkpoint.name).name}")
 
-    pool = ThreadPoolExecutor(max(1, threads))
-    try:
-        for future in [pool.submit(look, name, counted(name)) for name in chosen]:
-            future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with workers(max(1, threads)) as pool:
+        try:
+            for future in [pool.submit(look, name, counted(name)) for name in chosen]:
+                future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def blocks_of(checkpoint: Checkpoint, name: str) -> Iterator[torch.Tensor]:

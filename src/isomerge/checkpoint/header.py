@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -100,26 +100,44 @@ def read_header(path: Path) -> dict[str, Entry]:
     """The tensors of a file on disk; its size must be what the header announces, its data is not read."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        length_bytes = file.read(8)
-        if length_bytes == b"version " and b"git-lfs" in file.read(64):
-            raise HeaderError(
-                "it is a git-lfs pointer and not the weights themselves", "Run `git lfs pull` in its folder."
-            )
-        if len(length_bytes) < 8:
-            raise HeaderError(f"it is {size} bytes long, too short for a safetensors header")
-        length = int.from_bytes(length_bytes, "little")
-        if length > LONGEST:
-            raise HeaderError(f"its header claims {length:,} bytes, so this is not a safetensors file or it is corrupt")
-        if 8 + length > size:
-            raise HeaderError(f"it is truncated inside the header ({size:,} bytes of at least {8 + length:,})")
-        file.seek(8)
-        entries = parse_header(file.read(length))
-    expected = max((e.start + e.info.nbytes for e in entries.values()), default=8 + length)
+        return sized_header(size, lambda start, stop: _span(file, start, stop))
+
+
+def _span(file: IO[bytes], start: int, stop: int) -> bytes:
+    file.seek(start)
+    return file.read(stop - start)
+
+
+def sized_header(size: int, read: Callable[[int, int], bytes]) -> dict[str, Entry]:
+    """The same of a file of this size, wherever it is: `read` gives its bytes from one place to another."""
+    text = header_text(size, read)
+    entries = parse_header(text)
+    expected = max((e.start + e.info.nbytes for e in entries.values()), default=8 + len(text))
     if size < expected:
         raise HeaderError(f"it is truncated: {size:,} bytes of the {expected:,} that its header announces")
     if size > expected:
         raise HeaderError(f"it has {size - expected:,} bytes more than its header announces")
     return entries
+
+
+def header_text(size: int, read: Callable[[int, int], bytes]) -> bytes:
+    """The header's JSON, which is no longer than the file."""
+    length_bytes = read(0, min(8, size))
+    if length_bytes == b"version " and b"git-lfs" in read(8, min(72, size)):
+        raise HeaderError("it is a git-lfs pointer and not the weights themselves", "Run `git lfs pull` in its folder.")
+    if len(length_bytes) < 8:
+        raise HeaderError(f"it is {size} bytes long, too short for a safetensors header")
+    length = int.from_bytes(length_bytes, "little")
+    if length > LONGEST:
+        raise HeaderError(f"its header claims {length:,} bytes, so this is not a safetensors file or it is corrupt")
+    if 8 + length > size:
+        raise HeaderError(f"it is truncated inside the header ({size:,} bytes of at least {8 + length:,})")
+    return read(8, 8 + length)
+
+
+def header_metadata(text: bytes) -> dict[str, str]:
+    """What a header that was parsed before says beside its tensors."""
+    return dict(parse_json(text.decode("utf-8")).get("__metadata__") or {})
 
 
 def build_header(plan: Mapping[str, TensorInfo]) -> tuple[bytes, dict[str, int]]:

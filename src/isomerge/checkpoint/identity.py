@@ -24,8 +24,10 @@ def deciding_files(folder: Path) -> dict[Path, Stamp | None]:
         return {}
     try:
         names = sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return {}
+    except OSError as error:
+        raise CheckpointError(
+            f"While listing {folder}: {error.strerror or error}. Check that the folder can be read, then run again."
+        ) from error
     chosen = [name for name in names if name in LAST or (SIDE.fullmatch(name) and name != "README.md")]
     return {folder / name: Stamp.of(folder / name) for name in chosen}
 
@@ -50,11 +52,12 @@ def _content(path: Path) -> Any:
         ) from error
 
 
-def require_unchanged(checkpoints: Iterable[Checkpoint], out: Path) -> None:
+def require_unchanged(checkpoints: Iterable[Checkpoint], out: Path, others: Iterable[Path] = ()) -> None:
     """Raise when a file of an input is not the one that was opened: part of the result would be of one, part of the
-    other."""
-    every = [path for checkpoint in checkpoints for part in checkpoint.parts() for path in part.changed()]
-    gone = [str(path) for path in every if not path.exists()]
+    other. `others`: files beside the models, such as data, that have changed."""
+    parts = [part for checkpoint in checkpoints for part in checkpoint.parts()]
+    every = [path for part in parts for path in part.changed()] + list(others)
+    gone = [str(path) for path in every if isinstance(path, Path) and not path.exists()]
     if gone:
         raise CheckpointError(
             f"While writing {out}: {gone[0]} was there when it was opened, and now: No such file. Nothing was written; "

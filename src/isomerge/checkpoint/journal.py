@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,20 @@ class JournalLine:
 
     key: str | None = None
     tensor: str | None = None
-    sha256: str | None = None
+    hash: str | None = None
     vanished: int = 0
     overflow: int = 0
     commit: Commit | None = None
     undone: bool = False
+
+
+def journal_key(folder: Path) -> str | None:
+    """Which work the staged files of a folder belong to, by its first line; raises OSError where there is none."""
+    from isomerge.checkpoint.journal_line import read_line
+
+    with (folder / JOURNAL).open("rb") as file:
+        first = read_line(file.readline().rstrip(b"\n"))
+    return None if first is None else first.key
 
 
 class Journal:
@@ -97,7 +107,16 @@ class Journal:
         self.commit = None
 
 
+def signed_line(entry: dict[str, Any]) -> bytes:
+    """With a checksum: a damaged line may still look like one that isomerge writes."""
+    return (json.dumps({**entry, "check": checksum(entry)}) + "\n").encode("utf-8")
+
+
+def checksum(entry: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(entry, sort_keys=True).encode("utf-8"))
+
+
 def _write(descriptor: int, entry: dict[str, Any]) -> None:
-    left = (json.dumps(entry) + "\n").encode("utf-8")
+    left = signed_line(entry)
     while left:  # a disk that is nearly full takes a part
         left = left[os.write(descriptor, left) :]

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from isomerge.checkpoint.journal import Commit, JournalLine
+from isomerge.checkpoint.journal import Commit, JournalLine, checksum
+from isomerge.json_files import JsonError, parse_json
 
 
 def _inside(name: str) -> str:
@@ -29,10 +30,10 @@ class StoredCommit(BaseModel):
 
 
 class StoredJournalLine(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="forbid")
     key: str | None = None
     tensor: str | None = None
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     vanished: Count = 0
     overflow: Count = 0
     commit: StoredCommit | None = None
@@ -41,8 +42,11 @@ class StoredJournalLine(BaseModel):
 
 def read_line(line: bytes) -> JournalLine | None:
     try:
-        stored = StoredJournalLine.model_validate_json(line)
-    except ValidationError:
+        entry = parse_json(line)
+        if not isinstance(entry, dict) or entry.pop("check", None) != checksum(entry):
+            return None
+        stored = StoredJournalLine.model_validate(entry)
+    except (JsonError, ValidationError):
         return None
     commit = Commit(**stored.commit.model_dump()) if stored.commit is not None else None
     return JournalLine(**stored.model_dump(exclude={"commit"}), commit=commit)

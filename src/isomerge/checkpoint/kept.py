@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from isomerge import system
+from isomerge.addresses import is_url
 from isomerge.checkpoint.hashing import raw_bytes, tensors_digest
 from isomerge.checkpoint.staging import SOLVED, disk_failure
 from isomerge.choices import STAGING
@@ -32,6 +33,10 @@ class KeptWork:
     """Parts of the work that `key` names, in the folder that the result will be written to."""
 
     def __init__(self, out: str | os.PathLike[str], key: str, prefix: str = "") -> None:
+        if is_url(out):
+            from isomerge.checkpoint.upload import local_place
+
+            out = local_place(out)
         self.out, self.key, self._prefix = Path(out).expanduser(), key, prefix
         self._folder = self.out / STAGING / SOLVED
 
@@ -109,5 +114,12 @@ def work_key(**parts: Any) -> str:
 
 
 def _digest(tensors: Mapping[str, Tensor], record: Any) -> str:
-    hashes = {name: hashlib.sha256(raw_bytes(tensor)).hexdigest() for name, tensor in tensors.items()}
+    hashes = {name: _hashed(tensor) for name, tensor in tensors.items()}
     return tensors_digest({**hashes, "record": hashlib.sha256(json.dumps(record).encode()).hexdigest()})
+
+
+def _hashed(tensor: Tensor) -> str:
+    """Of its bytes and of what they mean: a header that was damaged may give them another shape."""
+    digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+    digest.update(raw_bytes(tensor))
+    return digest.hexdigest()

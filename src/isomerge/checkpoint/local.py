@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -69,10 +69,22 @@ class FileCheckpoint(Checkpoint):
     def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self._file(name).read_span(name, start, stop)
 
+    def read_spans(self, name: str, places: Sequence[tuple[int, int]]) -> torch.Tensor:
+        return self._file(name).read_spans(name, places)
+
     def _file(self, name: str) -> WeightFile:
         if name not in self._files:
             self.unknown_tensor(name)
         return self._files[name]
+
+    def files(self) -> list[WeightFile]:
+        """The weight files, each once."""
+        return list(dict.fromkeys(self._files.values()))
+
+    def names(self) -> list[str]:
+        """All files in the folder, without those of its subfolders."""
+        assert self.folder is not None
+        return sorted(path.name for path in self.folder.iterdir() if path.is_file())
 
     def identity(self) -> Any:
         if self.revision is not None:
@@ -80,8 +92,8 @@ class FileCheckpoint(Checkpoint):
         files = {file.label: file.identity() for file in self._files.values()}
         return None if None in files.values() else {"weights": sorted(files.items()), "beside": described(self)}
 
-    def changed(self) -> list[Path]:
-        weights = [path for file in dict.fromkeys(self._files.values()) for path in file.changed()]
+    def changed(self) -> list[Path | str]:
+        weights = [path for file in self.files() for path in file.changed()]
         return weights + [path for path, stamp in self._deciding.items() if Stamp.of(path) != stamp]
 
     def side_files(self) -> list[Path]:
@@ -90,7 +102,7 @@ class FileCheckpoint(Checkpoint):
 
 def open_folder(
     folder: Path, *, name: str | None = None, revision: str | None = None, next_step: str = AGAIN
-) -> Checkpoint:
+) -> FileCheckpoint:
     """Open every header of a folder; whatever is wrong is told at once."""
     name = name or str(folder)
     act = f"opening checkpoint {name}"

@@ -12,28 +12,29 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from isomerge import __version__
+from isomerge.addresses import is_url
 from isomerge.checkpoint.base import Checkpoint, TensorInfo
-from isomerge.checkpoint.hashing import hash_file, tensors_digest
-from isomerge.errors import CheckpointError, near_miss
-from isomerge.json_files import JsonError, checked, parse_json
+from isomerge.checkpoint.hashing import TENSOR_HASH, hash_file, tensors_digest
+from isomerge.errors import CheckpointError, NotFoundError, near_miss
+from isomerge.json_files import JsonError, checked, parse_json, read_text
 
 LOCK = "isomerge.lock.json"
-FORMAT = 1
+FORMAT = 2  # 1, of isomerge 0.1, had no `tensor_hash`: it was sha256, and so was the name of each hash
 # They speak about the model and are no part of it: people may edit them, and a newer isomerge words them anew.
 DESCRIPTIONS = {"README.md", "mergekit_config.yml", LOCK}
 
 
 @dataclass(frozen=True)
 class LockedTensor:
-    """One tensor: the sha256 of its bytes as safetensors stores them (little-endian, row by row)."""
+    """One tensor: the hash of its bytes as safetensors stores them (little-endian, row by row)."""
 
-    sha256: str
+    hash: str
     shape: tuple[int, ...]
     dtype: str
     file: str | None = None
@@ -53,6 +54,8 @@ class LockedInput:
     revision: str | None = None
     """The commit of a hub model."""
     config_sha256: str | None = None
+    stored: Mapping[str, list[Any]] | None = None
+    """Of a model behind a URL: size and tag (ETag or checksum) of each weight file, as its server named them."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +73,24 @@ class Lock:
     documents: tuple[Any, ...] = ()
     """The documents of the recipe as plain values, for readers without a YAML parser."""
     versions: Mapping[str, str] = field(default_factory=lambda: current_versions())
-    format: int = FORMAT
+    tensor_hash: str = TENSOR_HASH
+    """The function that the hash of every tensor is of."""
 
     @property
     def sha256(self) -> str:
         """One number for all the weights; it does not depend on how they are sharded."""
-        return tensors_digest({name: tensor.sha256 for name, tensor in self.tensors.items()})
+        return tensors_digest({name: tensor.hash for name, tensor in self.tensors.items()})
 
     def to_json(self) -> str:
         record = {
-            "format": self.format,
+            "format": FORMAT,
+            "tensor_hash": self.tensor_hash,
             "versions": dict(self.versions),
             "recipe": self.recipe,
             "documents": list(self.documents),
             "seed": self.seed,
             "options": dict(self.options),
-            "inputs": [asdict(entry) for entry in self.inputs],
+            "inputs": [_plain(entry) for entry in self.inputs],
             "output": {
                 "sha256": self.sha256,
                 "tensors": {name: asdict(tensor) for name, tensor in self.tensors.items()},
@@ -125,6 +130,13 @@ class Lock:
         return lock
 
 
+def _plain(entry: LockedInput) -> dict[str, Any]:
+    record = asdict(entry)
+    if entry.stored is None:
+        del record["stored"]
+    return record
+
+
 def current_versions() -> dict[str, str]:
     """What computes: another version of any of these may round differently."""
     return {"isomerge": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
@@ -152,6 +164,7 @@ def locked_input(reference: str, checkpoint: Checkpoint, hashes: Mapping[str, st
         kind=kind,
         revision=checkpoint.revision,
         config_sha256=config_sha256(checkpoint),
+        stored=checkpoint.stored(),
     )
 
 
@@ -163,18 +176,26 @@ def adapter_config(checkpoint: Checkpoint) -> Path | None:
 
 def config_sha256(checkpoint: Checkpoint) -> str | None:
     """sha256 of the bytes of the description of a model or adapter; None for what lives in memory."""
+    if checkpoint.in_memory:
+        return None
     path = adapter_config(checkpoint) or (checkpoint.folder / "config.json" if checkpoint.folder else None)
     return hash_file(path) if path and path.is_file() else None
 
 
 def read_lock(folder: str | os.PathLike[str]) -> Lock:
     path = Path(folder) / LOCK
+    if is_url(folder):
+        from isomerge.checkpoint.remote import open_url
+
+        model = open_url(os.fspath(folder))
+        model.fetch([LOCK])
+        path = model.folder / LOCK
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         why = f"there is no {LOCK} in it" if path.parent.is_dir() else "there is no such folder"
         why = "it is a file and not a folder" if path.parent.is_file() else why
-        raise CheckpointError(
+        raise (CheckpointError if path.parent.exists() else NotFoundError)(
             f"While reading the lock of {folder}: {why}, so nothing says what it was made from. "
             "Name a folder that was merged with lock=True (the default)."
         ) from error
@@ -192,13 +213,13 @@ class _Part(BaseModel):
 
 
 class _Tensor(_Part):
-    sha256: Hash
+    hash: Hash = Field(validation_alias=AliasChoices("hash", "sha256"))
     shape: list[Annotated[int, Field(ge=0, lt=2**63)]]
     dtype: str
     file: str | None = None
 
     def locked(self) -> LockedTensor:
-        return LockedTensor(self.sha256, tuple(self.shape), self.dtype, self.file)
+        return LockedTensor(self.hash, tuple(self.shape), self.dtype, self.file)
 
 
 class _Input(_Part):
@@ -208,10 +229,13 @@ class _Input(_Part):
     kind: str = "model"
     revision: str | None = None
     config_sha256: Hash | None = None
+    stored: dict[str, Annotated[list[int | str | None], Field(min_length=2, max_length=2)]] | None = None
 
     def locked(self) -> LockedInput:
         tensors = {name: tensor.locked() for name, tensor in self.tensors.items()}
-        return LockedInput(self.reference, self.source, tensors, self.kind, self.revision, self.config_sha256)
+        return LockedInput(
+            self.reference, self.source, tensors, self.kind, self.revision, self.config_sha256, self.stored
+        )
 
 
 class _Output(_Part):
@@ -235,12 +259,14 @@ class _Options(BaseModel):
     device: str = "cpu"
     shard_size: str | int = "5GB"
     out_dtype: str | None = None
+    copy_tokenizer: bool = True
     torch_threads: Annotated[int, Field(ge=1, le=2**16)] = 1
     data: list[_Data] = []
 
 
 class _Stored(_Part):
     format: Annotated[int, Field(ge=1)]
+    tensor_hash: Literal["blake3", "sha256"] = "sha256"
     versions: dict[str, str]
     recipe: str
     documents: list[Any]
@@ -259,7 +285,7 @@ class _Stored(_Part):
             options=self.options,
             documents=tuple(self.documents),
             versions=self.versions,
-            format=self.format,
+            tensor_hash=self.tensor_hash,
         )
 
 

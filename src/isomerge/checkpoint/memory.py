@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,26 +22,51 @@ from isomerge.checkpoint.local import open_folder
 from isomerge.errors import CheckpointError, RequestError
 
 
+def as_tensors(state: Mapping[str, Any], act: str) -> dict[str, torch.Tensor]:
+    """A state_dict whose arrays of numpy are tensors, on the same memory where torch can use that."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, (np.ndarray, np.generic)):
+            value = _of_array(np.asarray(value))
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+    if wrong := sorted(str(name) for name in state.keys() - found.keys()):
+        raise CheckpointError(
+            f"{act}: {name_some(wrong)} is not a tensor, nor an array of numbers. "
+            "Pass a flat state_dict of tensor names to tensors, as module.state_dict() gives."
+        )
+    return found
+
+
+def _of_array(array: np.ndarray) -> torch.Tensor | None:
+    """None for what torch has no dtype for, such as text."""
+    if not array.flags.writeable or not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+        array = array.astype(array.dtype.newbyteorder("="))
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        return None
+
+
 class MemoryCheckpoint(Checkpoint):
     """Tensors that are already there. Reads are copies, so that no method can write into the caller's model."""
 
-    folder: Path | None = None
+    in_memory = True
     revision: str | None = None
 
-    def __init__(self, name: str, state: Mapping[str, torch.Tensor], config: dict[str, Any]) -> None:
-        wrong = sorted(str(key) for key, value in state.items() if not isinstance(value, torch.Tensor))
-        if wrong:
-            raise CheckpointError(
-                f"While opening {name}: {name_some(wrong)} is not a tensor. "
-                "Pass a flat state_dict of tensor names to tensors, as module.state_dict() gives."
-            )
+    def __init__(
+        self, name: str, state: Mapping[str, Any], config: dict[str, Any], *, beside: Checkpoint | None = None
+    ) -> None:
+        """`beside` has the side files."""
+        state = as_tensors(state, f"While opening {name}")
         absent = sorted(key for key, value in state.items() if value.is_meta)
         if absent:
             raise CheckpointError(
                 f"While opening {name}: {name_some(absent)} has no values (device 'meta'), because the model is "
                 "offloaded or was never loaded. Load it onto the CPU, or pass its folder instead."
             )
-        self.name, self.config = name, config
+        self.name, self.config, self._beside = name, config, beside
+        self.folder = beside.folder if beside is not None else None
         self._state = dict(state)
         self.tensors: Mapping[str, TensorInfo] = {key: TensorInfo.of(self._state[key]) for key in sorted(self._state)}
 
@@ -54,7 +80,7 @@ class MemoryCheckpoint(Checkpoint):
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
     def side_files(self) -> list[Path]:
-        return []
+        return self._beside.side_files() if self._beside is not None else []
 
 
 def open_module(module: nn.Module, *, name: str | None = None) -> MemoryCheckpoint:

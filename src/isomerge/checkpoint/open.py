@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
+from isomerge.addresses import SCHEMES, is_url
 from isomerge.arguments import require_types, usable_path
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.config import config_problems
@@ -20,8 +22,18 @@ from isomerge.checkpoint.local import broken_link, open_file, open_folder, unrea
 from isomerge.checkpoint.memory import MemoryCheckpoint, open_module
 from isomerge.checkpoint.side_files import is_weight
 from isomerge.errors import CheckpointError, NotFoundError, RequestError, near_miss
+from isomerge.text import without_secrets
 
-CheckpointSource = str | os.PathLike[str] | Mapping[str, torch.Tensor] | nn.Module | Checkpoint
+
+class ModelResult(Protocol):
+    """What a function gave back that stands for a model: a merge, an alignment."""
+
+    def as_checkpoint(self) -> Checkpoint: ...
+
+
+CheckpointSource = (
+    str | os.PathLike[str] | Mapping[str, torch.Tensor | np.ndarray] | nn.Module | Checkpoint | ModelResult
+)
 
 FILE_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)")
@@ -37,8 +49,9 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint, reading headers only.
 
-    `source` is a folder, a single weight file, a hub id `org/name`, a state_dict or an nn.Module. `config` and `name`
-    replace what the source says about itself, and give a state_dict what it cannot say.
+    `source` is a folder or a single weight file, here or behind a URL (s3://, gs://, hf://, https://), a hub id
+    `org/name`, a state_dict of tensors or numpy arrays, an nn.Module, or a result: what `merge`, `align` and `save`
+    give back. `config` and `name` replace what the source says about itself, and give a state_dict what it cannot say.
 
     >>> open_checkpoint({"weight": torch.zeros(2, 3)}).tensors["weight"].shape
     (2, 3)
@@ -57,6 +70,25 @@ def open_checkpoint(
     return checkpoint
 
 
+def with_config(models: Iterable[Any], config: Mapping[str, Any] | None) -> list[Any]:
+    """The models, state_dicts among them with this config, which they cannot say themselves."""
+    require_types(config=(config, Mapping, None))
+    models = list(models)
+    if config is None:
+        return models
+    bare = [isinstance(model, Mapping) for model in models]
+    if not any(bare):
+        raise RequestError(
+            "Reading the models: config is that of state_dicts, and none of them is one. Leave it out; folders and "
+            "modules have their own.",
+            keys=("config",),
+        )
+    return [
+        open_checkpoint(model, config=config, name=f"model {place}") if is_bare else model
+        for place, (model, is_bare) in enumerate(zip(models, bare, strict=True), start=1)
+    ]
+
+
 def _open(source: CheckpointSource, revision: str | None) -> Checkpoint:
     if isinstance(source, Checkpoint):
         return source
@@ -64,12 +96,18 @@ def _open(source: CheckpointSource, revision: str | None) -> Checkpoint:
         return open_module(source)
     if isinstance(source, Mapping):
         return MemoryCheckpoint("the state_dict in memory", source, {})
+    if hasattr(source, "as_checkpoint"):
+        return source.as_checkpoint()
     if not isinstance(source, (str, os.PathLike)):
         raise RequestError(
-            f"While opening a checkpoint: a {type(source).__name__} is neither a path, a hub id, a state_dict nor an "
-            "nn.Module. Pass one of these."
+            f"While opening a checkpoint: a {type(source).__name__} is neither a path, a hub id, a state_dict, an "
+            f"nn.Module nor the result of a merge or an alignment. {_one_model(source)}"
         )
     text = os.fspath(source)
+    if is_url(source) and not (PAGE.match(text) and "/resolve/" not in text):
+        from isomerge.checkpoint.remote import open_url
+
+        return open_url(text, revision)
     path = usable_path(source, "opening checkpoint")
     if path.is_dir():
         return open_folder(path)
@@ -87,8 +125,9 @@ def _open(source: CheckpointSource, revision: str | None) -> Checkpoint:
         )
     if "://" in text:
         raise NotFoundError(
-            f"While opening checkpoint {text}: it is an address, and models are read from folders, files and the hub. "
-            "Download the model, and name its folder; or write its hub id (org/name)."
+            f"While opening checkpoint {without_secrets(text)}: models are read from addresses that begin with "
+            f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}. Download the model, and name its folder; or write its "
+            "hub id (org/name)."
         )
     base, plus, _ = text.rpartition("+")
     if plus and (Path(base).expanduser().exists() or looks_like_hub_id(base)):
@@ -102,6 +141,10 @@ def _open(source: CheckpointSource, revision: str | None) -> Checkpoint:
     )
 
 
+def _one_model(source: object) -> str:
+    return "Pass one model here, and not a list." if isinstance(source, (list, tuple)) else "Pass one of these."
+
+
 def _open_file(path: Path) -> Checkpoint:
     if path.suffix in FILE_SUFFIXES:
         return open_file(path)
@@ -113,6 +156,11 @@ def _open_file(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"While opening checkpoint {path}: it is a recipe, and not a model. Merge it first (isomerge merge {path} "
             "-o OUT), and name what was written."
+        )
+    if path.name in ("config.json", "adapter_config.json"):
+        raise NotFoundError(
+            f"While opening checkpoint {path}: it describes a model and holds no weights. Name its folder, "
+            f"{path.parent}."
         )
     raise CheckpointError(
         f"While opening checkpoint {path}: isomerge reads .safetensors and .bin files, and this is "

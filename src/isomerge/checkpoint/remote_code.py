@@ -71,21 +71,6 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def without_kernels(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json without implementations of attention that transformers would fetch from a hub and run."""
-    return {
-        key: without_kernels(value) if isinstance(value, Mapping) else value
-        for key, value in config.items()
-        if not ("_implementation" in str(key) and _is_foreign(value))
-    }
-
-
-def _is_foreign(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(_is_foreign(inner) for inner in value.values())
-    return isinstance(value, str) and "/" in value
-
-
 def _reference(config: Mapping[str, Any]) -> str | None:
     """`module.Class` of the first class in `architectures`."""
     named, names = config.get("auto_map"), config.get("architectures")

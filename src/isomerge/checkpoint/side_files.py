@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from isomerge.errors import CheckpointError
 from isomerge.json_files import read_json
 
 WEIGHT_SUFFIXES = {
@@ -56,14 +58,33 @@ def choose_side_files(names: Iterable[str], modules: Iterable[str] = ()) -> list
 
 def side_files_of(folder: Path) -> list[Path]:
     """The side files of a folder on disk."""
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    names = [path.relative_to(folder).as_posix() for path in files_below(folder)]
     return [folder / name for name in choose_side_files(names, module_folders(folder / "modules.json"))]
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files in a folder and its subfolders. Path.rglob leaves out what it cannot read; this raises."""
+
+    def unreadable(error: OSError) -> None:
+        raise _unreadable(Path(error.filename or folder), error) from error
+
+    found = [Path(place, name) for place, _, names in os.walk(folder, onerror=unreadable) for name in names]
+    return sorted(path for path in found if path.is_file())
 
 
 def module_folders(modules_json: Path) -> list[str]:
     """The subfolders that sentence-transformers' modules.json names; none when there is no such file."""
+    if not modules_json.is_file():
+        return []
     try:
         modules = read_json(modules_json)
         return [str(module.get("path", "")) for module in modules]
-    except (OSError, ValueError, AttributeError, TypeError):
+    except OSError as error:
+        raise _unreadable(modules_json, error) from error
+    except (ValueError, AttributeError, TypeError):
         return []  # not a sentence-transformers folder, or one whose list says nothing: the general rule holds
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    cause = error.strerror or str(error)
+    return CheckpointError(f"While reading {path}: {cause}. Check that it can be read, then run again.")

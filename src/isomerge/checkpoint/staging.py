@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from isomerge import system
+from isomerge.addresses import is_url, usable_url
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.journal import JOURNAL, Journal, JournalLine
 from isomerge.checkpoint.permissions import restrict
@@ -262,8 +263,16 @@ def _empty(folder: Path, *, keep: tuple[str, ...], strict: bool = False) -> None
 
 
 def _refuse_occupied(out: Path, force: bool) -> None:
+    if is_url(out):
+        raise RequestError(
+            f"While preparing to write {usable_url(out, 'preparing to write')}: models are written to addresses by "
+            "merge and by the alignment of two models alone. Name a folder."
+        )
     if out.exists() and not out.is_dir():
         raise RequestError(f"While preparing to write {out}: it is a file and not a folder. Name a new folder.")
+    above = next((path for path in out.absolute().parents if path.exists()), None)
+    if above is not None and not above.is_dir():
+        raise RequestError(f"While preparing to write {out}: {above.name} above it is a file. Name another folder.")
     if not (force or not out.exists() or was_interrupted(out) or is_unfinished(out)):
         _require_empty(out)
 
@@ -308,6 +317,9 @@ def disk_failure(out: Path, needed: int, error: OSError) -> CheckpointError:
 
 def refuse_overwrite(out: str | os.PathLike[str], inputs: Iterable[Checkpoint | str | os.PathLike[str]]) -> None:
     """Raise when writing `out` would change an input: the same folder by any name, or a folder inside it."""
+    if is_url(out):
+        _refuse_input_url(usable_url(out, "preparing to write"), inputs)
+        return
     target = Path(out).expanduser().resolve()
     for source in inputs:
         folder = source.folder if isinstance(source, Checkpoint) else Path(source).expanduser()
@@ -322,6 +334,16 @@ def refuse_overwrite(out: str | os.PathLike[str], inputs: Iterable[Checkpoint | 
             raise RequestError(
                 f"While preparing to write {out}: it is {where} of the input {name}, and inputs are never modified. "
                 "Name a folder elsewhere."
+            )
+
+
+def _refuse_input_url(target: str, inputs: Iterable[Checkpoint | str | os.PathLike[str]]) -> None:
+    for source in inputs:
+        name = source.name if isinstance(source, Checkpoint) else source
+        if is_url(name) and f"{target}/".startswith(f"{usable_url(name, 'preparing to write')}/"):
+            raise RequestError(
+                f"While preparing to write {target}: it is the input {name} or inside it, and inputs are never "
+                "modified. Name an address elsewhere."
             )
 
 

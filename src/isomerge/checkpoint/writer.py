@@ -8,7 +8,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,22 +18,23 @@ import torch
 
 from isomerge import system
 from isomerge.checkpoint.base import Checkpoint, Progress, TensorInfo
+from isomerge.checkpoint.direct import DirectFile
 from isomerge.checkpoint.dtypes import CastReport, parse_size
-from isomerge.checkpoint.hashing import raw_bytes, tensors_digest
+from isomerge.checkpoint.hashing import TENSOR_HASH, TENSOR_HASHES, raw_bytes, tensors_digest
 from isomerge.checkpoint.journal import JournalLine
 from isomerge.checkpoint.permissions import closed_by
 from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards
+from isomerge.checkpoint.staged_tensors import CHUNK, StagedTensors, WriteBytes, write_all, write_tensor
 from isomerge.checkpoint.staging import Staging, check_space, disk_failure, finish_output
 from isomerge.errors import RequestError
 from isomerge.results import Result
 
 INDEX = "model.safetensors.index.json"
-CHUNK = 16 * 2**20
 
 
 @dataclass
 class Written(Result):
-    """What is now on disk. `bytes` counts the weight files; `sha256` is of the lines "name  sha256 of its bytes" of all
+    """What is now on disk. `bytes` counts the weight files; `sha256` is of the lines "name  BLAKE3 of its bytes" of all
     tensors, sorted, and so the same however the model is cut into files; None where nothing was hashed."""
 
     out: Path
@@ -41,9 +42,17 @@ class Written(Result):
     tensors: int
     bytes: int
     sha256: str | None
+    url: str | None = None
+    """The address it was uploaded to: then no folder is left here, and `out` and `files` are parts of the address."""
+
+    def __fspath__(self) -> str:
+        """The folder or address: what was written can be named wherever a path can."""
+        return self.url or os.fspath(self.out)
 
     def finish(self) -> None:
         """End a write that was made with finish=False: from here on the same call finds a model in its way."""
+        if self.url is not None:
+            return  # an upload ends by itself
         for folder in sorted({self.out, *(path.parent for path in self.files)}):
             finish_output(folder)
 
@@ -69,15 +78,18 @@ class CheckpointWriter:
         solved: str | None = None,
         finish: bool = True,
         inputs: Iterable[Checkpoint] = (),
+        hashed: bool = True,
     ) -> None:
         """`config` holds what changes in the donor's config.json; `copies`: the side files, by default the donor's;
-        `key`, `solved` and `finish` as for `Staging`; who may not read one of the `inputs` may not read the output."""
+        `key`, `solved` and `finish` as for `Staging`; who may not read one of the `inputs` may not read the output.
+        Unless `hashed` is False, nothing is taken over from an interrupted run without the hash of what it was.
+        """
         self.out = Path(out).expanduser()
         if not plan:
             raise RequestError(
                 f"While preparing to write {self.out}: the plan holds no tensor. Check the models and filters."
             )
-        self.plan = plan
+        self.plan, self._hashed, self._key = plan, hashed, key
         self._shards = split_shards(plan, parse_size(shard_size))
         self._layout = {name: Shard(tensors) for name, tensors in self._shards.items()}
         self._file_of = {tensor: name for name, tensors in self._shards.items() for tensor in tensors}
@@ -94,6 +106,7 @@ class CheckpointWriter:
         closed = closed_by([*inputs, *([donor] if donor else [])], self._copies.values())
         self._staging = Staging(self.out, force=force, key=key, solved=solved, finish=finish, closed=closed)
         self._files: dict[str, IO[bytes]] = {}
+        self._direct: dict[str, DirectFile] = {}
         self._hashes: dict[str, str | None] = {}
         self.lost: dict[str, CastReport] = {}
         """What each finished tensor lost when it was rounded."""
@@ -140,6 +153,7 @@ class CheckpointWriter:
             if file is not None:
                 kept.add(name)
             self._files[name] = file if file is not None else self._staging.create(name)
+            self._direct[name] = DirectFile(self._staging.folder / name)
         # What is kept needs no new room.
         check_space(self.out, self._needed - sum(self._layout[name].nbytes for name in kept))
         for name, shard in self._layout.items():
@@ -154,12 +168,12 @@ class CheckpointWriter:
             name = str(entry.tensor)
             if name not in self.plan or self._file_of[name] not in kept:
                 continue
-            if entry.sha256 is None or self._hash_staged(name) == entry.sha256:
+            if not self._hashed if entry.hash is None else self._hash_staged(name) == entry.hash:
                 self._know(entry)
 
     def _know(self, entry: JournalLine) -> None:
         name = str(entry.tensor)
-        self._hashes[name] = entry.sha256
+        self._hashes[name] = entry.hash
         self.lost[name] = CastReport(math.prod(self.plan[name].shape), entry.overflow, entry.vanished)
 
     @property
@@ -179,9 +193,24 @@ class CheckpointWriter:
 
     def _write_at(self, file: str, data: memoryview | bytes, start: int) -> None:
         descriptor, view = self._files[file].fileno(), memoryview(data)
-        while view:
-            done = system.write_at(descriptor, view, start)
-            view, start = view[done:], start + done
+        begin, end = self._direct[file].write(view, start)
+        write_all(descriptor, view[:begin], start)
+        write_all(descriptor, view[end:], start + end)
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[WriteBytes]:
+        """A tensor to be written in pieces."""
+        yield lambda offset, view: self.write_bytes(name, offset, view)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it is what writes rows; headers, the journal and the commit are this one's."""
+        places = {tensor: (file, self._layout[file].starts[tensor]) for tensor, file in self._file_of.items()}
+        return StagedTensors, (self.folder.absolute(), self._key, places)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are staged."""
+        return self._staging.folder
 
     def write_whole(
         self,
@@ -191,22 +220,15 @@ class CheckpointWriter:
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """Write and finish a tensor."""
-        view, digest = raw_bytes(tensor), hashlib.sha256()
-        for begin in range(0, len(view), CHUNK):
-            piece = view[begin : begin + CHUNK]
-            self.write_bytes(name, begin, piece)
-            digest.update(piece)
-            if progress:
-                progress(len(piece))
-        self.finish(name, digest.hexdigest(), lost)
+        self.finish(name, write_tensor(self, name, tensor, progress), lost)
 
-    def finish(self, name: str, sha256: str | None, lost: CastReport | None = None) -> None:
+    def finish(self, name: str, digest: str | None, lost: CastReport | None = None) -> None:
         """Note that a tensor is whole, and what it lost in the written dtype."""
         lost = lost or CastReport()
         with self._noting, self._blaming_the_disk():
             self._start_writing(name)
-            self._staging.note(tensor=name, sha256=sha256, vanished=lost.underflow, overflow=lost.overflow)
-            self._hashes[name] = sha256
+            self._staging.note(tensor=name, hash=digest, vanished=lost.underflow, overflow=lost.overflow)
+            self._hashes[name] = digest
             self.lost[name] = lost
 
     def _start_writing(self, name: str) -> None:
@@ -220,7 +242,7 @@ class CheckpointWriter:
 
     def sha256(self) -> str | None:
         """Of all tensors together; None while one is missing or was not hashed."""
-        known = {name: sha256 for name, sha256 in self._hashes.items() if sha256 is not None}
+        known = {name: digest for name, digest in self._hashes.items() if digest is not None}
         return tensors_digest(known) if len(known) == len(self.plan) else None
 
     def side_hashes(self) -> dict[str, str]:
@@ -285,18 +307,20 @@ class CheckpointWriter:
     ) -> None:
         for file in self._files.values():
             file.close()
+        for direct in self._direct.values():
+            direct.close()
         self._staging.__exit__(kind, error, trace)
 
     def _hash_staged(self, name: str) -> str:
         """A tensor's hash as it lies in the staged file: what a power cut took is written again."""
         file = self._file_of[name]
         start, left = self._layout[file].starts[name], self.plan[name].nbytes
-        digest, buffer = hashlib.sha256(), memoryview(bytearray(min(left, CHUNK)))
+        digest, buffer = TENSOR_HASHES[TENSOR_HASH](), memoryview(bytearray(min(left, CHUNK)))
         while left:
             count = system.read_at(self._files[file].fileno(), buffer[: min(left, CHUNK)], start)
             digest.update(buffer[:count])
             start, left = start + count, left - count
-        return digest.hexdigest()
+        return str(digest.hexdigest())
 
     @contextlib.contextmanager
     def _blaming_the_disk(self) -> Any:

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Entry point of the `isomerge` console script."""
+    _run([])
+
+
+def mergekit_yaml() -> None:
+    """Entry point of `mergekit-yaml`, and so on: verbs that are programs of their own."""
+    _run(["mergekit-yaml"])
+
+
+def mergekit_multi() -> None:
+    _run(["mergekit-multi"])
+
+
+def mergekit_extract_lora() -> None:
+    _run(["mergekit-extract-lora"])
+
+
+def _run(verb: list[str]) -> None:
     from isomerge.cli import streams
 
     streams.prepare()
-    from isomerge.cli.app import app
+    from isomerge.cli.app import app, complete_alone
 
     with streams.printed():
-        app()
+        for name in verb:
+            complete_alone(name)
+        app([*verb, *sys.argv[1:]])

@@ -9,15 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
+from isomerge.addresses import is_url, usable_url
 from isomerge.choices import MANY, PARTS
 from isomerge.cli.flags import (
+    Address,
     AlignMemory,
     Device,
+    Engine,
     Evidence,
     Force,
+    Learn,
+    LearnTowards,
     Level,
     Limit,
-    Out,
     OutDtype,
     ShardSize,
     Threads,
@@ -29,12 +33,12 @@ from isomerge.cli.interruption import announce_output
 from isomerge.cli.merge import written_record
 from isomerge.cli.output import Voice, as_record
 from isomerge.cli.report import add_report
-from isomerge.cli.request import reserve_output
+from isomerge.cli.request import place_of, reserve_output
 from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
 
 # Flags that change what the run prints or may replace, and not what it computes.
-NOT_RECORDED = ("json", "quiet", "debug", "force", "report")
+NOT_RECORDED = ("json", "quiet", "debug", "force", "report", "engine", "address")
 # Settings of the solver, which a stored transform does not use.
 SOLVER_SETTINGS = ("level", "sweeps", "many", "nearest")
 
@@ -49,7 +53,7 @@ def align(
     anchor: Annotated[str | None, typer.Argument(metavar="ANCHOR", help="The model to move it next to.")] = None,
     more: Annotated[list[str] | None, typer.Argument(metavar="MORE", help="Further models to move.")] = None,
     *,
-    out: Out,
+    out: Annotated[Path, option("OUT", "The folder to write, or an address (s3://, gs://).", "-o", "--out")],
     level: Level = "full",
     scale: Annotated[
         bool | None, switch("--scale/--no-scale", "Rescale heads too; the level decides by default.")
@@ -69,13 +73,17 @@ def align(
         option("PATH", "Unlabelled images or texts; their activations align the residual stream.", "--data"),
     ] = None,
     evidence: Evidence = None,
+    learn: Learn = None,
+    learn_towards: LearnTowards = None,
     limit: Limit = None,
     shard_size: ShardSize = "5GB",
     out_dtype: OutDtype = None,
     device: Device = "cpu",
     threads: Threads = None,
+    engine: Engine = "threads",
+    address: Address = None,
     max_memory: AlignMemory = None,
-    seed: Annotated[int, option("N", "Accepted and recorded; alignment draws no random numbers.")] = 0,
+    seed: Annotated[int, option("N", "Random seed of --learn; nothing else is drawn.")] = 0,
     report: Annotated[bool, switch("--report/--no-report", "Write report.html.")] = True,
     force: Force = False,
     voice: Voice,
@@ -87,8 +95,8 @@ def align(
     """
     models = [source, *([anchor] if anchor else []), *(more or [])]
     _check_request(models, transform, many, nearest)
-    _check_data(data, evidence, limit)
-    _check_outputs(models, anchor, anchor_out, save_transform, transform, many)
+    _check_data(data, evidence, learn, learn_towards, limit)
+    _check_outputs(models, out, anchor, anchor_out, save_transform, transform, many)
     _reserve(models, out, anchor_out, save_transform, force=force)
 
     import isomerge
@@ -96,11 +104,13 @@ def align(
 
     start = time.perf_counter()
     problems: list[str] = []
-    with voice.work() as progress:
+    with place_of(out, force=force) as place, voice.work() as progress:
         options: dict[str, Any] = {
             "level": level, "scale": scale, "layers": layers, "only": only, "sweeps": sweeps, "data": data,
-            "evidence": evidence, "limit": limit, "threads": threads, "device": device, "max_memory": max_memory,
-            "progress": progress, "resume": out,
+            "evidence": evidence, "limit": limit, "learn": learn or 0,
+            "learn_towards": learn_towards or "predictions", "seed": seed, "threads": threads, "engine": engine,
+            "address": address, "device": device, "max_memory": max_memory, "progress": progress,
+            "resume": place.folder,
         }  # fmt: skip
         alignment: isomerge.Alignment | isomerge.AlignedFamily
         if transform is None and (len(models) > 2 or nearest or many == "universe"):
@@ -114,7 +124,7 @@ def align(
         else:
             alignment = isomerge.align(source, anchor, transform=transform, **options)
         written = alignment.save(
-            out, shard_size=shard_size, out_dtype=out_dtype, force=force, anchor_out=anchor_out, report=report,
+            place.folder, shard_size=shard_size, out_dtype=out_dtype, force=force, anchor_out=anchor_out, report=report,
             finish=False,
         )  # fmt: skip
         if save_transform:
@@ -126,6 +136,7 @@ def align(
             pages, problems = write_pages(alignment, written, _request(context), _took(start, threads, device))
             add_report(record, *pages)
             record["notes"] = [*record.get("notes", ()), *(f"Verification failed: {problem}" for problem in problems)]
+        record = place.send(record, progress)
         written.finish()
     voice.show(record, align_table)
     if problems and not force:
@@ -141,6 +152,8 @@ def _request(context: typer.Context) -> dict[str, Any]:
         if name in NOT_RECORDED or value in (None, (), []) or (name == "trust_remote_code" and not value):
             continue
         shown = Path(value).name if name == "data" else value  # where data is stored stays private
+        if name == "out" and is_url(value):
+            shown = usable_url(value, "preparing to write")  # a path has lost one of its slashes
         if not any(flag.startswith("-") for flag in parameter.opts):
             words += map(str, shown) if isinstance(shown, (list, tuple)) else [str(shown)]
             continue
@@ -178,23 +191,35 @@ def _check_request(models: list[str], transform: Path | None, many: str, nearest
         raise RequestError("--nearest chooses an anchor, and --many universe has none. Leave out one of the two.")
 
 
-def _check_data(data: Path | None, evidence: str | None, limit: int | None) -> None:
+def _check_data(
+    data: Path | None, evidence: str | None, learn: int | None, learn_towards: str | None, limit: int | None
+) -> None:
     if data and not data.exists():
-        raise RequestError(f"--data {data}: there is no such file or folder.")
+        from isomerge.checkpoint.local import broken_link
+
+        why = broken_link(data) if data.is_symlink() else "there is no such file or folder"
+        raise RequestError(f"--data {data}: {why}. Check the path.")
     if not data and evidence in ("activations", "mix"):
         raise RequestError(f"--evidence {evidence} needs data to run the models on. Add --data PATH.")
+    if not data and learn is not None:
+        raise RequestError("--learn needs data to run the models on. Add --data PATH.")
+    if learn is None and learn_towards is not None:
+        raise RequestError("--learn-towards has no effect without --learn. Add --learn N.")
     if not data and limit is not None:
         raise RequestError("--limit has no effect without data. Add --data PATH.")
 
 
 def _check_outputs(
     models: list[str],
+    out: Path,
     anchor: str | None,
     anchor_out: Path | None,
     save_transform: Path | None,
     transform: Path | None,
     many: str,
 ) -> None:
+    if is_url(out) and (len(models) > 2 or many == "universe"):
+        raise RequestError("Several models are aligned into one folder each, and -o is an address. Name a folder.")
     if save_transform and (len(models) > 2 or many == "universe"):
         raise RequestError("--save-transform stores one transform, but each model has its own. Align two at a time.")
     if anchor_out and transform and not anchor:
@@ -204,7 +229,7 @@ def _check_outputs(
 def _reserve(models: list[str], out: Path, anchor_out: Path | None, transform: Path | None, *, force: bool) -> None:
     from isomerge.checkpoint.staging import is_unfinished
 
-    reserve_output(out, models, force=force)
+    reserve_output(out, models, force=force, by_url=True)
     if anchor_out:
         reserve_output(anchor_out, models, force=force)
         if anchor_out.resolve() == out.resolve():

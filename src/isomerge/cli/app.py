@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,21 +11,28 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from isomerge.choices import MethodOption, method_options, methods
 from isomerge.cli import errors, interruption
 from isomerge.cli.align import align
 from isomerge.cli.barrier import barrier
+from isomerge.cli.best import best
 from isomerge.cli.calibrate import calibrate
 from isomerge.cli.check import check
 from isomerge.cli.demo import demo
 from isomerge.cli.ensemble import ensemble
 from isomerge.cli.eval import eval_
 from isomerge.cli.extract import extract
+from isomerge.cli.flags import one_of
 from isomerge.cli.list import list_
 from isomerge.cli.merge import merge
+from isomerge.cli.mergekit import ELSEWHERE, mergekit_extract_lora, mergekit_multi, mergekit_yaml
+from isomerge.cli.output import start_clock
 from isomerge.cli.plan import plan
 from isomerge.cli.report import report
 from isomerge.cli.reproduce import reproduce
+from isomerge.cli.search import search
 from isomerge.cli.selftest import selftest
+from isomerge.cli.studio import studio
 from isomerge.cli.sweep import sweep
 from isomerge.cli.verb import DECLARED
 from isomerge.cli.verify import verify
@@ -45,8 +53,11 @@ class Verbs(TyperGroup):
     ) -> Any:
         given = list(sys.argv[1:] if args is None else args) or ["--help"]
         interruption.forget_outputs()
+        start_clock()
         try:
             errors.require_text(given)
+            if given[0] in ELSEWHERE:
+                raise RequestError(f"There is no {given[0]} in isomerge. {ELSEWHERE[given[0]]}.")
             # Not standalone, so that usage errors arrive here as exceptions and are reported like all others.
             result = super().main(given, prog_name or "isomerge", complete_var, False, windows_expand_args, **extra)
         except Exception as error:
@@ -64,16 +75,30 @@ class Verbs(TyperGroup):
 class Verb(TyperCommand):
     """A command whose example stays on one line, to be copied."""
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
+        words = ctx.meta.get("words", [])
+        method = next((value for word, value in zip(words, [*words[1:], ""], strict=True) if word == "--method"), None)
+        if method and self.context_settings.get("ignore_unknown_options"):
+            with formatter.section(f"Options of {one_of('--method', method, methods())}"):
+                formatter.write_dl([(_flag(option), option.meaning) for option in method_options(method)])
+
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         formatter.write(f"\n  {self.epilog}\n")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["words"] = [part for word in args for part in word.split("=", 1)]
         # Let the parser collect surplus words, to refuse them here with a next step.
         allowed, ctx.allow_extra_args = ctx.allow_extra_args, True
         rest = super().parse_args(ctx, args)
         if ctx.args and not allowed and not ctx.resilient_parsing:
             raise RequestError(errors.too_many_words(self, ctx))
         return rest
+
+
+def _flag(option: MethodOption) -> str:
+    name = option.name.replace("_", "-")
+    return f"--{name} / --no-{name}" if option.kind == "boolean" else f"--{name} {option.kind.upper()}"
 
 
 def _version(wanted: bool) -> None:
@@ -85,7 +110,7 @@ def _version(wanted: bool) -> None:
 
 
 # Plain help: in boxes the two dozen flags of align leave a column of three words for what they mean.
-app = typer.Typer(cls=Verbs, rich_markup_mode=None)
+app = typer.Typer(cls=Verbs, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
 
 @app.callback(epilog="Example: isomerge align model-b model-a -o model-b-aligned")
@@ -94,18 +119,30 @@ def isomerge(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Align and merge transformer checkpoints, exactly."""
+    """Align and merge transformer checkpoints, exactly.
+
+    Command lines of mergekit work too: isomerge mergekit-yaml, mergekit-multi, mergekit-extract-lora.
+    """
 
 
+MERGEKIT = (mergekit_yaml, mergekit_multi, mergekit_extract_lora)
 VERBS = (
-    align, check, selftest, list_, merge, plan, verify, extract, reproduce, eval_, ensemble, sweep, calibrate, report,
-    barrier, demo,
+    align, check, selftest, list_, merge, plan, verify, extract, reproduce, eval_, ensemble, sweep, search, best,
+    calibrate, report, barrier, demo, studio, *MERGEKIT,
 )  # fmt: skip
 for _verb in VERBS:
     app.command(
-        _verb.__name__.rstrip("_"),
+        _verb.__name__.rstrip("_").replace("_", "-"),
         cls=Verb,
         short_help=DECLARED[_verb].summary,
+        hidden=_verb in MERGEKIT,
         epilog=f"Example: {DECLARED[_verb].example}",
         context_settings=DECLARED[_verb].settings,
     )(_verb)
+
+
+def complete_alone(verb: str) -> None:
+    """Answer a shell that completes the line of a verb which is also a program, and end; else nothing."""
+    if f"_{verb.replace('-', '_').upper()}_COMPLETE" in os.environ:
+        command: Any = typer.main.get_command(app)
+        command.commands[verb].main(prog_name=verb)

@@ -34,15 +34,22 @@ def check(
         Path | None, option("FILE", "Write the suggested recipe to this file; isomerge merge FILE runs it.")
     ] = None,
     data: Annotated[
-        Path | None, option("PATH", "For strangers: images or texts like their training data, for the recipe.")
+        list[Path] | None,
+        option(
+            "PATH",
+            "Images or texts like their training data, once for all models or once per model, in order: merges are "
+            "measured on them.",
+            "--data",
+        ),
     ] = None,
     force: Annotated[bool, switch("--force", "Replace FILE.")] = False,
     voice: Voice,
 ) -> None:
-    """Report whether models fit together, and how to merge them. Takes seconds.
+    """Report whether models fit together, and how to merge them. Takes seconds, with --data about a minute.
 
     Do they share architecture and tokenizer? Are they siblings or strangers? How far apart is each layer, would
-    alignment help, and which recipe is worth a try? Reads headers and a sample of the weights.
+    alignment help, what would a merge lose, and which recipe is worth a try? Reads headers and a sample of the weights;
+    with --data it also makes merges in memory and measures them on held-out examples, without labels.
     """
     if len(models) < 2:
         raise RequestError("check compares models: name at least two, as in isomerge check model-a model-b.")
@@ -53,8 +60,10 @@ def check(
     from isomerge.system import keep_freed_memory
 
     keep_freed_memory()
-    with voice.work():
-        record = as_record(isomerge.check(*models, base=base, data=data))
+    sources = [str(path) for path in data or ()]
+    with voice.work("steps") as progress:
+        given = sources if len(sources) > 1 else sources[0] if sources else None
+        record = as_record(isomerge.check(*models, base=base, data=given, progress=progress))
         if recipe is not None:
             record["recipe_file"] = _write(record, recipe)
     voice.show(record, full_table if explain else short_table)
@@ -91,7 +100,7 @@ def full_table(record: Record) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from isomerge.reporting.terminal import verbatim
+    from isomerge.reporting.terminal import duration, verbatim
 
     parts = [short_table(record)]
     if rows := record["layers"]:
@@ -103,7 +112,7 @@ def full_table(record: Record) -> RenderableType:
         parts.append(verbatim(f"\n{record['recipe'].rstrip()}"))
     if weights := record["weights"]:
         read = f"{weights['sampled']:,} of {weights['parameters']:,} values in {weights['tensors']} tensors were read"
-        parts.append(Text(f"\n{read} ({record['seconds']:.1f} s)", style="dim"))
+        parts.append(Text(f"\n{read} ({duration(record['seconds'])})", style="dim"))
     return Group(*parts)
 
 

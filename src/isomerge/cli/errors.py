@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
 from isomerge.cli.interruption import what_is_left
-from isomerge.errors import IsomergeError, RequestError, did_you_mean
+from isomerge.errors import IsomergeError, RequestError, did_you_mean, ran_out_of_memory
 from isomerge.packages import EXTRAS, first_cause, why_not_imported
-from isomerge.text import visible
+from isomerge.text import visible, without_secrets
 
 FAILED, WRONG_REQUEST, INTERRUPTED = 1, 2, 130
+NUMBERS = {
+    r"Input should be a valid integer, unable to parse string as an integer": "it must be a whole number",
+    r"Input should be greater than or equal to (\d+)": r"it must be at least \1",
+}
+"""How the parser says what a number has to be, and how a person does."""
 
 
 def report_error(error: Exception, *, as_json: bool, debug: bool, verb: Any = None) -> int:
     """Print an error to stderr (with `--json` also to stdout), and return the exit code. `verb` is the command."""
     message, code = _describe(error, verb)
     if debug:
-        print(visible("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+        trace = without_secrets("".join(traceback.format_exception(error)))
+        print(visible(trace), end="", file=sys.stderr)
     _print(message, type(error).__name__, code, as_json)
     return code
 
@@ -43,6 +50,7 @@ def report_interruption(command: str, *, as_json: bool) -> None:
 
 
 def _print(message: str, kind: str, code: int, as_json: bool) -> None:
+    message = without_secrets(message)  # whatever was given as an argument, or came from a library
     print(f"isomerge: {visible(message, keep='')}", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": message, "kind": kind, "exit_code": code}))
@@ -67,7 +75,9 @@ def _describe(error: Exception, verb: Any) -> tuple[str, int]:
         return f"This cannot be done: {why_not_imported(package, error)}.", FAILED
     if isinstance(error, OSError):
         return f"A file could not be used: {error}. Check the path and its permissions.", FAILED
-    if isinstance(error, MemoryError):
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, of a device
+        return "The memory of the GPU ran out. Take --device cpu, or close other programs that use it.", FAILED
+    if ran_out_of_memory(error):
         return "Memory ran out. Set --max-memory (for example 8GB), or close other programs.", FAILED
     return (
         f"Unexpected {type(error).__name__}: {error}. This is a defect of isomerge: "
@@ -94,17 +104,19 @@ def _wrong_usage(error: Any, verb: Any) -> str:
     verb = verb or (context.command if context else None)
     option = getattr(error, "option_name", "")
     message = " ".join(error.format_message().split())
-    if getattr(error, "possibilities", None):
-        message = f"No such option: {option}. {did_you_mean(option, error.possibilities)}"
+    for theirs, ours in NUMBERS.items():
+        message = re.sub(theirs, ours, message)
+    possible = getattr(error, "possibilities", None)
+    if possible and option:
+        message = f"No such option: {option}. {did_you_mean(option, possible)}"
+    elif possible:  # of click itself from 8.4 on, which adds them to what typer has said
+        message = f"No such command '{error.command_name}'. {did_you_mean(error.command_name, possible)}"
     elif message and message[-1] not in ".?!)":
         message += "."
     if verb is not None and option:
         message += _how_to_write(verb, option)
     elif verb is not None and type(error).__name__ == "MissingParameter":
-        if getattr(error.param, "name", None) == "out" and (word := _meant_out(context)):
-            message = f"No such option: {word}. The folder to write is named with -o/--out."
-        elif verb.epilog:
-            message += f" {verb.epilog}."
+        message += f" {verb.epilog}." if verb.epilog else ""
     return f"{message} {see_help(verb, context)}"
 
 
@@ -113,12 +125,6 @@ def see_help(verb: Any, context: Any = None) -> str:
         context.command_path if context else f"isomerge {verb.name}" if verb is not None and verb.name else "isomerge"
     )
     return f"See: {path} --help."
-
-
-def _meant_out(context: Any) -> str | None:
-    """What was written for -o, where a verb takes the options of methods and so any word that begins with dashes."""
-    words = (context.params.get("models") or []) if context else []
-    return next((word for word in words if word.partition("=")[0] in ("--output", "--out-dir", "--output-dir")), None)
 
 
 def _how_to_write(verb: Any, option: str) -> str:

@@ -88,7 +88,7 @@ def switch(name: str, help: str) -> Any:
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a file or a hub id.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a file, a URL or a hub id.")]
 Out = Annotated[Path, option("OUT", "The folder to write.", "-o", "--out")]
 Force = Annotated[bool, switch("--force", "Replace existing output.")]
 Seed = Annotated[int, option("N", "Random seed.")]
@@ -96,6 +96,13 @@ Device = Annotated[str, option("NAME", "Where to compute: cpu, cuda, cuda:1, …
 Threads = Annotated[
     int | None,
     option("N", "Units or tensors processed at once; all cores by default.", min=1),
+]
+Engine = Annotated[
+    str, choice("--engine", choices.ENGINES, "Compute in threads of this process, or on the workers of a Ray cluster.")
+]
+Address = Annotated[
+    str | None,
+    option("HOST:PORT", "The Ray cluster to join; RAY_ADDRESS, or else one of this machine, by default."),
 ]
 AlignMemory = Annotated[
     str | None,
@@ -142,6 +149,18 @@ Evidence = Annotated[
         "--evidence",
         choices.EVIDENCE,
         "What decides the alignment; with --data, activations for the residual stream and weights elsewhere.",
+    ),
+]
+Learn = Annotated[
+    int | None,
+    option("N", "Then learn the alignment for this many gradient steps on --data; needs no labels.", "--learn", min=1),
+]
+LearnTowards = Annotated[
+    str | None,
+    choice(
+        "--learn-towards",
+        choices.LEARN_TOWARDS,
+        "What --learn compares the midpoint with: the predictions of the models, or the labels of --data.",
     ),
 ]
 Data = Annotated[
@@ -259,6 +278,8 @@ class DataFlags:
         ),
     ] = None
     evidence: Evidence = None
+    learn: Learn = None
+    learn_towards: LearnTowards = None
     fisher: Annotated[
         str | None,
         choice(

@@ -1,21 +1,35 @@
-"""`isomerge list methods|architectures|solvers`: what is there to choose from."""
+"""`isomerge list methods|architectures|solvers [NAME]`: what is there to choose from."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from isomerge.choices import CATALOGUES
-from isomerge.cli.flags import choice
+import typer
+
+from isomerge.choices import CATALOGUES, method_options
+from isomerge.cli.flags import choice, one_of
 from isomerge.cli.output import Voice
 from isomerge.cli.verb import verb
 
 
 @verb("List methods, architectures or solvers, one line each.", "isomerge list architectures")
-def list_(kind: Annotated[str, choice("list", CATALOGUES, argument=True)], *, voice: Voice) -> None:
-    """List methods, architectures or solvers, one line each."""
+def list_(
+    kind: Annotated[str, choice("list", CATALOGUES, argument=True)],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show all there is to know of this one.")] = None,
+    *,
+    voice: Voice,
+) -> None:
+    """List methods, architectures or solvers, one line each; with a name, the details: isomerge list methods ties."""
     import isomerge
-    from isomerge.reporting.terminal import catalogue_table
+    from isomerge.reporting.terminal import catalogue_table, entry_table
 
     with voice.work():
-        record = {kind: isomerge.catalogue(kind)}
-    voice.show(record, catalogue_table)
+        rows = isomerge.catalogue(kind)
+    if name is None:
+        voice.show({kind: rows}, catalogue_table)
+        return
+    one_of(kind.removesuffix("s"), name, [row.name for row in rows])
+    record = next(row for row in rows if row.name == name).to_dict()
+    if kind == "methods":
+        record["options"] = [vars(option) | {"meaning": option.meaning} for option in method_options(name)]
+    voice.show(record, entry_table)

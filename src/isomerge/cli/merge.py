@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from isomerge.cli.flags import (
+    Address,
     DataFlags,
     Device,
+    Engine,
     Force,
     MergeFlags,
     MergeMemory,
     Models,
-    Out,
     OutDtype,
     Reading,
     ShardSize,
@@ -24,7 +25,7 @@ from isomerge.cli.flags import (
 )
 from isomerge.cli.output import Voice, as_record
 from isomerge.cli.report import add_report
-from isomerge.cli.request import MergeRequest, flags_given, read_request, reserve_output
+from isomerge.cli.request import MergeRequest, find_output, flags_given, place_of, read_request, reserve_output
 from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
 
@@ -38,7 +39,15 @@ def merge(
     context: typer.Context,
     models: Models,
     *,
-    out: Out,
+    out: Annotated[
+        Path | None,
+        option(
+            "OUT",
+            "The folder to write, or an address (s3://, gs://); after a recipe, it may stand alone.",
+            "-o",
+            "--out",
+        ),
+    ] = None,
     merging: MergeFlags,
     data_use: DataFlags,
     reading: Reading,
@@ -46,10 +55,15 @@ def merge(
     out_dtype: OutDtype = None,
     device: Device = "cpu",
     threads: Threads = None,
+    engine: Engine = "threads",
+    address: Address = None,
     max_memory: MergeMemory = None,
     seed: Annotated[int | None, option("N", "Random seed; the recipe's, or 0, by default.")] = None,
     lock: Annotated[bool, switch("--lock/--no-lock", "Hash every tensor and write a lock file.")] = True,
     report: Annotated[bool, switch("--report/--no-report", "Write a model card and report.html.")] = True,
+    copy_tokenizer: Annotated[
+        bool, switch("--copy-tokenizer/--no-copy-tokenizer", "Copy the tokenizer with the other side files.")
+    ] = True,
     verify: Annotated[bool, switch("--verify/--no-verify", "Check the written model.")] = True,
     rank: Annotated[int | None, option("R", "Rank of a merged adapter.", min=1)] = None,
     push: Annotated[str | None, option("ORG/NAME", "Upload the result to the hub.")] = None,
@@ -61,12 +75,13 @@ def merge(
     A method's options are flags too: --density 0.5, --t 0.3, --lambda 0.8, --no-normalize; with commas, one value per
     model. Models with different tokenizers: isomerge merge A B --tokenizer union -o OUT.
     """
-    request = read_request(models, context)
+    request, out = find_output(read_request(models, context), out, context)
     if request.are_adapters:
         flags = {
             "--align": merging.align, "--level": merging.level, "--tokenizer": merging.tokenizer, "--push": push,
             "--out-dtype": out_dtype, "--max-memory": max_memory, "--threads": threads,
-            "--shard-size": shard_size != "5GB", "--device": device != "cpu",
+            "--shard-size": shard_size != "5GB", "--device": device != "cpu", "--engine": engine != "threads",
+            "--address": address,
         }  # fmt: skip
         unused = [flag for flag, value in flags.items() if value] + flags_given(reading, data_use)
         if unused:
@@ -82,21 +97,22 @@ def merge(
         require_access(push)
     documents = request.documents(merging, reading, data_use, seed=seed)
     references = list(dict.fromkeys(str(model) for recipe in documents for model in recipe.referenced_models()))
-    reserve_output(out, [*references, *map(str, data_use.data or ())], force=force)
+    reserve_output(out, [*references, *map(str, data_use.data or ())], force=force, by_url=True)
 
     import isomerge
     from isomerge.reporting.terminal import merge_table
     from isomerge.system import keep_freed_memory
 
     keep_freed_memory()
-    with voice.work("both") as progress:
+    with place_of(out, force=force) as place, voice.work("both") as progress:
         merged = isomerge.merge_recipe(
-            documents, threads=threads, device=device, max_memory=max_memory, seed=seed,
-            same_ids=request.recipe is None and merging.same_ids, progress=progress, resume=out,
+            documents, threads=threads, engine=engine, address=address, device=device, max_memory=max_memory, seed=seed,
+            same_ids=request.recipe is None and merging.same_ids, progress=progress, resume=place.folder,
         )  # fmt: skip
         written = merged.save(
-            out, shard_size=shard_size, out_dtype=out_dtype, force=force, lock=lock, report=report, finish=False
-        )
+            place.folder, shard_size=shard_size, out_dtype=out_dtype, force=force, lock=lock, report=report,
+            copy_tokenizer=copy_tokenizer, finish=False,
+        )  # fmt: skip
         record = as_record(merged.report()) | written_record(written)
         if verify:
             record["verified"] = merged.verify(written)
@@ -105,7 +121,8 @@ def merge(
         if push:
             from isomerge.checkpoint.push import push as upload
 
-            record["pushed"] = upload(out, push, quiet=voice.is_silent)
+            record["pushed"] = upload(place.folder, push, quiet=voice.is_silent)
+        record = place.send(record, progress)
         written.finish()
     voice.show(record, merge_table)
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from isomerge.choices import PROGRESS
+from isomerge.cli.short_paths import shortened
+from isomerge.progress_bars import progress_bar
 from isomerge.results import Result, plain
-from isomerge.text import all_visible, visible
+from isomerge.text import all_visible, as_flags, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,6 +26,13 @@ Record = dict[str, Any]
 # A pipe has no width: output that a program reads is never folded or cut.
 PIPE_WIDTH = 1_000_000
 NOTES = ("notes", "reasons")
+_started = time.perf_counter()
+
+
+def start_clock() -> None:
+    """The command was given now."""
+    global _started
+    _started = time.perf_counter()
 
 
 class Progress(Protocol):
@@ -46,10 +57,14 @@ class Voice:
         return self.json or self.quiet
 
     @contextlib.contextmanager
-    def work(self, unit: str = "bytes", bar: Callable[[str], Any] | None = None) -> Iterator[Progress | None]:
-        """Show a progress bar if stderr is a terminal, and keep what libraries print away from stdout."""
-        watched = not self.is_silent and sys.stderr.isatty()
-        shown = (bar or progress_bar)(unit) if watched else contextlib.nullcontext()
+    def work(self, unit: str = "bytes", bar: Callable[[str], Any] = progress_bar) -> Iterator[Progress | None]:
+        """Show progress on stderr, by a bar on a terminal and by lines elsewhere, and keep what libraries print away
+        from stdout."""
+        shown: Any = contextlib.nullcontext()
+        if os.environ.get(PROGRESS) == "json":
+            shown = contextlib.nullcontext(progress_records())
+        elif not self.is_silent:
+            shown = bar(unit) if sys.stderr.isatty() else contextlib.nullcontext(ProgressLines())
         with contextlib.redirect_stdout(sys.stderr), self._trust(), shown as progress:
             yield progress
 
@@ -60,28 +75,28 @@ class Voice:
 
         return trust_remote_code()
 
-    def show(self, result: Result | Mapping[str, Any], table: Callable[[Record], RenderableType]) -> None:
-        """Print the result: as JSON, as a table, or not at all."""
+    def show(
+        self, result: Result | Mapping[str, Any], table: Callable[[Record], RenderableType], *, timed: bool = True
+    ) -> None:
+        """Print the result: as JSON, as a table, or not at all. If `timed`, the table has the time since the command
+        was given, with all that came before and after the work itself."""
         record = as_record(result)
         if self.json:
             print(json.dumps(plain(record, strict=True), allow_nan=False))
         elif not self.quiet:
-            notes = {key: [as_flags(text) for text in record[key]] for key in NOTES if key in record}
-            _print(table(all_visible({**record, **notes})))
+            shown = {**record, **{key: [as_flags(text) for text in record[key]] for key in NOTES if key in record}}
+            if timed and shown.get("seconds") is not None:
+                shown["seconds"] = time.perf_counter() - _started
+            folder = None
+            if sys.stdout.isatty():  # a program wants whole paths
+                shown, folder = shortened(shown)
+            page = table(all_visible(shown))
+            _print(page if folder is None else below(page, f"… is {visible(folder)}"))
 
 
 def as_record(result: Result | Mapping[str, Any]) -> Record:
     """A result as the dictionary that `--json` prints."""
     return result.to_dict() if isinstance(result, Result) else dict(result)
-
-
-def as_flags(note: str) -> str:
-    """The notes of the library name arguments, in backticks: on the command line they are flags.
-
-    >>> as_flags("write it with `anchor_out`")
-    'write it with --anchor-out'
-    """
-    return re.sub("`([a-z_]+)`", lambda name: "--" + name[1].replace("_", "-"), note)
 
 
 def _print(shown: RenderableType) -> None:
@@ -132,48 +147,57 @@ def below(table: Any, *lines: str) -> RenderableType:
 
 def ending(record: Record) -> list[str]:
     """The last lines of most tables: notes, and the time taken."""
-    return [*(f"note: {note}" for note in record["notes"]), f"{record['seconds']:.1f} s"]
+    from isomerge.reporting.terminal import duration
+
+    return [*(f"note: {note}" for note in record["notes"]), duration(record["seconds"])]
 
 
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-@contextlib.contextmanager
-def progress_bar(unit: str = "bytes") -> Iterator[Progress]:
-    """A bar for one stage at a time. `unit` is "bytes", "steps", or "both" if stages differ; a count of a million or
-    more is then taken for bytes."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as RichProgress
-    from rich.text import Text
+class ProgressLines:
+    """Progress for a log: one line a minute, none for what takes less."""
 
-    bytes_, steps = DownloadColumn(), MofNCompleteColumn()
+    every = 60.0
 
-    class BytesOrSteps(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return (bytes_ if (task.total or 0) >= 10**6 else steps).render(task)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stage: str | None = None
+        self._began = self._last = clock()
+        self._before = 0
 
-    amount = {"bytes": bytes_, "steps": steps, "both": BytesOrSteps()}[unit]
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("", total=None, visible=False)  # until the first stage begins
-        stage: str | None = None
+    def __call__(self, done: int, total: int, what: str) -> None:
+        now = self._clock()
+        if what != self._stage:  # each stage has its own speed
+            self._stage, self._began, self._before = what, now, done
+        if now - self._last >= self.every:
+            self._last = now
+            print(f"isomerge: {visible(what, keep='')}: {self._state(done, total, now)}", file=sys.stderr, flush=True)
 
-        def update(done: int, total: int, what: str) -> None:
-            nonlocal stage
-            if what != stage:
-                # Each stage has its own speed: without a reset the time left would mix the two.
-                stage = what
-                shown.reset(task, total=total, completed=done, description=visible(what, keep=""), visible=True)
-            shown.update(task, completed=done, total=total)
+    def _state(self, done: int, total: int, now: float) -> str:
+        from isomerge.reporting.terminal import duration, size
 
-        yield update
+        amount = f"{size(done)} of {size(total)}" if total >= 10**6 else f"{done} of {total}"
+        if done <= self._before:
+            return amount
+        left = (total - done) * (now - self._began) / (done - self._before)
+        return f"{amount}, about {duration(left)} left"
+
+
+LINES_EVERY = 0.2
+"""Seconds between two lines of one stage."""
+
+
+def progress_records() -> Progress:
+    """For a program that watches: one JSON object per line on stderr, a few times a second."""
+    last: tuple[str | None, float] = (None, 0.0)
+
+    def update(done: int, total: int, what: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if what != last[0] or done >= total or now - last[1] >= LINES_EVERY:
+            last = (what, now)
+            print(json.dumps({"done": done, "total": total, "what": what}), file=sys.stderr, flush=True)
+
+    return update

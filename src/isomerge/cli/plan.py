@@ -45,4 +45,4 @@ def plan(
             record = explain_tensor(documents, explain, same_ids=same_ids).to_dict()
         else:
             record = plan_merge(documents, threads=threads, max_memory=max_memory, same_ids=same_ids).to_dict()
-    voice.show(record, explain_table if explain is not None else plan_table)
+    voice.show(record, explain_table if explain is not None else plan_table, timed=False)

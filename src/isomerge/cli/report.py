@@ -7,34 +7,39 @@ from typing import Annotated
 
 import typer
 
+from isomerge.addresses import is_url
 from isomerge.cli.flags import option, switch
 from isomerge.cli.output import Record, Voice, as_record
 from isomerge.cli.verb import verb
+from isomerge.errors import RequestError
 
 
-@verb("Write one HTML page that shows what was done to OUT.", "isomerge report merged --barrier curve.json --open")
+@verb("Write one HTML page that shows what was done to OUT.", "isomerge report merged --measured curve.json --open")
 def report(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that isomerge merge or align has written.")],
     *,
     out: Annotated[Path | None, option("FILE", "The page to write; OUT/report.html by default.", "-o", "--out")] = None,
-    barrier: Annotated[
+    measured: Annotated[
         list[Path] | None,
-        option("FILE.json", "Add this curve or plane, printed by isomerge barrier --json.", "--barrier"),
+        option("FILE.json", "Add what isomerge eval, barrier or sweep printed with --json.", "--measured", "--barrier"),
     ] = None,
-    no_curves: Annotated[bool, switch("--no-curves", "Remove the curves that the page has.")] = False,
+    no_curves: Annotated[bool, switch("--no-curves", "Remove the scores and curves that the page has.")] = False,
     open_: Annotated[bool, switch("--open", "Open the page in the browser.")] = False,
     voice: Voice,
 ) -> None:
-    """Write one HTML page that shows what was done to OUT: distances, what moved, conflicts, recipe, lineage, lock.
+    """Write one HTML page on OUT: a verdict, what was measured, distances, what moved, recipe, lineage, lock.
 
-    The page needs no network. merge and align write it too; this verb writes it again and can add curves, beside
-    those that the page already has.
+    The page needs no network. merge and align write it too; this verb writes it again and can add scores and curves,
+    beside those that the page already has. eval*.json, barrier*.json and sweep*.json in OUT are read without being
+    named.
     """
+    if is_url(folder):
+        raise RequestError("The page is written beside a model in a folder, and OUT is an address. Name a folder.")
     from isomerge.reporting.page import report as write
     from isomerge.reporting.terminal import page_table
 
     with voice.work():
-        record = as_record(write(folder, out=out, barrier=barrier or (), keep_curves=not no_curves))
+        record = as_record(write(folder, out=out, measured=measured or (), keep_curves=not no_curves))
     if open_ and record["page"]:
         import webbrowser
 
@@ -47,6 +52,6 @@ def add_report(record: Record, *pages: Path | None) -> None:
     written = [page for page in pages if page is not None]
     record["report"] = written if len(pages) > 1 else next(iter(written), None)
     if len(written) < len(pages):
-        from isomerge.reporting.page import MISSING
+        from isomerge.reporting.page import why_no_page
 
-        record["notes"] = [*record.get("notes", ()), MISSING]
+        record["notes"] = [*record.get("notes", ()), why_no_page()]

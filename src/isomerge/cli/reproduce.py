@@ -48,11 +48,13 @@ def reproduce_table(record: Record) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from isomerge.reporting.terminal import duration
+
     lines = [f"input {entry['reference']}: {'; '.join(entry['changed'])}" for entry in record["inputs"]]
     lines += [*record["differences"], *record["notes"]]
     if record["sha256"]:
         lines.append(f"sha256 {record['sha256']}, expected {record['expected_sha256']}")
     if record["out"]:
         lines.append(f"written {record['out']}")
-    verdict = f"{record['folder']}: {record['verdict']} ({record['seconds']:.1f} s)"
+    verdict = f"{record['folder']}: {record['verdict']} ({duration(record['seconds'])})"
     return Group(Text(verdict, style="bold"), *(Text(f"• {line}") for line in lines))

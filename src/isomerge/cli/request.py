@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from isomerge.addresses import is_url
+from isomerge.cli.errors import see_help
 from isomerge.cli.flags import DataFlags, MergeFlags, Reading
 from isomerge.cli.interruption import announce_output
 from isomerge.errors import RequestError, did_you_mean, nearest
 
 if TYPE_CHECKING:
+    from isomerge.checkpoint.upload import Upload
     from isomerge.merging.recipe import Recipe
 
 WEIGHT_FILES = {".safetensors", ".bin", ".pt", ".pth"}
@@ -76,6 +80,12 @@ class MergeRequest:
         if self.recipe is not None:
             return self._recipe_file(self.recipe, merging, reading, data)
         _require_commas(self.models, merging.weights)
+        if len(self.models) == 1 and "," in self.models[0] and not Path(self.models[0]).expanduser().exists():
+            names = " ".join(self.models[0].split(","))
+            raise RequestError(
+                f"'{self.models[0]}' was read as one model: models are separated by spaces. Write "
+                f"{example.format(names)}."
+            )
         # A second model was probably forgotten.
         if len(self.models) < 2 and not (merging.base or merging.method or self.is_adapted):
             raise RequestError(
@@ -83,12 +93,15 @@ class MergeRequest:
                 f"{example.format('model-a model-b')}. For a single model name a method such as --method passthrough."
             )
         options = self.method_options(merging)
-        for flag, value in {"--level": merging.level, "--evidence": data.evidence}.items():
+        if data.learn_towards is not None and data.learn is None:
+            raise RequestError("--learn-towards has no effect without --learn. Add --learn N.")
+        for flag, value in {"--level": merging.level, "--evidence": data.evidence, "--learn": data.learn}.items():
             if value is not None and not merging.align:
                 raise RequestError(f"{flag} has no effect without --align. Add --align, or leave {flag} out.")
         align: bool | dict[str, Any] = False
         if merging.align:
-            align = {"level": merging.level or "full"} | ({"evidence": data.evidence} if data.evidence else {})
+            asked = {"evidence": data.evidence, "learn": data.learn, "learn_towards": data.learn_towards}
+            align = {"level": merging.level or "full"} | {key: value for key, value in asked.items() if value}
 
         from isomerge.merging.recipe import recipe_of
 
@@ -135,6 +148,22 @@ def read_request(models: Sequence[str], context: typer.Context) -> MergeRequest:
     """The request of a verb: its models, and the method's options among the words that no flag has taken."""
     known = [flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("-")]
     return split_words([*models, *context.args], known)
+
+
+def find_output(request: MergeRequest, out: Path | None, context: typer.Context) -> tuple[MergeRequest, Path]:
+    """The folder to write: that of -o, or the word after a recipe, as in mergekit."""
+    named = request.models
+    first = replace(request, models=named[:1])
+    if out is not None and (len(named) == 1 or first.recipe is None):
+        return request, out
+    if first.recipe is not None and len(named) == 2 and out is None:
+        return first, Path(named[1])
+    if first.recipe is not None and len(named) > 1:
+        raise RequestError(
+            f"A recipe names its models, and '{named[2 if out is None else 1]}' is one more word after {named[0]}. "
+            f"Write isomerge merge {named[0]} -o OUT."
+        )
+    raise RequestError(f"Missing option '-o' / '--out'. {context.command.epilog}. {see_help(context.command, context)}")
 
 
 def split_words(arguments: Sequence[str], known: Sequence[str]) -> MergeRequest:
@@ -187,6 +216,8 @@ def _known_options() -> dict[str, set[type]]:
 def _refuse_unknown(options: Iterable[str], flags: Sequence[str]) -> None:
     known = _known_options()
     for key in options:
+        if key in ("output", "out_dir", "output_dir") and "--out" in flags:
+            raise RequestError(f"No such option: {_flag(key)}. The folder to write is named with -o/--out.")
         if key not in known:
             near = nearest(_flag(key), [*flags, *map(_flag, known)])
             hint = f"Did you mean '{near}'?" if near else "See isomerge merge --help."
@@ -243,20 +274,21 @@ def numbers(weights: str, count: int) -> list[float]:
 
 
 def typed_options(method: str, given: dict[str, str]) -> dict[str, Any]:
-    """The values with the types of the method's options; a list where there are commas."""
+    """The values with the types of the method's options; a list where commas are, but in a text for all models."""
     from isomerge.merging.data_methods import ALL_METHODS
 
     if method not in ALL_METHODS:
         raise RequestError(f"--method cannot be '{method}'. {did_you_mean(method, ALL_METHODS)}")
-    known = {option.name: option.kind for option in ALL_METHODS[method].options}
+    known = {option.name: option for option in ALL_METHODS[method].options}
     old = getattr(ALL_METHODS[method], "old_options", {})
     options: dict[str, Any] = {}
     for key, text in ((old.get(key, key), text) for key, text in given.items()):
         if key not in known:
             hint = did_you_mean(_flag(key), map(_flag, known))
             raise RequestError(f"The method {method} has no option {_flag(key)}. {hint}")
-        values = [_value(key, part.strip(), known[key]) for part in text.split(",")]
-        options[key] = values if "," in text else values[0]
+        kind, whole = known[key].kind, known[key].kind is str and not known[key].per_model
+        values = [_value(key, part.strip(), kind) for part in ([text] if whole else text.split(","))]
+        options[key] = values if len(values) > 1 else values[0]
     return options
 
 
@@ -273,11 +305,51 @@ def _value(key: str, text: str, kind: type) -> Any:
         raise RequestError(f"{flag} cannot be '{text}'. Write {what}, or one per model with commas.") from None
 
 
-def reserve_output(out: Path, inputs: Sequence[str], *, force: bool) -> None:
-    """Refuse, before any work, an output folder that is an input or that is occupied."""
+def reserve_output(out: Path, inputs: Sequence[str], *, force: bool, by_url: bool = False) -> None:
+    """Refuse, before any work, an output folder that is an input or that is occupied. `by_url`: an address will do."""
     from isomerge.checkpoint import refuse_overwrite
     from isomerge.checkpoint.staging import Staging
 
     refuse_overwrite(out, inputs)
+    if by_url and is_url(out):
+        from isomerge.checkpoint.upload import Upload
+
+        upload = Upload(out, force=force)
+        upload.require_free()
+        announce_output(upload.folder)
+        return
     Staging(out, force=force)  # refuses an occupied folder, and touches nothing until it is entered
     announce_output(out)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a verb writes its model: the folder that was named, or one on its way to an address."""
+
+    folder: Path
+    upload: Upload | None = None
+
+    def send(self, record: dict[str, Any], progress: Any) -> dict[str, Any]:
+        """Bring the folder to its address, if it has one; the record with what was written under its final name."""
+        if self.upload is None:
+            return record
+        self.upload.run(progress)
+        return {key: _moved(value, self.upload) for key, value in record.items()}
+
+
+def _moved(value: Any, upload: Upload) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_moved(one, upload) for one in value]
+    return upload.shown(value) if isinstance(value, Path) and value.is_relative_to(upload.folder) else value
+
+
+@contextmanager
+def place_of(out: Path, *, force: bool) -> Iterator[Place]:
+    """The place for `-o`, which goes away when it was only on the way."""
+    if not is_url(out):
+        yield Place(out)
+        return
+    from isomerge.checkpoint.upload import uploading
+
+    with uploading(out, force=force) as upload:
+        yield Place(upload.folder, upload)

@@ -13,7 +13,8 @@ from isomerge.cli.verb import verb
 def selftest(model: Model, *, level: Level = "full", seed: Seed = 0, voice: Voice) -> None:
     """Show that the symmetries of MODEL are exact. Scramble it at random, compare its outputs, align it back.
 
-    Exits with 1 if the function changed: then the architecture's specification is wrong for this model.
+    Exits with 1 if the function changed: then the architecture's specification is wrong for this model. Also if nothing
+    could be measured, which is reported as "not measured" with the reason.
     """
     import isomerge
     from isomerge.reporting.terminal import selftest_table

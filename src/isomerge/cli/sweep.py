@@ -13,7 +13,9 @@ import typer
 
 from isomerge.choices import POINTS, RANKINGS, SWEEP_MODES
 from isomerge.cli.flags import (
+    Address,
     Data,
+    Engine,
     MergeFlags,
     MergeMemory,
     Models,
@@ -78,6 +80,8 @@ def sweep(
     reading: Reading,
     running: Running,
     threads: Threads = None,
+    engine: Engine = "threads",
+    address: Address = None,
     max_memory: MergeMemory = None,
     force: Annotated[
         bool, switch("--force", "Allow more than 1000 points, and a folder that holds other files.")
@@ -92,9 +96,9 @@ def sweep(
     from isomerge.sweeping.ranges import read_axes
 
     request = read_request(models, context)
-    _require_over(request.models)
+    require_over(request.models)
     axes = read_axes(over or [], search=search is not None, force=force)
-    with _data_in_recipe(request):
+    with data_in_recipe(request):
         example = "isomerge sweep {} --over t=0:1:0.1 --data PATH"
         recipe = one_recipe(request.documents(merging, seed=running.seed, example=example))
     count = len(grid(axes, mode, force=force)) if search is None else search
@@ -109,18 +113,19 @@ def sweep(
 
     what = "evaluations at most" if search is not None else "point" if count == 1 else "points"
     line = f"{count} {what} of {', '.join(axis.name for axis in axes)}"
-    with voice.work("both") as progress, _interruptible(out), _data_in_recipe(request):
+    with voice.work("both") as progress, interruptible(out), data_in_recipe(request):
         swept = isomerge.sweep(
             recipe, over or [], data=data_source(data, reading, running), task=task, mode=mode, search=search, by=by,
             test=test and {"path": str(test), "split": test_split}, batch_size=running.batch_size, seed=running.seed,
-            device=running.device, threads=threads, max_memory=max_memory, out=out, plot=plot, force=force,
+            device=running.device, threads=threads, engine=engine, address=address,
+            max_memory=max_memory, out=out, plot=plot, force=force,
             same_ids=request.recipe is None and merging.same_ids,
-            progress=progress if voice.is_silent else _announced(line, progress),
+            progress=progress if voice.is_silent else announced(line, progress),
         )  # fmt: skip
     voice.show(swept.record, sweep_table)
 
 
-def _announced(line: str, progress: Progress | None) -> Progress:
+def announced(line: str, progress: Progress | None) -> Progress:
     """Print what will be measured when the first point begins: by then every foreseeable mistake has been reported."""
     from isomerge.sweeping.measuring import MEASURING
 
@@ -135,14 +140,14 @@ def _announced(line: str, progress: Progress | None) -> Progress:
     return report
 
 
-def _require_over(models: list[str]) -> None:
+def require_over(models: list[str]) -> None:
     """Values without --over would be taken for a model."""
     if word := next((one for one in models if "=" in one and not Path(one).expanduser().exists()), None):
         raise RequestError(f"'{word}' is not a model. To vary it write --over {word}, once for each name.")
 
 
 @contextmanager
-def _data_in_recipe(request: MergeRequest) -> Iterator[None]:
+def data_in_recipe(request: MergeRequest) -> Iterator[None]:
     """If merging itself needs data, say where to name it: here --data is what points are measured on."""
     try:
         yield
@@ -157,7 +162,7 @@ def _data_in_recipe(request: MergeRequest) -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible(out: Path | None) -> Iterator[None]:
+def interruptible(out: Path | None) -> Iterator[None]:
     """Say what an interruption leaves."""
     try:
         yield
@@ -179,7 +184,7 @@ def sweep_table(record: Record) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from isomerge.reporting.terminal import verbatim
+    from isomerge.reporting.terminal import duration, verbatim
     from isomerge.sweeping.points import word
 
     names = [axis["name"] for axis in record["parameters"]]
@@ -192,8 +197,8 @@ def sweep_table(record: Record) -> RenderableType:
         facts.append(f"the {BEST} best of {len(record['points'])} points; --json and -o DIR have all of them")
     best = record["best"]
     for point in points:
-        cells = [word(point["parameters"][name]) for name in names]
-        table.add_row(*cells, number(point["loss"]), number(point["metric"]), "best" if point == best else "")
+        cells = [word(point["parameters"][name]) if name in point["parameters"] else "" for name in names]
+        table.add_row(*cells, number(point["loss"]), number(point["metric"]), _mark(point, best))
 
     def measured(what: str, row: dict[str, Any]) -> str:
         return f"{what}: loss {number(row['loss'])}, {metric} {number(row['metric'])}"
@@ -211,7 +216,13 @@ def sweep_table(record: Record) -> RenderableType:
         lines.append(verbatim(f"merge the best: isomerge merge {record['best_recipe']} -o OUT"))
     lines += [Text(f"note: {note}") for note in record["notes"]]
     kept = f", {record['kept']} points from an earlier run" if record["kept"] else ""
-    return Group(table, *lines, Text(f"{record['seconds']:.1f} s{kept}"))
+    return Group(table, *lines, Text(f"{duration(record['seconds'])}{kept}"))
+
+
+def _mark(point: dict[str, Any], best: dict[str, Any]) -> str:
+    """The best point, and those that are one of the parents."""
+    marks = ["best"] if point == best else []
+    return ", ".join([*marks, *([f"= {Path(point['parent']).name}"] if point.get("parent") else [])])
 
 
 def _rank(point: dict[str, Any], record: Record) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -23,14 +23,19 @@ class Declaration:
 DECLARED: dict[Command, Declaration] = {}
 
 
-def verb(summary: str, example: str, *, method_options: bool = False) -> Callable[[Command], Command]:
+def verb(
+    summary: str, example: str, *, method_options: bool = False, more: Iterable[inspect.Parameter] = ()
+) -> Callable[[Command], Command]:
     """Declare a verb. A parameter whose type is a dataclass is replaced by its fields, each of which is a flag.
 
-    With `method_options` the verb also takes flags that no parameter names: the options of merge methods.
+    With `method_options` the verb also takes flags that no parameter names: the options of merge methods. `more` are
+    flags that come from a table; a function that has such flags takes them as `**given`.
     """
 
     def declare(function: Command) -> Command:
-        hints = get_type_hints(function, include_extras=True)
+        # Not get_type_hints, which in Python 3.10 puts an Optional around what has the default None; typer would not
+        # see what is written inside.
+        hints = inspect.get_annotations(function, eval_str=True)
         groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
         @functools.wraps(function)
@@ -43,6 +48,8 @@ def verb(summary: str, example: str, *, method_options: bool = False) -> Callabl
         for name, parameter in inspect.signature(function).parameters.items():
             if name in groups:
                 parameters += _flags_of(groups[name])
+            elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                parameters += more
             else:
                 kind = inspect.Parameter.KEYWORD_ONLY
                 parameters.append(parameter.replace(kind=kind, annotation=hints[name]))

@@ -50,8 +50,10 @@ def verify_table(record: Record) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from isomerge.reporting.terminal import duration
+
     table = listing("check", "passed", "found")
     for check in record["checks"]:
         table.add_row(check["name"], ANSWERS[check["passed"]], Text(check["detail"]))
-    verdict = f"{record['folder']} is {record['verdict']} ({record['seconds']:.1f} s)"
+    verdict = f"{record['folder']} is {record['verdict']} ({duration(record['seconds'])})"
     return Group(table, Text(verdict, style="bold"), *(Text(f"• {note}") for note in record["notes"]))

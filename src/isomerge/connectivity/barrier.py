@@ -12,12 +12,12 @@ from typing import Any
 
 from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import Checkpoint, open_checkpoint
-from isomerge.checkpoint.base import Progress
 from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture, shared_positions
 from isomerge.data.base import DataSource
 from isomerge.data.open import open_data
 from isomerge.errors import RequestError
 from isomerge.evaluation.measure import MEASURE_FACTS, DataMeasure, LossMeasure, Numbers
+from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.reporting.plots import plot_barrier, require_drawable
 from isomerge.results import Result
 from isomerge.running.weight_replacement import Mixture
@@ -68,6 +68,7 @@ class Barrier(LineCurve):
     aligned: AlignedLineCurve | None = None
 
 
+@shows_progress
 def barrier(
     model_a: Any,
     model_b: Any,
@@ -84,7 +85,7 @@ def barrier(
     seed: int = 0,
     device: str = "cpu",
     plot: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Barrier:
     """Measure (1 − t) A + t B at evenly spaced t.
 
@@ -95,6 +96,7 @@ def barrier(
     >>> record.barrier >= 0 and record.aligned.barrier >= 0
     True
     """
+    progress = callback(progress)
     start = time.perf_counter()
     require_types(points=(points, int), align=(align, bool), level=(level, str))
     require_shared_types(

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.arguments import require_shared_types, require_types
-from isomerge.checkpoint.base import Progress
 from isomerge.connectivity.barrier import choose_measure, require_few, require_one_measure
 from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture
 from isomerge.data.base import DataSource
 from isomerge.errors import RequestError
 from isomerge.evaluation.measure import MEASURE_FACTS
+from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.reporting.plots import plot_plane, require_drawable
 from isomerge.results import Result
 from isomerge.running.weight_replacement import Mixture
@@ -48,6 +48,7 @@ class Plane(Result):
     """Name, sha256, size and kind."""
 
 
+@shows_progress
 def plane(
     model_a: Any,
     model_b: Any,
@@ -65,13 +66,14 @@ def plane(
     seed: int = 0,
     device: str = "cpu",
     plot: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Plane:
     """Measure the plane through three models at `points` × `points` places; with `align`, B and C move next to A first.
 
     By `loss`, a function of the module, or by a task over `data` as in `isomerge.evaluate`. The axes are orthonormal in
     the space of weights: x goes from A towards B, y is at right angles to it towards C.
     """
+    progress = callback(progress)
     start = time.perf_counter()
     require_types(points=(points, int), align=(align, bool), level=(level, str))
     require_shared_types(

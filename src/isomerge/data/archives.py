@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from isomerge.checkpoint.local import broken_link
 from isomerge.data.base import KEPT
 from isomerge.errors import IsomergeError, RequestError
 
@@ -112,6 +113,11 @@ def names_below(path: Path) -> Iterator[str]:
             raise RequestError(f"While reading {path}: the folder {folder} {why}. {step}")
         inside[folder] = above | {here}
         relative = Path(folder).relative_to(path)
+        # A link to a folder that is gone is listed as a file: a class of images would be missing in silence.
+        gone = [name for name in files if "." not in name and not os.path.exists(os.path.join(folder, name))]
+        if gone:
+            link = Path(folder, gone[0])
+            raise RequestError(f"While reading {path}: {link}: {broken_link(link)}. Repair or remove the link.")
         yield from ((relative / name).as_posix() for name in files)
 
 
@@ -126,7 +132,8 @@ class _Folder(Files):
             _require_small(name, path.stat().st_size)
             return path.read_bytes()
         except OSError as error:
-            raise RequestError(f"While reading {path}: {error.strerror or error}. Repair or remove it.") from error
+            why = broken_link(path) if path.is_symlink() else error.strerror or error
+            raise RequestError(f"While reading {path}: {why}. Repair or remove it.") from error
 
 
 class _Zip(Files):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from isomerge.arguments import require_types
-from isomerge.checkpoint.base import Checkpoint
-from isomerge.errors import RequestError
+from isomerge.checkpoint.base import Checkpoint, name_some
+from isomerge.checkpoint.stamp import Stamp
+from isomerge.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from isomerge.data.encode import Encoder
 
 Batch = dict[str, torch.Tensor]
 """Keyword arguments of a stock class's forward."""
@@ -71,6 +76,8 @@ class Data(ABC):
     def __init__(self) -> None:
         self.notes: list[str] = []
         """What a reader of the numbers should know: guesses that were made, examples cut short."""
+        self.stamps: Mapping[Path, Stamp | None] = {}
+        """Its files as they were when it was opened; none of data that was given as an object."""
 
     @property
     @abstractmethod
@@ -93,9 +100,24 @@ class Data(ABC):
         task: str | None = None,
     ) -> Iterator[Batch]:
         """Batches for this model, the same at every call; `Wanted` explains the settings."""
-        return self.read(
+        return self._watched(
             checkpoint, Wanted(batch_size, self.limit if limit is None else limit, labels, seed, device, task)
         )
+
+    def _watched(self, checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Batch]:
+        """One pass, all of it over the files that were opened."""
+        yield from self.read(checkpoint, wanted)
+        changed = self.changed()
+        if changed:
+            raise CheckpointError(
+                f"While reading data {self.name}: {name_some([str(path) for path in changed])} changed while it was "
+                "being read, so the result would be a mix of old and new. Wait until nobody writes there, then run "
+                "again."
+            )
+
+    def changed(self) -> list[Path]:
+        """The files that are not those that were opened."""
+        return [path for path, stamp in self.stamps.items() if Stamp.of(path) != stamp]
 
     def passes(
         self,
@@ -120,7 +142,7 @@ class Data(ABC):
                 return
             prepared: list[Batch] = []
             used = 0
-            for batch in self.read(checkpoint, wanted):
+            for batch in self._watched(checkpoint, wanted):
                 used += sum(tensor.nbytes for tensor in batch.values())
                 if used <= KEPT:
                     prepared.append(batch)
@@ -131,6 +153,14 @@ class Data(ABC):
                 kept = prepared
 
         return one_pass
+
+    def as_texts(self, checkpoint: Checkpoint) -> tuple[Encoder, list[str]]:
+        """A model's tokenizer, and plain texts that several models can read, each with its own."""
+        raise RequestError(
+            f"Reading {self.name} with the tokenizers of several models: {self.kind} are not plain texts. Give a file "
+            "of texts, so that every model reads it in its own tokens.",
+            keys=("data",),
+        )
 
     def used(self, limit: int | None = None) -> int:
         """How many examples are used, with this limit or its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -56,6 +57,21 @@ class Corpus(Data):
         if len(texts) == 1:
             texts = [part for part in texts[0].replace("\n \n", "\n\n").split("\n\n")]
         return [Example(text.strip()) for text in texts if text.strip()]
+
+    def as_texts(self, checkpoint: Checkpoint) -> tuple[Encoder, list[str]]:
+        """Stretches of as many tokens of this model as it takes at once."""
+        if task_of(checkpoint.config) not in LANGUAGE:
+            return TextData(self.lines(), self.name, tokenizer=self._tokenizer, length=self._length).as_texts(
+                checkpoint
+            )
+        encoder = Encoder.of(checkpoint, self._tokenizer, self._length or LONGEST)
+        body = max(2, encoder.limit - sum(map(len, special_ends(encoder.tokenizer))))
+        stretches: list[str] = []
+        for piece in (piece for path in self._paths for piece in _pieces(path)):
+            tokens = encoder.tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            ends = [end for _, end in tokens["offset_mapping"]][body - 1 :: body]
+            stretches += [piece[a:b] for a, b in itertools.pairwise([0, *ends, len(piece)]) if piece[a:b].strip()]
+        return encoder, stretches
 
     def read(self, checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Batch]:
         task = wanted.task or task_of(checkpoint.config)

@@ -24,6 +24,8 @@ from isomerge.json_files import JsonError, checked, first_fault, read_json
 from isomerge.packages import why_not_imported
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""The same for PIL, which would try every format it knows on the content, whatever the suffix."""
 FILE = "preprocessor_config.json"
 BILINEAR = 2  # PIL's number
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -54,7 +56,8 @@ class Pixels:
         from PIL import Image
 
         try:
-            with Image.open(io.BytesIO(content)) as opened:
+            _require_few_pixels_of_webp(content)
+            with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
                 _require_few_pixels(*opened.size)
                 opened.load()
                 wanted = MODES[self.channels]
@@ -199,6 +202,21 @@ def _require_few_pixels(width: int, height: int) -> None:
     """Before they are decoded: a few bytes can stand for as many as there are addresses."""
     if width < 1 or height < 1 or width * height > MOST_PIXELS:
         raise ValueError(f"it has {width} × {height} pixels, and at most {MOST_PIXELS:,} are read")
+
+
+def _require_few_pixels_of_webp(content: bytes) -> None:
+    """PIL takes the memory for all of them when it opens a WebP file, before its size can be asked for."""
+    if content[:4] != b"RIFF" or content[8:12] != b"WEBP" or len(content) < 30:
+        return
+    kind, rest = content[12:16], content[20:30]
+    if kind == b"VP8X":
+        width, height = 1 + int.from_bytes(rest[4:7], "little"), 1 + int.from_bytes(rest[7:10], "little")
+    elif kind == b"VP8L":
+        bits = int.from_bytes(rest[1:5], "little")
+        width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    else:  # "VP8 "
+        width, height = (int.from_bytes(part, "little") & 0x3FFF for part in (rest[6:8], rest[8:10]))
+    _require_few_pixels(width, height)
 
 
 def _centre(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

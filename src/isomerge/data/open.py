@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.arguments import require_types, usable_path
+from isomerge.checkpoint.local import broken_link
 from isomerge.checkpoint.side_files import is_weight
+from isomerge.checkpoint.stamp import Stamp
 from isomerge.data.archives import ARCHIVE_SUFFIXES, names_below
 from isomerge.data.base import Data, DataSource
 from isomerge.data.corpus import Corpus
@@ -72,9 +74,18 @@ def open_data(
     if isinstance(source, Mapping) and not is_dataset(source):
         source, named = split_source(source)
         options = named.updated(vars(options))
+    stamps = _stamps(source)  # before anything is read
     data = _opened(source, options, tokenizer, prefer)
-    data.limit = options.limit
+    data.limit, data.stamps = options.limit, stamps
     return data
+
+
+def _stamps(source: Any) -> dict[Path, Stamp | None]:
+    if not isinstance(source, (str, os.PathLike)):
+        return {}
+    path = usable_path(source, "opening data")
+    files = [path / name for name in names_below(path)] if path.is_dir() else [path] if path.is_file() else []
+    return {file: Stamp.of(file) for file in files}
 
 
 def _opened(source: Any, options: DataOptions, tokenizer: Any, prefer: str) -> Data:
@@ -122,12 +133,18 @@ def _text_files(path: Path, split: str | None, prefer: str) -> tuple[list[Path],
                 f"folders and archives of images ({', '.join(ARCHIVE_SUFFIXES)}) and {', '.join(TEXT_FILES)}."
             )
         return [path], []
+    if path.is_symlink() and not path.exists():
+        raise RequestError(f"While opening data {path}: {broken_link(path)}. Repair the link, or name the file itself.")
     if not path.is_dir():
+        if link := next((one for one in (path, *path.parents) if one.is_symlink() and not one.exists()), None):
+            raise RequestError(_broken(path, link))
         near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = near_miss(path.name, near) if len(near) < 200 else ""
-        hint = hint or (ELSEWHERE if _is_elsewhere(path) else "Name a file or folder of yours there.")
+        hint = hint or (ELSEWHERE if _is_elsewhere(path) else "Check the path.")
         raise RequestError(f"While opening data {path}: there is no such file or folder. {hint}")
     inside = {p.name for p in path.iterdir()}
+    if broken := [p for p in path.iterdir() if p.suffix.lower() in TEXT_FILES and p.is_symlink() and not p.exists()]:
+        raise RequestError(_broken(path, min(broken)))
     if any(map(is_weight, inside)) and inside & {"config.json", "adapter_config.json"}:
         raise RequestError(f"While opening data {path}: {NOT_DATA}")
     files = sorted(p for p in path.iterdir() if p.is_file() and p.suffix.lower() in TEXT_FILES)
@@ -142,6 +159,12 @@ def _text_files(path: Path, split: str | None, prefer: str) -> tuple[list[Path],
         return files, []  # a column of the table may name the parts
     chosen, notes = pick_split(parts, split, prefer, str(path))
     return [p for p, part in zip(files, parts, strict=True) if part == chosen], notes
+
+
+def _broken(path: Path, link: Path) -> str:
+    """A part of the data that is not there is not left out in silence."""
+    name = "" if link == path else f"{link}: "
+    return f"While opening data {path}: {name}{broken_link(link)}. Repair the link, or name the data itself."
 
 
 def _is_elsewhere(path: Path) -> bool:

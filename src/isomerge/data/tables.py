@@ -149,7 +149,7 @@ def choose_columns(rows: Sequence[Sequence[str]], text: str | None, label: str |
     header = tuple(first) if has_header else None
     body = rows[1:] if header else rows
     if not body:
-        raise RequestError(f"While reading {source}: there is a header and no row below it.")
+        raise RequestError(f"While reading {source}: there is a header and no row below it. Name a file with rows.")
     sample = body[:: max(1, len(body) // SAMPLE_ROWS)][:SAMPLE_ROWS]
     texts = _positions("text", text, header, len(first), source) if text else None
     labels = _positions("label", label, header, len(first), source) if label else None

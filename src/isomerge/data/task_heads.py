@@ -9,6 +9,7 @@ from typing import Any
 from isomerge.checkpoint.base import name_some
 from isomerge.errors import RequestError
 
+CLASSIFIERS = ("image", "sequence", "token")
 _ENDINGS = {
     "ForImageClassification": "image",
     "ForSequenceClassification": "sequence",
@@ -42,6 +43,25 @@ def label_names(config: Mapping[str, Any]) -> list[str]:
         return [str(name) for _, name in sorted(named.items(), key=lambda item: int(item[0]))]
     count = config.get("num_labels")
     return [f"LABEL_{number}" for number in range(count if type(count) is int and count > 0 else 2)]
+
+
+def heads_apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+    """How the task heads of two models differ; None where they do not, as far as their configs say.
+
+    >>> heads = [{"architectures": ["XForTokenClassification"], "id2label": {0: name}} for name in ("O", "person")]
+    >>> heads_apart(*heads), heads_apart(heads[0], heads[0])
+    ("output 0 is 'O' in the first and 'person' in the second", None)
+    """
+    tasks = [task_of(config) for config in (first, second)]
+    if None not in tasks and tasks[0] != tasks[1]:
+        return f"the first is for {tasks[0]}, the second for {tasks[1]}"
+    names = [label_names(config) for config in (first, second)]
+    if tasks[0] not in CLASSIFIERS or any(_nameless(own) for own in names):
+        return None
+    for number, (one, two) in enumerate(zip(*names, strict=False)):
+        if _plain(one) != _plain(two):
+            return f"output {number} is '{one}' in the first and '{two}' in the second"
+    return None
 
 
 def match_labels(classes: Sequence[str], config: Mapping[str, Any], data: str) -> tuple[dict[str, int], list[str]]:

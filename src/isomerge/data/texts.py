@@ -47,6 +47,12 @@ class TextData(Data):
             digest.update(json.dumps([example.text, example.pair, example.label]).encode() + b"\n")
         return digest.hexdigest()
 
+    def as_texts(self, checkpoint: Checkpoint) -> tuple[Encoder, list[str]]:
+        if self.kind != "texts":
+            return super().as_texts(checkpoint)
+        encoder = Encoder.of(checkpoint, self._tokenizer, self._length)
+        return encoder, [example.text for example in self._examples if isinstance(example.text, str)]
+
     def read(self, checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Batch]:
         task = wanted.task or task_of(checkpoint.config)
         encoder = Encoder.of(checkpoint, self._tokenizer, self._length, words=self.words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,16 +43,30 @@ def tokenizer_for(checkpoint: Checkpoint, given: Any = None, *, words: bool = Fa
         if letters is not None:
             return letters
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=remote_code_allowed(), **more)
+            found = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=remote_code_allowed(), **more)
+        if not _is_length(found.model_max_length):
+            found.model_max_length = UNSET
+        found("a")  # what its files have wrong shows here, and not among the data
+        return found
     except Exception as error:  # any failure inside transformers means the same to the user
         what = f"Opening the tokenizer of {checkpoint.name} in {folder}"
         if refusal := needs_own_code(tokenizer_settings(Path(folder)), what):
             raise refusal from error
+        if not has_tokenizer_files(Path(folder)):
+            raise RequestError(
+                f"Reading texts for {checkpoint.name}: there are no tokenizer files beside its weights. Copy "
+                "tokenizer.json and tokenizer_config.json of the original model into the folder."
+            ) from error
         cause = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"While opening the tokenizer of {checkpoint.name} in {folder}: {cause}. Copy tokenizer.json and "
             "tokenizer_config.json of the original model into the folder."
         ) from error
+
+
+def has_tokenizer_files(folder: Path) -> bool:
+    """Whether anything there is a vocabulary."""
+    return any(part in path.name for path in folder.glob("*") for part in ("token", "vocab", ".model", ".spm"))
 
 
 def _loaded_from(checkpoint: Checkpoint) -> str | None:
@@ -68,18 +83,23 @@ def context(config: Mapping[str, Any], tokenizer: Any) -> int:
     512
     """
     inner = config.get("text_config")
-    stated = next((config[key] for key in POSITIONS if config.get(key)), None)
+    stated = next((int(config[key]) for key in POSITIONS if _is_length(config.get(key))), None)
     if stated is None and isinstance(inner, Mapping):
         return context(inner, tokenizer)
-    limit = int(getattr(tokenizer, "model_max_length", None) or UNSET)
+    own: Any = getattr(tokenizer, "model_max_length", None)
+    limit = int(own) if _is_length(own) else UNSET
     if stated is None:
         return limit if limit < UNSET else WITHOUT_LIMIT
-    stated = int(stated)
     # Some count positions from behind the padding token, and size their table accordingly: 514 rows for 512 tokens.
     padding = config.get("pad_token_id")
     if isinstance(padding, int) and stated % 8 and (stated - padding - 1) % 8 == 0 and stated - padding - 1 > 0:
         stated = stated - padding - 1
     return min(stated, limit)
+
+
+def _is_length(value: Any) -> bool:
+    """What files of strangers have there may be anything."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < math.inf
 
 
 def special_ends(tokenizer: Any) -> tuple[list[int], list[int]]:

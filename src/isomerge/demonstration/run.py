@@ -24,6 +24,7 @@ from isomerge.demonstration import digits as task
 from isomerge.demonstration.merging import WAYS, MergedGroup, instructions, load, merge_group
 from isomerge.demonstration.picture import picture
 from isomerge.errors import RequestError
+from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.reporting.page import write_report
 from isomerge.reporting.record import PAGE, RECORD, write_text
 from isomerge.results import Result
@@ -57,9 +58,8 @@ class DemoResult(Result):
     """The page; None where jinja2 is missing."""
 
 
-def demo(
-    out: str | os.PathLike[str], *, seeds: int = 1, force: bool = False, progress: Progress | None = None
-) -> DemoResult:
+@shows_progress
+def demo(out: str | os.PathLike[str], *, seeds: int = 1, force: bool = False, progress: Shown = None) -> DemoResult:
     """Train small image classifiers and merge two, then three, without and with alignment and by their features.
 
     `seeds` is the number of pairs; pair k comes from the seeds 2k and 2k + 1, the three from 0, 1 and 2. In `out`,
@@ -70,6 +70,7 @@ def demo(
 
     `progress` is called with how much of a stage is done, its total, and "stage: what is being done".
     """
+    progress = callback(progress)
     require_types(out=(out, str, os.PathLike), seeds=(seeds, int))
     require_shared_types(force=force, progress=progress)
     if seeds < 1:

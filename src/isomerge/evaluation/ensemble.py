@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from isomerge.adapters.adapter import require_model
 from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import Checkpoint, open_checkpoint
-from isomerge.checkpoint.base import Progress
 from isomerge.data.base import Batch, Data, DataSource
 from isomerge.data.open import open_data
 from isomerge.data.task_heads import label_names
@@ -25,6 +24,7 @@ from isomerge.evaluation.external_tasks import is_external
 from isomerge.evaluation.measure import labels_of, require_numbers, usual_batch
 from isomerge.evaluation.task_choice import choose_task, require_fitting, task_name
 from isomerge.evaluation.tasks import Task
+from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.results import Result
 from isomerge.running.passes import examples_in
 from isomerge.running.stock import StockModel, load_model
@@ -48,6 +48,7 @@ class EnsembleEvaluation(Result):
     seconds: float
 
 
+@shows_progress
 def ensemble(
     models: Sequence[Any],
     data: DataSource,
@@ -58,7 +59,7 @@ def ensemble(
     limit: int | None = None,
     seed: int = 0,
     device: str | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> EnsembleEvaluation:
     """Measure the mean of the models' probabilities (of their numbers, where a number is predicted).
 
@@ -69,6 +70,7 @@ def ensemble(
     >>> 0 <= record.ensemble["metric"] <= 1
     True
     """
+    progress = callback(progress)
     start = time.perf_counter()
     require_types(device=(device, str, None))
     require_shared_types(task=task, batch_size=batch_size, limit=limit, seed=seed, progress=progress)

@@ -14,7 +14,7 @@ from torch import nn
 from isomerge.adapters.adapter import require_model
 from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import open_checkpoint
-from isomerge.checkpoint.base import Progress, name_some
+from isomerge.checkpoint.base import name_some
 from isomerge.data.base import Data, DataSource
 from isomerge.data.images import is_image
 from isomerge.data.open import open_data
@@ -23,6 +23,7 @@ from isomerge.evaluation.external_tasks import HARNESS, call_function, find_func
 from isomerge.evaluation.measure import DataMeasure
 from isomerge.evaluation.task_choice import task_name
 from isomerge.evaluation.tasks import TaskScore
+from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.results import Result
 from isomerge.running.stock import load_model
 
@@ -45,6 +46,7 @@ class Evaluation(Result):
     seconds: float
 
 
+@shows_progress
 def evaluate(
     model: Any,
     data: DataSource = None,
@@ -55,7 +57,7 @@ def evaluate(
     limit: int | None = None,
     seed: int = 0,
     device: str | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Evaluation:
     """Run a model (path, hub id, module) over data and measure it.
 
@@ -67,6 +69,7 @@ def evaluate(
     >>> result.metric_name, 0 <= result.metric <= 1
     ('accuracy', True)
     """
+    progress = callback(progress)
     start = time.perf_counter()
     require_types(device=(device, str, None))
     require_shared_types(task=task, batch_size=batch_size, limit=limit, seed=seed, progress=progress)

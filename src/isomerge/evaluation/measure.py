@@ -6,15 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import Progress
 from isomerge.data.base import Batch, Batches, Data
 from isomerge.data.corpus import LONGEST
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.evaluation.example_scores import EveryNth, ExampleScores
 from isomerge.evaluation.external_tasks import HARNESS, call_function, find_function, is_custom
 from isomerge.evaluation.task_choice import choose_task, require_fitting, task_name
-from isomerge.evaluation.tasks import Task, TaskScore
+from isomerge.evaluation.tasks import ScoredRows, Task, TaskScore
 from isomerge.running.passes import DataPass
 from isomerge.running.stock import StockModel
 
@@ -40,6 +43,10 @@ class LossMeasure:
     def at(self, module: Any) -> Numbers:
         return {"loss": float(self._loss(module)), "metric": None}
 
+    def scored(self, module: Any) -> tuple[Numbers, None]:
+        """A function tells nothing of single examples."""
+        return self.at(module), None
+
     def combined(self, modules: Sequence[Callable[[], Any]]) -> Numbers | None:
         """A loss says nothing about the mean prediction."""
         return None
@@ -58,6 +65,7 @@ class DataMeasure:
         limit: int | None = None,
         seed: int = 0,
         device: str = "cpu",
+        part: EveryNth | None = None,
     ) -> None:
         if (task or "").startswith(HARNESS):
             raise RequestError(
@@ -75,6 +83,8 @@ class DataMeasure:
             checkpoint, batch_size=size, limit=limit, labels=True, seed=seed, device=device,
             task=None if custom else self.task,
         )  # fmt: skip
+        if part is not None:
+            self._batches = part.of(self._batches)
         self.facts: dict[str, Any] = {}
         """Some of MEASURE_FACTS."""
         self.notes = data.notes
@@ -88,13 +98,32 @@ class DataMeasure:
         self.facts |= {"metric_name": score.metric_name, "higher_is_better": score.higher_is_better}
         return {"loss": score.loss, "metric": score.metric}
 
+    def scored(self, module: Any) -> tuple[Numbers, ExampleScores | None]:
+        """The same, and what every example scored; None where the task is a function."""
+        if self._function is not None:
+            return self.at(module), None
+        rows: list[ScoredRows] = []
+        counts: list[Tensor] = []
+        numbers = self._numbers([lambda: module], rows, counts)
+        return numbers, ExampleScores.of(rows, counts)
+
+    def hold(self) -> None:
+        """Prepare all batches now and keep them, for passes that run at the same time."""
+        batches = list(self._batches())
+        self._batches = lambda: iter(batches)
+
     def combined(self, modules: Sequence[Callable[[], Any]]) -> Numbers | None:
         """The same for the mean prediction of several, each asked for its module batch by batch; None where the task
         is a function, which has no predictions."""
         return None if self._function is not None else self._numbers(modules)
 
-    def _numbers(self, modules: Sequence[Callable[[], Any]]) -> Numbers:
-        task, examples = self._scored(modules)
+    def _numbers(
+        self,
+        modules: Sequence[Callable[[], Any]],
+        rows: list[ScoredRows] | None = None,
+        counts: list[Tensor] | None = None,
+    ) -> Numbers:
+        task, examples = self._scored(modules, rows=rows, counts=counts)
         score = task.result()
         self.facts |= {
             "metric_name": score.metric_name, "higher_is_better": score.higher_is_better, "examples": examples,
@@ -112,13 +141,20 @@ class DataMeasure:
         require_numbers(task, self._checkpoint)
         return task.result(), examples
 
-    def _scored(self, modules: Sequence[Callable[[], Any]], progress: Progress | None = None) -> tuple[Task, int]:
+    def _scored(
+        self,
+        modules: Sequence[Callable[[], Any]],
+        progress: Progress | None = None,
+        rows: list[ScoredRows] | None = None,
+        counts: list[Tensor] | None = None,
+    ) -> tuple[Task, int]:
         def runner(module: Callable[[], Any]) -> Callable[[Batch], Any]:
             return lambda batch: StockModel(self._checkpoint, module(), self._device).run(batch)
 
         task = choose_task(self._checkpoint.config, self.task)()
+        task.rows = rows
         runs = [runner(module) for module in modules]
-        return score_batches(runs, task, self._batches, self._data, self._limit, progress)
+        return score_batches(runs, task, self._batches, self._data, self._limit, progress, counts)
 
 
 def score_batches(
@@ -128,8 +164,10 @@ def score_batches(
     data: Data,
     limit: int | None,
     progress: Progress | None = None,
+    counts: list[Tensor] | None = None,
 ) -> tuple[Task, int]:
-    """All batches through one model, or through several whose predictions are combined; and how many examples."""
+    """All batches through one model, or through several whose predictions are combined; and how many examples. Into
+    `counts` goes how many predictions each of them has."""
     reading = DataPass(batches, hashed=False, progress=progress, total=data.used(limit), what="evaluating")
     for batch in reading:
         labels = labels_of(batch, data)
@@ -138,6 +176,8 @@ def score_batches(
             predicted, targets = task.predict(run(batch), labels)
             predictions.append(predicted)
         task.add(predictions[0] if len(predictions) == 1 else task.combine(predictions), targets)
+        if counts is not None:
+            counts.append(task.counts(labels))
     return task, reading.examples
 
 

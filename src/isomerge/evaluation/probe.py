@@ -67,7 +67,10 @@ def largest_difference(
     max_memory: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[float | None, str]:
-    """max |f(x) − g(x)| over random inputs, relative to max |f(x)|; or None with the reason it could not be had."""
+    """max |f(x) − g(x)| over random inputs, relative to max |f(x)|; or None with the reason it could not be had.
+
+    Weights that cannot be read are an error: it says something about the checkpoint, not about its class.
+    """
     try:
         require_version("transformers")
         import transformers  # noqa: F401
@@ -78,14 +81,19 @@ def largest_difference(
         return None, f"loading the model takes {need / 1e9:.1f} GB, more than `max_memory` allows"
     if not first.config:
         return None, f"{first.name} has no config.json, so no stock class can load it"
+    weights = _weights(first)
     try:
-        model = _loaded(first, dtype)
+        model = load_stock(first.config, weights, dtype=dtype, folder=first.folder)
         inputs = random_inputs(model, seed)
         expected = outputs(model, inputs)
-        del model
-        got = outputs(_loaded(second, dtype), inputs)
-    except Exception as error:  # a class that cannot be run here says nothing about the checkpoint
-        return None, f"{first.name} could not be run in its stock class: {' '.join(str(error).split())[:300]}"
+        del model, weights
+    except Exception as error:
+        return None, _could_not_run(first, error)
+    weights = _weights(second)
+    try:
+        got = outputs(load_stock(second.config, weights, dtype=dtype, folder=second.folder), inputs)
+    except Exception as error:
+        return None, _could_not_run(first, error)
     finite = expected.isfinite()  # a mask of −∞ is an output too, and the same in both
     if not finite.any():
         return None, f"the outputs of {first.name} itself are not finite"
@@ -95,6 +103,10 @@ def largest_difference(
     return float((got - expected)[finite].abs().max()) / scale, ""
 
 
-def _loaded(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
-    state = {name: checkpoint.read(name) for name in checkpoint.tensors}
-    return load_stock(checkpoint.config, state, dtype=dtype, folder=checkpoint.folder)
+def _weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    return {name: checkpoint.read(name) for name in checkpoint.tensors}
+
+
+def _could_not_run(checkpoint: Checkpoint, error: Exception) -> str:
+    """A class that cannot be run here says nothing about the checkpoint."""
+    return f"{checkpoint.name} could not be run in its stock class: {' '.join(str(error).split())[:300]}"

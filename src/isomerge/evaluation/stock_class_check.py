@@ -12,7 +12,7 @@ import torch
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.checks import is_harmless_buffer
 from isomerge.checkpoint.memory import quiet_transformers
-from isomerge.checkpoint.remote_code import without_kernels
+from isomerge.checkpoint.stock_classes import class_config
 from isomerge.errors import CheckpointError
 from isomerge.packages import TooOldError, first_cause, is_installed, require_version
 from isomerge.running.stock import stock_class
@@ -80,7 +80,7 @@ def _load_headers(kind: Any, checkpoint: Checkpoint) -> tuple[Any, dict[str, Any
     }
     with quiet_transformers():
         model, info = kind.from_pretrained(
-            None, config=kind.config_class.from_dict(without_kernels(checkpoint.config)), state_dict=state,
+            None, config=class_config(kind, checkpoint.config), state_dict=state,
             dtype=torch.float32, device_map={"": "meta"}, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     return model, info

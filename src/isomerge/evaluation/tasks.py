@@ -21,6 +21,10 @@ from isomerge.results import Result
 IGNORED = -100  # how stock models mark a position that has no target
 
 
+ScoredRows = tuple[Tensor, Tensor | None]
+"""The loss of each prediction of a batch, and whether it is right; None where it is no class."""
+
+
 @dataclass
 class TaskScore(Result):
     """What a model scored."""
@@ -45,6 +49,8 @@ class Task(ABC):
         """What the loss is a mean over: examples, or tokens."""
         self.broken = 0
         """Predictions that are not a number."""
+        self.rows: list[ScoredRows] | None = None
+        """What every prediction scored; kept where a list is put here before the pass."""
 
     @abstractmethod
     def predict(self, outputs: Mapping[str, Any], labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,6 +62,10 @@ class Task(ABC):
     @abstractmethod
     def metrics(self) -> dict[str, float]:
         """All that is known of the predictions so far; `metric_name` is one of them."""
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """How many predictions each example of a batch has."""
+        return torch.ones(len(labels), dtype=torch.long)
 
     def combine(self, predictions: Sequence[Tensor]) -> Tensor:
         """What several models say together: the logarithm of their mean probability."""
@@ -80,6 +90,9 @@ class Task(ABC):
         self.broken += int(predictions.isnan().any(-1).sum())
         self.loss_sum += float(F.nll_loss(predictions.double(), targets, reduction="sum"))
         self.count += len(targets)
+        if self.rows is not None:
+            losses = F.nll_loss(predictions.double(), targets, reduction="none")
+            self.rows.append((losses.cpu(), (predictions.argmax(-1) == targets).cpu()))
 
 
 def logits_of(outputs: Mapping[str, Any]) -> Tensor:
@@ -175,10 +188,11 @@ class MultiLabelTask(Task):
     def add(self, predictions: Tensor, targets: Tensor) -> None:
         self.broken += int(predictions.isnan().any(-1).sum())
         # cross_entropy refuses NaN, and `broken` counts such predictions.
-        self.loss_sum += float(
-            F.binary_cross_entropy(predictions.nan_to_num(0.5), targets, reduction="none").mean(-1).sum()
-        )
+        losses = F.binary_cross_entropy(predictions.nan_to_num(0.5), targets, reduction="none").mean(-1)
+        self.loss_sum += float(losses.sum())
         self.count += len(targets)
+        if self.rows is not None:
+            self.rows.append((losses.cpu(), None))
         counts = self._counts = self._counts or _ClassCounts(predictions.shape[-1])
         predicted, right = predictions > 0.5, targets > 0.5
         counts.hits += (predicted & right).sum(0).cpu()
@@ -219,8 +233,11 @@ class RegressionTask(Task):
 
     def add(self, predictions: Tensor, targets: Tensor) -> None:
         self.broken += int(predictions.isnan().sum())
-        self.loss_sum += float(((predictions - targets) ** 2).sum())
+        losses = (predictions - targets) ** 2
+        self.loss_sum += float(losses.sum())
         self.count += len(targets)
+        if self.rows is not None:
+            self.rows.append((losses.double().cpu(), None))
         self._predicted += predictions.tolist()
         self._actual += targets.tolist()
 
@@ -277,6 +294,9 @@ class TaggingTask(Task):
     def predict(self, outputs: Mapping[str, Any], labels: Tensor) -> tuple[Tensor, Tensor]:
         return as_log_probabilities(logits_of(outputs)), labels
 
+    def counts(self, labels: Tensor) -> Tensor:
+        return (labels != IGNORED).sum(-1).cpu()
+
     def add(self, predictions: Tensor, targets: Tensor) -> None:
         asked = targets != IGNORED
         self._add_cross_entropy(predictions[asked], targets[asked])
@@ -315,6 +335,9 @@ class LanguageTask(Task):
             logits, labels = logits[:, :-1], labels[:, 1:]
         asked = labels != IGNORED
         return as_log_probabilities(logits[asked]), labels[asked]
+
+    def counts(self, labels: Tensor) -> Tensor:
+        return ((labels[:, 1:] if self.name == "causal-lm" else labels) != IGNORED).sum(-1).cpu()
 
     def add(self, predictions: Tensor, targets: Tensor) -> None:
         self._add_cross_entropy(predictions, targets)

@@ -5,7 +5,6 @@ Every check passes, fails or could not be made, with one line that says why.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import time
@@ -16,13 +15,15 @@ from pathlib import Path
 import torch
 
 from isomerge.adapters.adapter import CONFIG, has_adapter_beside, holds_adapter, into_its_base
+from isomerge.addresses import is_url, usable_url
 from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Checkpoint, Progress, name_some
 from isomerge.checkpoint.checks import FLOATING
-from isomerge.checkpoint.hashing import hash_file, hash_tensors, raw_bytes, scan_tensors
+from isomerge.checkpoint.files import SpannedFile
+from isomerge.checkpoint.hashing import TENSOR_HASH, TENSOR_HASHES, hash_file, hash_tensors, raw_bytes, scan_tensors
 from isomerge.checkpoint.journal import Journal
-from isomerge.checkpoint.local import SINGLE_OR_INDEX, find_shards, open_folder
+from isomerge.checkpoint.local import SINGLE_OR_INDEX, FileCheckpoint, broken_link, open_folder, read_index
 from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, locked_tensors, read_lock
 from isomerge.checkpoint.renaming import STALE
 from isomerge.checkpoint.staging import SOLVED, is_unfinished, was_interrupted
@@ -31,6 +32,7 @@ from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.stock_class_check import ClassCheck, check_stock_class, same_structure
 from isomerge.evaluation.tokens import special_token_problems, tokenizer_problems, vocabulary_rows
 from isomerge.json_files import read_json
+from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.results import Result
 from isomerge.threads import thread_count
 
@@ -57,13 +59,14 @@ class Verification(Result):
     seconds: float
 
 
+@shows_progress
 def verify(
     folder: str | os.PathLike[str],
     *,
     deep: bool = True,
     same_structure_as: Checkpoint | None = None,
     threads: int | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Verification:
     """Check a model folder: is it complete, does its class load it, is it what its lock file describes?
 
@@ -71,32 +74,35 @@ def verify(
     and side files the folder got: a folder of the same structure fits the same class, so transformers is not asked, and
     what was already wrong with the tokens of that model is reported, but not counted as a failure.
     """
+    progress = callback(progress)
     start = time.perf_counter()
     require_types(
         folder=(folder, str, os.PathLike), deep=(deep, bool), same_structure_as=(same_structure_as, Checkpoint, None)
     )
     require_shared_types(threads=threads, progress=progress)
+    url = usable_url(folder, "verifying") if is_url(folder) else None
     folder = Path(folder).expanduser()
-    if folder.is_file():
+    if url is None and folder.is_file():
         open_checkpoint(folder)  # raises with the words of all verbs where it is no weight file that can be read
         raise RequestError(
             f"While verifying {folder}: it is a file, and a model is a folder. Name the folder that holds it, "
             f"{folder.absolute().parent}."
         )
-    if not folder.is_dir():
-        raise RequestError(f"While verifying {folder}: there is no such folder. Name the folder of a model.")
-    checks = list(_checks(folder, deep, same_structure_as, thread_count(threads), progress))
+    if url is None and not folder.is_dir():
+        why = broken_link(folder) if folder.is_symlink() else "there is no such folder"
+        raise RequestError(f"While verifying {folder}: {why}. Name the folder of a model.")
+    checks = list(_checks(url or folder, deep, same_structure_as, thread_count(threads), progress))
     problems = [f"{check.name}: {check.detail}" for check in checks if check.passed is False]
     verdict = "bad" if problems else "good"
-    return Verification(str(folder), verdict, checks, problems, time.perf_counter() - start)
+    return Verification(url or str(folder), verdict, checks, problems, time.perf_counter() - start)
 
 
 def _checks(
-    folder: Path, deep: bool, donor: Checkpoint | None, threads: int, progress: Progress | None
+    place: Path | str, deep: bool, donor: Checkpoint | None, threads: int, progress: Progress | None
 ) -> Iterator[Check]:
-    yield _complete(folder, writing=donor is not None)
+    yield _complete(place, writing=donor is not None)
     try:
-        checkpoint = open_folder(folder)
+        checkpoint = open_folder(place) if isinstance(place, Path) else _open_url(place)
     except CheckpointError as error:
         yield Check("opens", False, str(error))
         for name in ("index", "format", "structure", "ties", "special tokens", "tokenizer", "finite", "lock"):
@@ -104,8 +110,10 @@ def _checks(
         return
     size = sum(info.nbytes for info in checkpoint.tensors.values())
     yield Check("opens", True, f"{len(checkpoint.tensors)} tensors, {size:,} bytes")
+    folder = checkpoint.folder
+    assert folder is not None
     yield _index(folder, checkpoint)
-    yield _format(folder)
+    yield _format(checkpoint)
     fit = _fit(checkpoint, donor)
     yield Check("structure", fit.fits, fit.detail)
     yield _ties(checkpoint, fit)
@@ -114,13 +122,27 @@ def _checks(
         yield Check("finite", None, "not checked: the weights were not read")
         yield Check("lock", None, "not checked: the weights were not read")
         return
-    broken, hashes = _read_weights(checkpoint, threads, progress)
+    lock = _lock_in(folder)
+    tensor_hash = lock.tensor_hash if isinstance(lock, Lock) else TENSOR_HASH
+    broken, hashes = _read_weights(checkpoint, tensor_hash, threads, progress)
     yield Check("finite", not broken, f"NaN or infinity in {name_some(broken, 8)}" if broken else "every weight is")
-    yield _locked(folder, locked_tensors(checkpoint.tensors, hashes))
+    yield _locked(lock, locked_tensors(checkpoint.tensors, hashes), folder) if isinstance(lock, Lock) else lock
 
 
-def _complete(folder: Path, *, writing: bool) -> Check:
+def _open_url(url: str) -> FileCheckpoint:
+    """With everything that lies beside the weights in its local folder."""
+    from isomerge.checkpoint.remote import open_url
+
+    checkpoint = open_url(url)
+    checkpoint.side_files()
+    checkpoint.fetch([LOCK])
+    return checkpoint
+
+
+def _complete(folder: Path | str, *, writing: bool) -> Check:
     """Of a folder whose writer asks, which comes to its end after this, a journal is no leftover."""
+    if isinstance(folder, str):
+        return Check("complete", True, "no unfinished upload is left")  # or it does not open
     staged, unfinished = folder / STAGING, is_unfinished(folder)
     if unfinished and not writing:
         detail = f"the model is complete; {STAGING} is left, as the run that wrote it was stopped before its end"
@@ -134,14 +156,16 @@ def _complete(folder: Path, *, writing: bool) -> Check:
     return Check("complete", True, "no unfinished write is left in the folder")
 
 
-def _index(folder: Path, checkpoint: Checkpoint) -> Check:
+def _index(folder: Path, checkpoint: FileCheckpoint) -> Check:
     """The reader forgives what an index forgot. Other loaders do not."""
-    shards, weight_map = find_shards(folder, f"opening {folder}", [])
-    stray = sorted(p.name for p in folder.iterdir() if _is_weight_file(p.name) and p.name not in shards)
+    names = checkpoint.names()
+    index = next((name for name in SINGLE_OR_INDEX if name in names), "")
+    weight_map = read_index(folder / index, []) if index.endswith(".index.json") else None
+    shards = sorted(set(weight_map.values())) if weight_map is not None else [index]
+    stray = [name for name in names if _is_weight_file(name) and name not in shards]
     problems = [f"{name_some(stray)} belongs to no index, so some loaders would mix two models"] if stray else []
     if weight_map is None:
         return Check("index", not problems, "; ".join(problems) or "one file, which needs none")
-    index = next(name for name in SINGLE_OR_INDEX if name.endswith(".index.json") and (folder / name).is_file())
     forgotten = sorted(checkpoint.tensors.keys() - weight_map.keys())
     if forgotten:
         problems.append(f"{index} forgets {name_some(forgotten)}")
@@ -157,17 +181,10 @@ def _is_weight_file(name: str) -> bool:
     return STALE.fullmatch(name) is not None and name.endswith(".safetensors") and not name.startswith("adapter_")
 
 
-def _format(folder: Path) -> Check:
+def _format(checkpoint: FileCheckpoint) -> Check:
     """transformers refuses a safetensors file that does not say which library wrote it."""
-    from safetensors import safe_open
-
-    shards, _ = find_shards(folder, f"opening {folder}", [])
-    wrong = []
-    for shard in shards:
-        if shard.endswith(".safetensors"):
-            with safe_open(folder / shard, framework="pt") as file:
-                if (file.metadata() or {}).get("format") != "pt":
-                    wrong.append(shard)
+    files = [file for file in checkpoint.files() if isinstance(file, SpannedFile)]
+    wrong = sorted(file.label for file in files if file.metadata().get("format") != "pt")
     return Check("format", not wrong, f"no 'format: pt' in {name_some(wrong)}" if wrong else "every file says 'pt'")
 
 
@@ -223,13 +240,15 @@ def _tokens(folder: Path, checkpoint: Checkpoint) -> list[Check]:
     return [Check("special tokens", not wrong, detail), Check("tokenizer", *tokenizer_problems(folder, rows))]
 
 
-def _read_weights(checkpoint: Checkpoint, threads: int, progress: Progress | None) -> tuple[list[str], dict[str, str]]:
+def _read_weights(
+    checkpoint: Checkpoint, tensor_hash: str, threads: int, progress: Progress | None
+) -> tuple[list[str], dict[str, str]]:
     """The tensors that are not finite, and the hash of every one: each is read once."""
     broken: list[str] = []
     hashes: dict[str, str] = {}
 
     def look(name: str, blocks: Iterator[torch.Tensor]) -> None:
-        digest = hashlib.sha256()
+        digest = TENSOR_HASHES[tensor_hash]()
         finite = True
         for block in blocks:
             digest.update(raw_bytes(block))
@@ -249,13 +268,17 @@ def _finite(tensor: torch.Tensor) -> bool:
     return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(tensor))
 
 
-def _locked(folder: Path, tensors: Mapping[str, LockedTensor]) -> Check:
+def _lock_in(folder: Path) -> Lock | Check:
+    """The lock of a folder, or the answer where nothing can be compared with it."""
     if not (folder / LOCK).exists():
         return Check("lock", None, f"there is no {LOCK} to compare with")
     try:
-        lock = read_lock(folder)
+        return read_lock(folder)
     except CheckpointError as error:
         return Check("lock", False, str(error))
+
+
+def _locked(lock: Lock, tensors: Mapping[str, LockedTensor], folder: Path) -> Check:
     problems = differences(lock, tensors, folder)
     return Check("lock", not problems, "; ".join(problems) or f"every tensor and file is as written ({lock.sha256})")
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from isomerge.arguments import require_choice, require_types
+import torch
+
+from isomerge.arguments import SHARED, require_choice, require_types
 from isomerge.checkpoint import Checkpoint
-from isomerge.checkpoint.base import Progress
+from isomerge.checkpoint.dtypes import dtype_name
+from isomerge.checkpoint.open import with_config
 from isomerge.choices import ROWS
+from isomerge.engine import engine_of
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.merge_documents import merge_documents
@@ -23,17 +27,20 @@ from isomerge.merging.prepared_models import RunSettings
 from isomerge.merging.recipe import ModelReference, Recipe, load_recipe, recipe_of
 from isomerge.merging.recipe_data import DataSets
 from isomerge.merging.run.option_files import named_statistics
+from isomerge.progress_bars import Shown, callback, shows_progress
 
 RecipeSource = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Recipe]
 """A path, YAML text (anything with a newline), a dict, or what `load_recipe` gives."""
 
 
+@shows_progress
 def merge(
     models: Sequence[Any],
     *,
     method: str = "linear",
     weights: Sequence[float] | None = None,
     base: Any = None,
+    config: Mapping[str, Any] | None = None,
     align: bool | Mapping[str, Any] = False,
     level: str = "full",
     scale: bool | None = None,
@@ -42,19 +49,22 @@ def merge(
     calibrate: Mapping[str, Any] | None = None,
     repair: bool | Mapping[str, Any] = False,
     tokenizer: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     threads: int | None = None,
+    engine: str = "threads",
+    address: str | None = None,
     device: str = "cpu",
     max_memory: int | str | None = None,
     seed: int = 0,
     resume: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
     **options: Any,
 ) -> Merged:
     """Merge models of one architecture; with `align`, each is first moved next to the anchor, unrounded.
 
-    Models are folders, files, hub ids, `model+adapter` references, state_dicts or modules. `options` are the method's
-    own (`isomerge list methods`): one value for all models or a list with one for each. The anchor, and the donor of
+    Models are whatever `isomerge.open_checkpoint` takes, and `model+adapter` references. `options` are the method's
+    own (`isomerge list methods`): one value for all models or a list with one for each. `config` is the config.json of
+    state_dicts, as a dict, which alignment and methods that run models cannot do without. The anchor, and the donor of
     config and side files, is `base` if given, else the first model.
 
     `data` is what models are run on: a path, batches, opened data, a mapping as in recipes (whose `path` may be any of
@@ -66,21 +76,24 @@ def merge(
 
     `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options.
     `dtype` is the dtype of the output (by default that of the inputs), `seed` the seed of methods that draw random
-    numbers. `resume` names the folder that `save` will be given: what is solved before that (an alignment, the layers
+    numbers. `engine="ray"` computes on the cluster at `address` (see docs/cluster.md), with the same bytes. `resume`
+    names the folder that `save` will be given: what is solved before that (an alignment, the layers
     of reconstruct) is kept there, and the same call, made again after a kill, goes on from it.
 
     >>> merged = isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5)
     >>> written = merged.save("merged")
     """
+    progress = callback(progress)
     _check_arguments(
         models, weights, method=(method, str), align=(align, bool, Mapping), level=(level, str),
         scale=(scale, bool, None), sweeps=(sweeps, int), calibrate=(calibrate, Mapping, None),
         repair=(repair, bool, Mapping), tokenizer=(tokenizer, str, os.PathLike, Mapping, None),
-        dtype=(dtype, str, None), seed=(seed, int), resume=(resume, str, os.PathLike, None),
+        dtype=(dtype, str, torch.dtype, None), seed=(seed, int), resume=(resume, str, os.PathLike, None),
         **_run_arguments(threads, device, max_memory, progress),
     )  # fmt: skip
     require_choice("method", method, ALL_METHODS)
-    models = list(models)
+    every = with_config(models if base is None else [*models, base], config)
+    models, base = (every, None) if base is None else (every[:-1], every[-1])
     if not models:
         raise RequestError("Merging: models is empty. Name at least two models, or one with an adapter on top.")
     if weights is not None and "weight" in options:
@@ -88,10 +101,7 @@ def merge(
     if weights is not None:
         options = {"weight": list(weights), **options}
     options, statistics = named_statistics(options)
-    named, given = _named(models)
-    origin = _reference(base, "base") if base is not None else None
-    if origin is not None:
-        given.setdefault(origin, base)
+    named, origin, checkpoints = named_models(models, base)
     if not align and (level, scale, sweeps) != ("full", None, 15):
         raise RequestError("Merging: level, scale and sweeps have no effect without align=True. Add it, or drop them.")
     shared = {"level": level, "scale": scale, "sweeps": sweeps}
@@ -102,32 +112,37 @@ def merge(
     settings: bool | dict[str, Any] = {**shared, **own} if align else False
     recipe = recipe_of(
         named, method, base=origin, options=options, align=settings, data=data_sets.named(data), calibrate=calibrate,
-        repair=repair, tokenizer=_tokenizer(tokenizer), dtype=dtype, seed=seed,
+        repair=repair, tokenizer=_tokenizer(tokenizer), dtype=dtype_name(dtype), seed=seed,
     )  # fmt: skip
-    checkpoints = {reference: open_model(reference, model) for reference, model in given.items()}
-    run = RunSettings(threads, device, max_memory, progress, data_sets, statistics, resume=resume)
+    run = RunSettings(
+        threads, device, max_memory, progress, data_sets, statistics, resume=resume, engine=engine_of(engine, address)
+    )
     return merge_documents([recipe], checkpoints, run, same_ids=tokenizer != ROWS)
 
 
+@shows_progress
 def merge_recipe(
     recipe: RecipeSource,
     *,
     models: Mapping[str, Any] | None = None,
     threads: int | None = None,
+    engine: str = "threads",
+    address: str | None = None,
     device: str = "cpu",
     max_memory: int | str | None = None,
     seed: int | None = None,
     same_ids: bool = False,
     resume: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Merged:
     """Merge as a recipe says: a path, YAML text or a dict. `models` replaces references by state_dicts or modules.
 
     A recipe without `tokenizer` merges vocabulary tables row by row, with a note if models give tokens different ids;
-    with `same_ids` that is an error. `resume` as in `merge`.
+    with `same_ids` that is an error. `engine`, `address` and `resume` as in `merge`.
 
     >>> written = isomerge.merge_recipe("recipe.yml").save("merged-by-recipe")
     """
+    progress = callback(progress)
     require_types(
         models=(models, Mapping, None), seed=(seed, int, None), same_ids=(same_ids, bool),
         resume=(resume, str, os.PathLike, None), **_run_arguments(threads, device, max_memory, progress),
@@ -135,7 +150,7 @@ def merge_recipe(
     documents, checkpoints = _opened(recipe, models)
     if seed is not None:  # into the recipe, which is what the lock file repeats
         documents = [document.model_copy(update={"seed": seed}) for document in documents]
-    settings = RunSettings(threads, device, max_memory, progress, resume=resume)
+    settings = RunSettings(threads, device, max_memory, progress, resume=resume, engine=engine_of(engine, address))
     return merge_documents(documents, checkpoints, settings, same_ids=same_ids)
 
 
@@ -207,7 +222,7 @@ def _run_arguments(threads: Any, device: Any, max_memory: Any, progress: Any) ->
         "threads": (threads, int, None),
         "device": (device, str),
         "max_memory": (max_memory, int, str, None),
-        "progress": (progress, Callable, None),
+        "progress": (progress, *SHARED["progress"]),
     }
 
 
@@ -216,15 +231,25 @@ def _tokenizer(given: str | os.PathLike[str] | Mapping[str, Any] | None) -> str 
     return None if given == ROWS else os.fspath(given) if isinstance(given, os.PathLike) else given
 
 
-def _named(models: Sequence[Any]) -> tuple[list[ModelReference], dict[ModelReference, Any]]:
-    """A reference for every model; one that is given as an object may be there twice."""
+def named_models(
+    models: Sequence[Any], base: Any = None
+) -> tuple[list[ModelReference], ModelReference | None, dict[ModelReference, Checkpoint]]:
+    """How a recipe names these models and their base, and all of them opened. One that is given as an object may be
+    there twice."""
+    if absent := [place for place, model in enumerate(models, start=1) if model is None]:
+        raise RequestError(f"Merging: model {absent[0]} of {len(models)} is None. Pass a model, or leave it out.")
     named: list[ModelReference] = []
     for place, model in enumerate(models, start=1):
         reference = _reference(model, f"model {place}")
         if reference in named and not isinstance(model, (str, Path)):
             reference = ModelReference(f"model {place}")
         named.append(reference)
-    return named, dict(zip(named, models, strict=True))
+    given = dict(zip(named, models, strict=True))
+    same = next((reference for reference, model in zip(named, models, strict=True) if model is base), None)
+    origin = same or (_reference(base, "base") if base is not None else None)
+    if origin is not None:
+        given.setdefault(origin, base)
+    return named, origin, {reference: open_model(reference, model) for reference, model in given.items()}
 
 
 def _reference(model: Any, otherwise: str) -> ModelReference:

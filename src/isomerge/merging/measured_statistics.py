@@ -19,7 +19,7 @@ from isomerge.merging.recipe import CalibrateSettings, ModelReference, Recipe
 from isomerge.merging.recipe_data import BASE_IMPORTANCE, DataSets, measured_models, measures_of, measuring_data
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import TensorSource
-from isomerge.merging.run.sources import Stored
+from isomerge.merging.run.sources import fitting_source
 
 UNEVEN = 50.0
 """Times. Fine-tuned classifiers gained by Fisher merging up to 19 and lost from 86 on (benchmarks/paper/README.md)."""
@@ -36,13 +36,14 @@ class MeasuredModels:
     def sources(self, plan: TensorPlan, shape: tuple[int, ...]) -> dict[str, list[TensorSource]]:
         """For each option that would name files, what they would have held for this tensor."""
         by_option: dict[str, list[TensorSource]] = {}
+        longer = plan.longest is not None
         for option in METHODS[plan.method].options:
             if MEASURED.get(option.name) == "gram":
                 by_option[option.name] = self._grams(plan)
             elif option.name in MEASURED:
-                by_option[option.name] = [self._information(i.model, i.tensor, shape) for i in plan.inputs]
+                by_option[option.name] = [self._information(i.model, i.tensor, shape, longer) for i in plan.inputs]
             elif option.name == BASE_IMPORTANCE and plan.base is not None and plan.base.model in self.statistics:
-                by_option[option.name] = [self._information(plan.base.model, plan.base.tensor, shape)]
+                by_option[option.name] = [self._information(plan.base.model, plan.base.tensor, shape, longer)]
         return by_option
 
     def _grams(self, plan: TensorPlan) -> list[TensorSource]:
@@ -62,14 +63,15 @@ class MeasuredModels:
             )
         return known
 
-    def _information(self, model: ModelReference, tensor: str, shape: tuple[int, ...]) -> TensorSource:
+    def _information(self, model: ModelReference, tensor: str, shape: tuple[int, ...], longer: bool) -> TensorSource:
         stored = self.statistics[model].stored
-        if tensor not in stored.tensors or stored.tensors[tensor].shape != shape:
+        source = fitting_source(stored, tensor, shape, longer=longer)
+        if source is None:
             raise RequestError(
                 f"Merging '{tensor}' by Fisher information: no gradient of {model} has this name and shape {shape}. "
                 "Merge models that load in their stock class as they are."
             )
-        return Stored(stored, tensor)
+        return source
 
 
 def measure(
@@ -112,7 +114,7 @@ def name_uneven(jobs: Iterable[Job], plan: RecipePlan) -> list[str]:
         of = zip(plan.tensors[name].inputs, job.option_tensors["importance"], job.options["weight"], strict=True)
         for given, information, weight in of:
             if weight:
-                rows = sampled_rows(name, job.info.shape)
+                rows = sampled_rows(name, job.merged_shape)
                 size = weight * sum(float(information.rows(*some).double().sum()) for some in rows)
                 sums[str(given.model)] = sums.get(str(given.model), 0.0) + size
     if len(sums) < 2 or max(sums.values()) <= UNEVEN * min(sums.values()):

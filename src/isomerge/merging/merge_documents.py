@@ -11,21 +11,23 @@ from typing import Any
 from isomerge.checkpoint import Checkpoint, TensorInfo, require_floating
 from isomerge.checkpoint.dtypes import dtype_entry
 from isomerge.checkpoint.kept import KeptWork
+from isomerge.engine import require_threads
 from isomerge.merging.aligned_tensors import AlignedTensors
-from isomerge.merging.data_methods import MergedWeights
+from isomerge.merging.data_methods import DATA_METHODS, MergedWeights
 from isomerge.merging.measured_statistics import name_uneven
 from isomerge.merging.methods import METHODS
 from isomerge.merging.outcome.merged import Merged, MergedCheckpoint
-from isomerge.merging.outcome.notes import name_strangers
+from isomerge.merging.outcome.notes import Strangers, name_strangers, strangers_among
 from isomerge.merging.plan.models import base_among_models, differences, left_out_adapters
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
 from isomerge.merging.plan.tensors import plan_tensors
 from isomerge.merging.prepared_models import Models, PreparedModels, RunSettings, check_data, kept_work, prepare
 from isomerge.merging.recipe import ModelReference, Recipe
+from isomerge.merging.recipe_data import repairing_data
 from isomerge.merging.repair import finished_job, parents_of, repaired
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.option_files import TensorFiles
-from isomerge.merging.run.rows import TensorSource
+from isomerge.merging.run.rows import FirstRows, GramSource, TensorSource
 from isomerge.merging.run.sources import Stored
 from isomerge.merging.vocabulary import Vocabulary, chat_template
 from isomerge.merging.vocabulary.from_recipe import merged_vocabulary, require_same_ids
@@ -40,6 +42,8 @@ def merge_documents(
     start = time.perf_counter()
     known = dict(checkpoints)
     require_device(settings.device)
+    if settings.engine.name != "threads":
+        _require_spreadable(documents, checkpoints, settings)
     for checkpoint in known.values():
         require_floating(checkpoint)
     notes = differences(list(known.values()), documents, ids=not same_ids)
@@ -56,10 +60,24 @@ def merge_documents(
         recipes=list(documents),
         inputs={str(reference): checkpoint for reference, checkpoint in checkpoints.items()} | files,
         files=frozenset(files),
-        notes=notes + merged.notes + warnings,
+        notes=notes + merged.notes + name_strangers(merged.strangers) + warnings,
         started=start,
         kept=kept,
     )
+
+
+def _require_spreadable(documents: Sequence[Recipe], checkpoints: Models, settings: RunSettings) -> None:
+    """What other processes can merge: files, tensor by tensor, on processors."""
+    for document in documents:
+        if document.merge_method in DATA_METHODS or document.repair is not None:
+            what = "repair" if document.repair is not None else document.merge_method
+            require_threads(settings.engine, "Merging", f"{what} runs whole models, in this process")
+    for checkpoint in checkpoints.values():
+        if checkpoint.in_memory:
+            cause = f"{checkpoint.name} is in the memory of this process, and workers read files"
+            require_threads(settings.engine, "Merging", cause)
+    if settings.device != "cpu":
+        require_threads(settings.engine, "Merging", f"workers use no accelerator, and device is {settings.device}")
 
 
 def _merge_each(
@@ -73,6 +91,7 @@ def _merge_each(
 ) -> tuple[Merged, dict[str, Checkpoint], list[str]]:
     """The model of the last document, the files that options name, and what to warn of."""
     warnings: list[str] = []
+    strangers: Strangers = {}
     files: dict[str, Checkpoint] = {}
     for number, document in enumerate(documents):
         settings = replace(settings, kept=kept.within(str(number)) if kept is not None else None)
@@ -85,13 +104,13 @@ def _merge_each(
             prepared = PreparedModels(notes=settings.data.notes)
         merged = merge_document(document, plan, models, prepared, settings, solve=solve)
         if solve and prepared.aligned is None and prepared.solved is None:
-            warnings += name_strangers(plan, {r: checkpoint for r, checkpoint in models.items() if r in checkpoints})
+            strangers |= strangers_among(plan, {r: checkpoint for r, checkpoint in models.items() if r in checkpoints})
         warnings += name_uneven(merged.jobs, plan) if solve else []
         files |= {name: merged.inputs[name] for name in merged.files}
         if document is not documents[-1]:
             name = str(document.name)
             known[ModelReference.parse(name)] = MergedCheckpoint(merged, name)
-    return merged, files, warnings
+    return replace(merged, strangers=strangers), files, warnings
 
 
 # --- one job for every tensor -----------------------------------------------------------------------------------------
@@ -148,6 +167,7 @@ def merge_document(
         hashes=settings.hashes,
         seed=recipe.seed,
         device=settings.device,
+        engine=settings.engine,
         threads=settings.threads,
         max_memory=settings.max_memory,
         progress=settings.progress,
@@ -178,6 +198,10 @@ def _jobs(
         if vocabulary is not None and tensor.vocabulary:
             sources = _in_one_vocabulary(vocabulary, inputs, sources)
         stored = _stored_info(tensor, models, aligned)
+        longest = None if tensor.longest is None else sources[inputs.index(tensor.longest)]
+        if longest is not None:
+            common = min(source.info.shape[0] for source in sources)
+            sources = [FirstRows(source, common) for source in sources]
         shape, floating = sources[0].info.shape, stored.dtype.is_floating_point
         method, options, option_tensors = METHODS.get(tensor.method), tensor.options, {}
         if not floating:  # copied, not merged
@@ -188,10 +212,15 @@ def _jobs(
             option_tensors = measured.sources(tensor, shape)
         else:
             option_tensors = files.sources(tensor, shape, settings.hashes, models=models, aligned=aligned)
+        if longest is not None:
+            option_tensors = _common_partners(option_tensors, shape[0])
         jobs.append(
             Job(
                 tensor.name,
-                TensorInfo(shape, dtype if dtype is not None and floating else stored.dtype),
+                TensorInfo(
+                    shape if longest is None else longest.info.shape,
+                    dtype if dtype is not None and floating else stored.dtype,
+                ),
                 sources[: len(tensor.inputs)],
                 sources[-1] if tensor.base else None,
                 method,
@@ -199,9 +228,21 @@ def _jobs(
                 option_tensors,
                 recipe.seed,
                 settings.device,
+                longest,
             )
         )
     return jobs
+
+
+def _common_partners(options: Mapping[str, Sequence[TensorSource]], common: int) -> dict[str, list[TensorSource]]:
+    """What is solved together with tables of different length, their biases, as far as all go."""
+    return {
+        name: [
+            replace(one, other=FirstRows(one.other, common)) if isinstance(one, GramSource) and one.other else one
+            for one in sources
+        ]
+        for name, sources in options.items()
+    }
 
 
 def _in_one_vocabulary(
@@ -236,6 +277,7 @@ def _with_untied(plan: RecipePlan, aligned: AlignedTensors | None) -> dict[str, 
                 name=name,
                 inputs=tuple(TensorInput(given.model, name) for given in like.inputs),
                 base=TensorInput(like.base.model, name) if like.base else None,
+                longest=TensorInput(like.longest.model, name) if like.longest else None,
             )
     return tensors
 
@@ -260,16 +302,23 @@ def _repaired_jobs(
     settings: RunSettings,
 ) -> tuple[list[Job], list[str]]:
     """The jobs of the repaired model, and notes."""
-    assert recipe.repair is not None and recipe.data is not None
+    assert recipe.repair is not None
     references, weights, notes = parents_of(recipe)
     if prepared.solved is not None and prepared.solved.parents is not None:
         references = [references[place] for place in prepared.solved.parents]
         weights = [weights[place] for place in prepared.solved.parents]
     aligned = prepared.align() if prepared.align is not None else prepared.aligned
     parents = [models[r] if aligned is None else aligned.as_checkpoint(models[r]) for r in references]
+    everyone = list(range(len(references)))
+    owners = {
+        one: everyone if one == recipe.data else [k for k, r in enumerate(references) if recipe.data_of(r) == one]
+        for one in repairing_data(recipe)
+    }
+    used = {one: own for one, own in owners.items() if own}  # the data of a base are nobody's
     jobs = repaired(
-        jobs, parents, config, weights=weights, data=settings.data.open(recipe.data), first=donor,
-        only=recipe.repair.only, device=settings.device, progress=settings.progress,
+        jobs, parents, config, weights=weights, data=[settings.data.open(one) for one in used],
+        owners=list(used.values()), first=donor, settings=recipe.repair, device=settings.device,
+        progress=settings.progress,
     )  # fmt: skip
     return jobs, notes
 

@@ -123,7 +123,9 @@ def moved_grams(move: MovedModel, statistics: Statistics) -> Statistics:
             tensors |= {f"gram:{file}": gram.product, f"sum:{file}": gram.total}
             entry = statistics.info["maps"][file]
             maps[file] = {key: value for key, value in entry.items() if key != "same"} | {"count": gram.count}
-    return Statistics.of(tensors, {**statistics.info, "what": ["gram"], "maps": maps, "aligned": True})
+    return Statistics.of(
+        tensors, {**statistics.info, "what": ["gram"], "maps": maps, "aligned": True}, statistics.closed
+    )
 
 
 def grams_of(move: MovedModel, statistics: Statistics, name: str) -> list[Gram]:

@@ -16,8 +16,10 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.kept import KeptWork, work_key
 from isomerge.checkpoint.lock import current_versions
+from isomerge.engine import Engine, Threads
 from isomerge.merging.aligned_tensors import AlignedTensors
 from isomerge.merging.data_methods import DATA_METHODS, MergedWeights, MergeInputs
+from isomerge.merging.layerwise.goals import in_one
 from isomerge.merging.measured_statistics import MeasuredModels, measure
 from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.recipe_data import DataSets, aligning_data, data_owners, data_uses, method_data, require_labels
@@ -43,6 +45,7 @@ class RunSettings:
     """The folder in which to keep what is solved on the way."""
     kept: KeptWork | None = None
     """The same, for one document."""
+    engine: Engine = field(default_factory=Threads)
 
 
 @dataclass
@@ -100,7 +103,7 @@ def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSett
         ordered = [models[entry.model] for entry in recipe.models or ()]
         uses = method_data(recipe)
         data = [use.open(settings.data) for use in uses]
-        owners = [data_owners(recipe, use) for use in uses]
+        owners = [data_owners(recipe, use.settings) for use in uses]
         aligned_once = align if recipe.align is not None else None
         inputs = MergeInputs(
             ordered, data, aligned_once, settings.device, settings.progress, owners=owners, kept=settings.kept
@@ -125,11 +128,13 @@ def _aligned(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSet
     to_mean = recipe.align.many == "universe"  # then the anchor moves like the others
     if to_mean:
         others.insert(1, anchor)
-    data = aligning_data(recipe)
+    labels = recipe.align.learn_towards == "labels"
+    passes = [settings.data.open(one).passes(anchor, labels=labels) for one in aligning_data(recipe)]
     family = align_family(
         others, anchor=None if to_mean else anchor, **recipe.align.options(),
-        data=settings.data.open(data).passes(anchor) if data is not None else None,
-        threads=settings.threads, max_memory=settings.max_memory, device=settings.device, progress=settings.progress,
-        resume=settings.kept,
+        data=in_one(passes) if passes else None,
+        threads=settings.threads, engine=settings.engine, max_memory=settings.max_memory, device=settings.device,
+        progress=settings.progress,
+        resume=settings.kept, seed=recipe.seed,
     )  # fmt: skip
     return AlignedTensors(family, anchor)

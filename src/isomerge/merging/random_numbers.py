@@ -30,6 +30,21 @@ def chosen(group: TensorGroup, block: RowBlock, stream: int, density: float) -> 
     return torch.from_numpy(kept).reshape(block.tensors[0].shape).to(block.tensors.device)
 
 
+def normal(group: TensorGroup, block: RowBlock, stream: int) -> Tensor:
+    """Numbers of the standard normal distribution, in float64."""
+    drawn = (_integers(group, block, stream, bits=32).astype(np.float64) + 0.5) / 2**32
+    normal: Tensor = torch.special.ndtri(torch.from_numpy(drawn))
+    return normal.reshape(block.tensors[0].shape).to(block.tensors.device)
+
+
+def normal_for_all(seed: int, count: int) -> list[float]:
+    """The same numbers of the standard normal distribution for every tensor."""
+    key = hashlib.sha256(f"{seed}\0for all tensors".encode()).digest()[:16]
+    generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, dtype=np.uint64)))
+    drawn: list[float] = generator.standard_normal(count).tolist()
+    return drawn
+
+
 def _integers(group: TensorGroup, block: RowBlock, stream: int, bits: int = 16) -> np.ndarray:
     """Random bits for every element from a counter-based generator: neither threads nor the order of tensors, nor the
     size of the blocks, changes what an element draws."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from isomerge.checkpoint import Checkpoint
 from isomerge.data import Data, open_data
 from isomerge.data.base import Batch, Batches, Wanted
+from isomerge.data.parallel import ParallelTexts, PendingTexts
 from isomerge.errors import RequestError
 from isomerge.evaluation.task_choice import require_fitting, task_name
 from isomerge.merging.data_methods import DATA_METHODS
@@ -57,6 +58,10 @@ class DataSet:
     def __getstate__(self) -> dict[str, Any]:
         """In a pickle or a copy, data is described and not held: it may be anything, and was used already."""
         return {**self.__dict__, "data": DescribedData(self.data), "_passes": {}}
+
+    def beside(self, others: Mapping[int, Checkpoint], pending: PendingTexts) -> DataSet:
+        """The same texts for models of other vocabularies, too."""
+        return replace(self, data=ParallelTexts(self.data, others, pending), _passes={})
 
     def passes(self, checkpoint: Checkpoint, *, labels: bool = False, device: str = "cpu") -> Batches:
         """Batches for this model, a fresh iterator at every call; what fits in memory is prepared once for all."""
@@ -152,8 +157,10 @@ class DataUse:
 
 def data_uses(recipe: Recipe) -> Iterator[DataUse]:
     """In the order they come."""
-    if aligning := aligning_data(recipe):
-        yield DataUse("align", aligning, "source and anchor together, once or twice for each model that moves")
+    for aligning in aligning_data(recipe):
+        labels = recipe.align is not None and recipe.align.learn_towards == "labels"
+        often = "source and anchor together, once or twice for each model that moves"
+        yield DataUse("align", aligning, often, labels=labels)
     if recipe.merge_method in DATA_METHODS:
         yield from method_data(recipe)
     elif what := measures_of(recipe):
@@ -161,15 +168,33 @@ def data_uses(recipe: Recipe) -> Iterator[DataUse]:
             if settings := measuring_data(recipe, model):
                 labels = recipe.calibrate is not None and recipe.calibrate.fisher == "empirical"
                 yield DataUse(recipe.merge_method, settings, MEASURING[what], labels=labels)
-    if recipe.repair is not None and recipe.data is not None:
-        yield DataUse("repair", recipe.data, "each model once, then the merged one once per repaired layer")
+    for repairing in repairing_data(recipe):
+        yield DataUse("repair", repairing, "each model once, then the merged one once per repaired layer")
 
 
-def aligning_data(recipe: Recipe) -> DataSettings | None:
-    """What alignment sees activations on, if it looks at any."""
-    if recipe.align is None or recipe.align.evidence == "weights":
-        return None
-    return recipe.align.data or recipe.data
+def aligning_data(recipe: Recipe) -> list[DataSettings]:
+    """What alignment sees activations on or learns from, if it does either: the data of all models, where each has its
+    own and evidence from data was asked for."""
+    align = recipe.align
+    if align is None or (align.evidence == "weights" and not align.learn):
+        return []
+    if shared := align.data or recipe.data:
+        return [shared]
+    return own_data(recipe) if align.evidence is not None or align.learn else []
+
+
+def repairing_data(recipe: Recipe) -> list[DataSettings]:
+    """What units are measured on: each model's own data, or the recipe's."""
+    if recipe.repair is None:
+        return []
+    own = own_data(recipe) if recipe.repair.goals != "mean" or recipe.data is None else []
+    return own or ([recipe.data] if recipe.data is not None else [])
+
+
+def own_data(recipe: Recipe) -> list[DataSettings]:
+    """The data sets of the models, where every model names one."""
+    own = [entry.data for entry in recipe.models or ()]
+    return list(dict.fromkeys(one for one in own if one is not None)) if all(one is not None for one in own) else []
 
 
 def method_data(recipe: Recipe) -> list[DataUse]:
@@ -186,9 +211,9 @@ def method_data(recipe: Recipe) -> list[DataUse]:
     ]
 
 
-def data_owners(recipe: Recipe, use: DataUse) -> list[int]:
+def data_owners(recipe: Recipe, settings: DataSettings) -> list[int]:
     """The places of the models whose data this is."""
-    return [k for k, entry in enumerate(recipe.models or ()) if recipe.data_of(entry.model) == use.settings]
+    return [k for k, entry in enumerate(recipe.models or ()) if recipe.data_of(entry.model) == settings]
 
 
 def require_labels(use: DataUse, data: DataSet, first: Checkpoint) -> None:

@@ -7,11 +7,15 @@ y of every unit is renormalised to the parents' mean and standard deviation (ave
 
 which is a factor on a row of the weight and a change of the bias: the result is a model like any other. A layer without
 a bias gets the factor only. A layer is measured after all earlier ones were repaired, so there is one pass per layer.
+
+Where the parents know different things, each is believed on some examples only (`goals`), and y is to have the mean and
+spread of the units of whoever is believed: those of all rows together, each parent's as far as it counts there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +29,10 @@ from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.memory import MemoryCheckpoint, saved_state
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods import ALL_METHODS
+from isomerge.merging.layerwise.assembly import sum_of
+from isomerge.merging.layerwise.goals import Beliefs, OwnedBatches, expert_beliefs, own_beliefs, require_evidence
 from isomerge.merging.recipe import ModelReference, Recipe
+from isomerge.merging.recipe.settings import RepairSettings
 from isomerge.merging.recipe_data import DataSet
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.rows import InMemory
@@ -34,9 +41,11 @@ from isomerge.running.activation_watch import ActivationWatch
 from isomerge.running.gram import UnitSums
 from isomerge.running.linear_maps import LinearMap
 from isomerge.running.passes import DataPass, as_batches
-from isomerge.running.stock import StockModel
+from isomerge.running.stock import StockModel, load_stock, read_weights
 from isomerge.symmetry.architecture import part_of
 
+Targets = dict[str, tuple[Tensor, Tensor]]
+"""Mean and spread of the outputs of linear maps, by their weights."""
 DEAD = 1e-6
 """A unit whose spread is below this share of the layer's largest is constant: there is nothing to rescale."""
 
@@ -48,20 +57,26 @@ def repaired(
     config: Mapping[str, Any],
     *,
     weights: Sequence[float],
-    data: DataSet,
+    data: Sequence[DataSet],
+    owners: Sequence[Sequence[int]],
     first: Checkpoint,
-    only: str | None,
+    settings: RepairSettings,
     device: str,
     progress: Progress | None,
 ) -> list[Job]:
     """Jobs for the repaired tensors. The merged model is made in memory, and rounded only when it is
-    written; `first` is the model whose tokenizer or image settings make the batches."""
+    written; `first` is the model whose tokenizer or image settings make the batches. `owners` of each data set are
+    places of parents."""
     state = {job.name: job.tensor() for job in jobs}
     merged = MemoryCheckpoint("the merged model", state, dict(config))
+    owned = OwnedBatches([one.passes(first) for one in data], owners)
     reading = DataPass(
-        data.passes(first), hashed=False, progress=progress, total=data.examples, what="repairing"
+        owned, hashed=False, progress=progress, total=sum(one.examples for one in data), what="repairing"
     )  # every pass is shown as a stage of its own
-    state |= repair(merged, parents, lambda: iter(reading), weight=weights, only=only, device=device)
+    believed = _believed(settings, owned, parents, _shares(weights, len(parents)), device)
+    state |= repair(
+        merged, parents, lambda: iter(reading), weight=weights, believed=believed, only=settings.only, device=device
+    )
     return [finished_job(job.name, job.info, state[job.name]) for job in jobs]
 
 
@@ -90,6 +105,7 @@ def repair(
     batches: Any,
     *,
     weight: Sequence[float] | None = None,
+    believed: Beliefs | None = None,
     only: str | None = None,
     device: str = "cpu",
     limit: int | None = None,
@@ -97,23 +113,41 @@ def repair(
     """The merged model's state_dict with renormalised units.
 
     `parents` are the models that were merged, *aligned* if the merge was (or their `Statistics` with `units`); units
-    are compared by their place. `only` is a pattern for names of weights; by default the maps into feed-forward units.
+    are compared by their place. `believed`: how much each counts on every example; without it each by its weight.
+    `only` is a pattern for names of weights; by default the maps into feed-forward units.
     """
     checkpoint = open_checkpoint(merged)
     stock = StockModel.load(checkpoint, device)
     shares = _shares(weight, len(parents))
     chosen = _chosen(stock, only)
-    known = [_measured(parent, batches, device, limit) for parent in parents]
+    known = [] if believed else [_measured(parent, batches, device, limit) for parent in parents]
     batches = as_batches(batches, checkpoint, limit=limit, device=device)
-    for linear in _in_running_order(stock, chosen, batches):
-        targets = [statistics.units(linear.weight) for statistics in known]
-        mean, spread = (
-            sum((s * t[k].to(device) for s, t in zip(shares, targets, strict=True)), torch.zeros((), device=device))
-            for k in (0, 1)
-        )
+    order = _in_running_order(stock, chosen, batches)
+    if believed is None:
+        targets = _means(known, shares, order)
+    else:
+        examples = DataPass(batches, device=device, dtype=stock.dtype, limit=limit)
+        targets = _of_the_believed(parents, order, examples, believed)
+    for linear in order:
+        mean, spread = (part.to(device) for part in targets[linear.weight])
         _renormalise(stock.modules[linear.module], linear, _now(stock, linear, batches, limit), mean, spread)
     state = saved_state(stock.module, checkpoint.name)
     return {name: state[name].to("cpu", info.dtype) for name, info in checkpoint.tensors.items() if name in state}
+
+
+def _believed(
+    settings: RepairSettings, data: OwnedBatches, parents: Sequence[Checkpoint], shares: Sequence[float], device: str
+) -> Beliefs | None:
+    """How much each parent counts on every example; None: each by its weight."""
+    goals = ("own" if data.apart else "mean") if settings.goals == "auto" else settings.goals
+    examples = DataPass(data, device=device, labels=False, hashed=False)
+    if goals == "own":
+        return own_beliefs(data, examples, shares)
+    if goals == "mean":
+        return None
+    models = [load_stock({**m.config, "use_cache": False}, read_weights(m)).to(device) for m in parents]
+    require_evidence(models[0], examples, "repair", "own or mean goals", "repair")
+    return expert_beliefs(examples, models, shares, settings.temperature)[0]
 
 
 def _shares(weight: Sequence[float] | None, parents: int) -> list[float]:
@@ -127,6 +161,48 @@ def _measured(parent: Any, batches: Batches, device: str, limit: int | None) -> 
     if isinstance(parent, Statistics):
         return open_statistics(parent)
     return calibrate(parent, batches, what={"units"}, device=device, limit=limit)
+
+
+def _means(known: Sequence[Statistics], shares: Sequence[float], chosen: Sequence[LinearMap]) -> Targets:
+    """Of the parents' means and spreads."""
+    targets = {}
+    for linear in chosen:
+        own = [statistics.units(linear.weight) for statistics in known]
+        mean, spread = (sum_of(share * one[k] for share, one in zip(shares, own, strict=True)) for k in (0, 1))
+        targets[linear.weight] = mean, spread
+    return targets
+
+
+def _of_the_believed(
+    parents: Sequence[Any], chosen: Sequence[LinearMap], examples: DataPass, believed: Beliefs
+) -> Targets:
+    """Mean and spread of the rows of all parents together, each as far as it counts there."""
+    sums = {linear.weight: UnitSums() for linear in chosen}
+    for m, parent in enumerate(parents):
+        stock = StockModel.load(open_checkpoint(parent), str(believed.batches[0].device))
+        watch, now = ActivationWatch(stock), _Place(believed, m)
+        for linear in chosen:
+            watch.listen(
+                linear.module, linear.weight, now.with_shares,
+                lambda rows, own=sums[linear.weight]: own.add(rows[:, :-1], rows[:, -1]),  # type: ignore[misc]
+            )  # fmt: skip
+        for now.batch, batch in enumerate(examples):
+            watch.run(batch)
+    return {name: (own.mean(), own.spread()) for name, own in sums.items()}
+
+
+@dataclass
+class _Place:
+    """The batch that is running."""
+
+    believed: Beliefs
+    parent: int
+    batch: int = 0
+
+    def with_shares(self, module: nn.Module, given: Tensor, made: Tensor) -> Tensor:
+        """How much each row counts, as a last column, which goes where padding does."""
+        shares = self.believed.rows(self.batch, made[..., 0].numel())[self.parent]
+        return torch.cat([made, shares.reshape(*made.shape[:-1], 1).to(made)], -1)
 
 
 def _chosen(stock: StockModel, only: str | None) -> list[LinearMap]:
@@ -167,8 +243,7 @@ def _now(stock: StockModel, linear: LinearMap, batches: Batches, limit: int | No
     watch.listen(linear.module, linear.weight, lambda module, given, made: made, sums.add)
     for batch in DataPass(batches, device=stock.device, dtype=stock.dtype, limit=limit):
         watch.run(batch)
-    mean = sums.total / sums.count
-    return mean, (sums.squares / sums.count - mean.square()).clamp(min=0).sqrt()
+    return sums.mean(), sums.spread()
 
 
 def _renormalise(

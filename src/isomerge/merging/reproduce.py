@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from isomerge.adapters import apply_adapter, open_adapter
+from isomerge.addresses import is_url, usable_url
 from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint.base import Checkpoint, Progress, name_some
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
@@ -24,6 +25,7 @@ from isomerge.data import open_data
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
 from isomerge.evaluation.verify import differences
 from isomerge.merging.api import merge_recipe
+from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.results import Result
 from isomerge.running.stock import run_versions
 from isomerge.threads import thread_count
@@ -46,32 +48,37 @@ class Reproduction(Result):
     seconds: float
 
 
+@shows_progress
 def reproduce(
     folder: str | os.PathLike[str],
     *,
     out: str | os.PathLike[str] | None = None,
     threads: int | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Reproduction:
     """Merge the recipe in the lock file of `folder` again, with the inputs it names, and compare every hash.
 
     The copy is kept in `out`, where `force` replaces what is there; otherwise it is written beside the folder and
     removed.
     """
+    progress = callback(progress)
     start = time.perf_counter()
     require_types(folder=(folder, str, os.PathLike))
     require_shared_types(out=out, threads=threads, force=force, progress=progress)
-    folder = Path(folder).expanduser()
-    lock = read_lock(folder)
+    if out is not None and is_url(out):
+        raise RequestError("Making a model again: out is an address. Name a folder.", keys=("out",))
+    name = usable_url(folder, "making again") if is_url(folder) else str(Path(folder).expanduser())
+    folder = Path(name)
+    lock = read_lock(name)
     workers = thread_count(threads)
     inputs = changed_data(lock) or changed_inputs(lock, workers, progress)
-    result = Reproduction(str(folder), "inputs changed", inputs, [], lock.sha256, None, None, _notes(lock), 0.0)
+    result = Reproduction(name, "inputs changed", inputs, [], lock.sha256, None, None, _notes(lock), 0.0)
     if not inputs:
         with _place(folder, out) as place, _as_many_threads(lock):
             _merge_again(lock, place, keep=out is not None, threads=threads, force=force, progress=progress)
             again = open_checkpoint(place)
-            hashes = hash_tensors(again, threads=workers, progress=progress)
+            hashes = hash_tensors(again, threads=workers, tensor_hash=lock.tensor_hash, progress=progress)
             result.differences = differences(lock, locked_tensors(again.tensors, hashes), place)
         result.sha256 = tensors_digest(hashes)
         result.verdict = "different" if result.differences else "identical"
@@ -85,12 +92,13 @@ def _merge_again(
 ) -> None:
     """The recipe of the lock, with its options and the inputs it names, into `place`."""
     options = lock.options
+    text = f"{lock.recipe}\n"  # a single line without its end would be taken for the path of a recipe
     merged = merge_recipe(
-        lock.recipe, models=pinned_inputs(lock), device=options.get("device", "cpu"), threads=threads, progress=progress
+        text, models=pinned_inputs(lock), device=options.get("device", "cpu"), threads=threads, progress=progress
     )
     merged.save(
         place, shard_size=options.get("shard_size", "5GB"), out_dtype=options.get("out_dtype"), force=force, lock=keep,
-        report=keep,
+        report=keep, copy_tokenizer=options.get("copy_tokenizer", True),
     )  # fmt: skip
 
 
@@ -111,8 +119,10 @@ def changed_inputs(lock: Lock, threads: int, progress: Progress | None = None) -
     if changes:
         return changes
     for entry, checkpoint in opened:
-        hashes = hash_tensors(checkpoint, entry.tensors, threads=threads, progress=progress)
-        changed = [name for name in hashes if hashes[name] != entry.tensors[name].sha256]
+        hashes = hash_tensors(
+            checkpoint, entry.tensors, threads=threads, tensor_hash=lock.tensor_hash, progress=progress
+        )
+        changed = [name for name in hashes if hashes[name] != entry.tensors[name].hash]
         if changed:
             changes.append({"reference": entry.source, "changed": [f"changed tensors: {name_some(changed, 20)}"]})
     return changes
@@ -183,7 +193,7 @@ def _header_changes(entry: LockedInput, checkpoint: Checkpoint) -> list[str]:
     if missing:
         changes.append(f"missing tensors: {name_some(missing, 20)}")
     here = [name for name in entry.tensors if name in checkpoint.tensors]
-    now = locked_tensors(checkpoint.tensors, {name: entry.tensors[name].sha256 for name in here})
+    now = locked_tensors(checkpoint.tensors, {name: entry.tensors[name].hash for name in here})
     other = [name for name in here if now[name] != entry.tensors[name]]
     if other:
         changes.append(f"another shape or dtype: {name_some(other, 20)}")
@@ -206,11 +216,12 @@ def _place(folder: Path, out: str | os.PathLike[str] | None) -> Iterator[Path]:
         yield Path(out).expanduser()
         return
     absolute = folder.resolve()
+    parent = tempfile.gettempdir() if is_url(folder) else absolute.parent
     try:
-        beside = Path(tempfile.mkdtemp(prefix=f".{absolute.name}-again-", dir=absolute.parent))
+        beside = Path(tempfile.mkdtemp(prefix=f".{absolute.name}-again-", dir=parent))
     except OSError as error:
         raise RequestError(
-            f"While preparing to make {folder} again: {absolute.parent} cannot be written to "
+            f"While preparing to make {folder} again: {parent} cannot be written to "
             f"({error.strerror or error}). Name a folder elsewhere.",
             keys=("out",),
         ) from error

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from isomerge.arguments import require_choice, require_types
 from isomerge.checkpoint.base import TensorInfo, name_some
+from isomerge.checkpoint.memory import as_tensors
 from isomerge.errors import RequestError
 from isomerge.merging.methods import METHODS
 from isomerge.merging.run.jobs import Job
@@ -16,14 +18,14 @@ from isomerge.merging.run.rows import InMemory
 
 
 def merge_state_dicts(
-    models: Sequence[Mapping[str, Tensor]],
+    models: Sequence[Mapping[str, Tensor | np.ndarray]],
     *,
     method: str = "linear",
-    base: Mapping[str, Tensor] | None = None,
+    base: Mapping[str, Tensor | np.ndarray] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """Merge state_dicts by any method; integers come from the base, or from the first model.
+    """Merge state_dicts, of tensors or numpy arrays, by any method; integers come from the base, or the first model.
 
     >>> import torch
     >>> merge_state_dicts([{"w": torch.zeros(2)}, {"w": torch.ones(2)}], weight=[1, 3])
@@ -45,7 +47,7 @@ def merge_state_dicts(
         raise RequestError(
             f"Merging: {method} has no use for a base. Leave it out, or put it among the models.", keys=("base",)
         )
-    every = [*models, *([base] if base is not None else [])]
+    every = [as_tensors(state, "Merging") for state in [*models, *([base] if base is not None else [])]]
     _require_same_names(every)
     merged: dict[str, Tensor] = {}
     for name in every[-1]:

@@ -39,23 +39,41 @@ class TableBlock:
     """The bars are what the table is there for."""
     text: frozenset[int] = frozenset()
     """The places of columns that hold running text, which needs room."""
+    explained: str = ""
+    """The caption in plain words."""
     shows: str = "table"
 
 
 @dataclass(frozen=True)
+class HeatCell:
+    """A value, the one before it where there is one, and how strongly it is tinted."""
+
+    value: float
+    before: float | None
+    tint: float
+    """Of a value its share of the strongest; of a change the change itself, between −1 and 1."""
+
+    @property
+    def change(self) -> str | None:
+        """In percent, as a difference that is seen at once."""
+        if self.before is None:
+            return None
+        share = 100 * (self.value - self.before) / self.before if self.before else 0.0
+        return f"{share:+.0f}\u202f%".replace("-", "−").replace("+0\u202f", "±0\u202f").replace("−0\u202f", "±0\u202f")
+
+
+@dataclass(frozen=True)
 class Heat:
-    """A table whose cells are tinted by their value; the number stands in every cell."""
+    """A table whose cells are tinted: by their change where there is a value before, else by the value."""
 
     caption: str
     columns: Sequence[str]
-    rows: Sequence[tuple[str, int, Sequence[float | None]]]
-    """Label, layer and one value per column."""
-    top: float
-    """The value of the strongest tint, so that two maps can share a scale."""
+    rows: Sequence[tuple[str, int, Sequence[HeatCell | None]]]
+    """Label, layer and one cell per column."""
+    ends: tuple[str, ...]
+    """What the scale says: at nothing and at the strongest tint; of changes at both ends and in the middle."""
+    explained: str = ""
     shows: str = "heat"
-
-    def tint(self, value: float | None) -> float:
-        return 0.0 if value is None or self.top <= 0 else round(min(1.0, max(0.0, value / self.top)), 3)
 
 
 @dataclass(frozen=True)
@@ -91,7 +109,9 @@ class Figure:
 
     svg: str
     caption: str
-    numbers: TableBlock
+    numbers: TableBlock | None = None
+    """None where the drawing's own words say all there is."""
+    explained: str = ""
     shows: str = "figure"
 
 
@@ -160,21 +180,31 @@ def text(value: Any, *, code: bool = False) -> Cell:
     return Cell(text, text, code=code)
 
 
-def heats(captions: Sequence[str], grids: Sequence[Mapping[tuple[str, int, str], float | None]]) -> list[Heat]:
-    """One map for each grid of (row label, layer, column) → value, all with the same rows, columns and scale."""
-    keys = list(dict.fromkeys(key for grid in grids for key in grid))
+Grid = Mapping[tuple[str, int, str], float | None]
+"""(row label, layer, column) → value"""
+CHANGES = ("−100\u202f%", "unchanged", "+100\u202f%")
+
+
+def heat(
+    caption: str, before: Grid, after: Grid, *, top: float, ends: tuple[str, str], explained: str = ""
+) -> Heat | None:
+    """One map of all values; `top` has the strongest tint unless there are values before, and `ends` name the scale."""
+    keys = [key for key in dict.fromkeys([*before, *after]) if known([before.get(key), after.get(key)])]
+    if not keys:
+        return None
     columns = list(dict.fromkeys(column for _, _, column in keys))
     labels = list(dict.fromkeys((label, layer) for label, layer, _ in keys))
-    top = max((value for grid in grids for value in grid.values() if value is not None), default=0.0)
-    return [
-        Heat(
-            caption,
-            columns,
-            [(label, layer, [grid.get((label, layer, column)) for column in columns]) for label, layer in labels],
-            top,
-        )
-        for caption, grid in zip(captions, grids, strict=True)
-    ]
+    compared = any(before.get(key) is not None and after.get(key) is not None for key in keys)
+
+    def cell(key: tuple[str, int, str]) -> HeatCell | None:
+        old, new = before.get(key), after.get(key)
+        if old is None or new is None:
+            value = old if new is None else new
+            return None if value is None else HeatCell(value, None, 0.0 if compared else min(1.0, value / top))
+        return HeatCell(new, old, max(-1.0, min(1.0, (new - old) / old if old else 0.0)))
+
+    rows = [(label, layer, [cell((label, layer, column)) for column in columns]) for label, layer in labels]
+    return Heat(caption, columns, rows, CHANGES if compared else ends, explained)
 
 
 def layers_of(blocks: Iterable[Any]) -> Iterator[int]:
@@ -184,7 +214,7 @@ def layers_of(blocks: Iterable[Any]) -> Iterator[int]:
             yield from (row.layer for row in block.rows if row.layer is not None and row.layer >= 0)
         elif isinstance(block, Heat):
             yield from (layer for _, layer, _ in block.rows if layer >= 0)
-        elif isinstance(block, Figure):
+        elif isinstance(block, Figure) and block.numbers is not None:
             yield from layers_of([block.numbers])
         elif isinstance(block, (Side, Foldable)):
             yield from layers_of(block.blocks)

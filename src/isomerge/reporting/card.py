@@ -9,6 +9,8 @@ from typing import Any
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.hub import looks_like_hub_id
+from isomerge.json_files import read_text
+from isomerge.reporting.method_sections import features_words
 from isomerge.reporting.record import TEXT, Record
 from isomerge.text import code, inert, visible
 from isomerge.yaml_files import load
@@ -21,26 +23,30 @@ def card_page(record: Record) -> str:
 
     The record has `inputs`, a list of tables with `reference`, `revision` (the commit of a hub model, else None),
     `role` ("model", "base", "adapter", …) and `card` (what `card_data` read); `donor`, the reference whose config was
-    taken; `name`; `method`, `summary`, `paper`; `recipe`; `alignment` (a table of facts, or None); `data`, a list of
-    tables with `name`, `sha256`, `size`, `kind` and `examples` where models were run on data; `sha256`; `version`.
+    taken; `name`; `method`, `summary`, `paper`; `features`, which units follow which model, of methods that choose;
+    `recipe`; `alignment` (a table of facts, or None); `data`, a list of tables with `name`, `sha256`, `size`, `kind`
+    and `examples` where models were run on data; `tables`, sentences on tables of different length; `sha256`;
+    `version`.
     """
-    notes: list[str] = []
+    notes = [inert(note) for note in record.get("tables", ())]
     metadata = card_metadata(record, notes)
     return f"---\n{metadata.to_yaml()}\n---\n\n{card_text(record, notes)}"
 
 
 def card_data(checkpoint: Checkpoint) -> dict[str, Any]:
     """The metadata of an input's own card: {} where it has none, or where it cannot be had."""
-    from huggingface_hub import ModelCard, hf_hub_download
-
-    path = checkpoint.folder / "README.md" if checkpoint.folder else None
+    path = checkpoint.folder / "README.md" if checkpoint.folder and not checkpoint.in_memory else None
     try:
         if path is not None and not path.is_file() and checkpoint.revision and looks_like_hub_id(checkpoint.name):
+            from huggingface_hub import hf_hub_download
+
             path = Path(hf_hub_download(checkpoint.name, "README.md", revision=checkpoint.revision))
-        text = path.read_text(encoding="utf-8") if path is not None and path.is_file() else ""
+        text = read_text(path) if path is not None and path.is_file() else ""
         if not text.startswith("---"):
             return {}
         load(text.split("---", 2)[1])  # bounded, before others read it
+        from huggingface_hub import ModelCard  # its HTTP client is a tenth of what a merge imports
+
         data: Any = ModelCard(text, ignore_metadata_errors=True).data
         return dict(data.to_dict())
     except Exception:  # no network, no such file, front matter that is no YAML: a merge does not fail for a card
@@ -107,6 +113,8 @@ def card_text(record: Record, notes: Sequence[str]) -> str:
     method = f"**{record['method']}**: {record['summary'].rstrip('.')}."
     if record.get("paper"):
         method += f" Reference: {record['paper']}."
+    if record.get("features"):
+        method += f"\n\n{features_words(record['features'])}"
     parts = [
         f"# {inert(record['name'])}",
         f"Made from {models} models with isomerge {record['version']}, without training.",
@@ -123,9 +131,10 @@ def card_text(record: Record, notes: Sequence[str]) -> str:
         parts.append("\n".join(["## Data", "", "| data | examples used | sha256 |", "|---|---|---|", *sets]))
     # Whoever copies a command does not read it: the folder's name must not become more than a name.
     name = shlex.quote(visible(record["name"], keep=""))
-    commands = f'pip install "isomerge=={record["version"]}"\nisomerge reproduce {name}'
+    version = record["version"]
     parts += [
-        f"## Reproduce\n\n{_fenced(commands, 'bash')}",
+        f'## Reproduce\n\nWith isomerge {version} (`pip install "isomerge=={version}"` where a package index has it, '
+        f"else `pip install .` in its source of that version):\n\n{_fenced(f'isomerge reproduce {name}', 'bash')}",
         f"The weights have sha256 `{record['sha256']}` ({code('isomerge verify ' + name)} checks it).",
     ]
     if notes:

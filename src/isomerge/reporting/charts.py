@@ -32,19 +32,20 @@ def line_chart(
     *,
     level: tuple[str, float] | None = None,
     counts: bool = False,
+    ends: tuple[float, float] | None = None,
 ) -> str:
-    """Lines over a common axis, which `counts` things or measures. `level` is one more value, drawn from side to side.
-    Unknown points leave a gap."""
+    """Lines over a common axis, which `counts` things or measures. `level` is one more value, drawn from side to side,
+    and `ends` are what values lie between, whatever these are. Unknown points leave a gap."""
     lines = [line for line in lines if known(value for _, value in line.points)]
     values = known(value for line in lines for _, value in line.points) + ([level[1]] if level else [])
     places = [place for line in lines for place, _ in line.points]
     if not values:
         return ""
-    ends = min(places), max(places)
-    marks = ticks_between(min(values), max(values))
-    up = axis_over(marks, min(values), max(values), HEIGHT - BOTTOM, TOP)
+    low, high = ends or (min(values), max(values))
+    up = axis_over(ticks_between(low, high), low, high, HEIGHT - BOTTOM, TOP)
     left = max(LEFT, round(8 + DIGIT * max(map(len, up.labels))))
-    across = axis_over(ticks_between(*ends, whole=counts), *ends, left, WIDTH - RIGHT)
+    first, last = min(places), max(places)
+    across = axis_over(ticks_between(first, last, whole=counts), first, last, left, WIDTH - RIGHT)
     digits = digits_between(values)
     parts = [_axes(across, up, x)]
     if level:

@@ -1,150 +1,52 @@
-"""The sections on what lies between models: the records of `isomerge barrier`."""
+"""The sections on what was measured: scores, sweeps, and what lies between models."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
-
-from isomerge.errors import RequestError
-from isomerge.json_files import JsonError, checked, read_json
 from isomerge.reporting import blocks as b
 from isomerge.reporting.charts import Line, digits_between, line_chart, plane_map, tinted
+from isomerge.reporting.measurements import data_name, is_line, is_plane, is_score, is_sweep
+from isomerge.reporting.quality import aligned_lines
 from isomerge.reporting.record import Record
 
 
-def read_curve(path: Path) -> dict[str, Any]:
-    """A file that `isomerge barrier … --json` has printed, for two models or for three."""
-    act = f"While reading {path}"
-    try:
-        record = read_json(path)
-    except FileNotFoundError as error:
-        raise RequestError(f"{act}: there is no such file. Make one: isomerge barrier … --json > {path}.") from error
-    except IsADirectoryError as error:
-        raise RequestError(
-            f"{act}: it is a folder. Name the JSON file itself; to make one: isomerge barrier … --json > curve.json."
-        ) from error
-    except OSError as error:
-        raise RequestError(f"{act}: it cannot be read ({error.strerror}).") from error
-    except JsonError as error:
-        raise RequestError(f"{act}: {error}. Make it anew: isomerge barrier … --json > {path}.") from error
-    try:
-        require_curve(record)
-    except JsonError as error:
-        raise RequestError(
-            f"{act}: it has no points of a barrier ({error}). Make one: isomerge barrier … --json > {path}."
-        ) from error
-    return dict(record)
+def score_section(records: Sequence[Record]) -> b.Section:
+    """All scores in one table, and every sweep."""
+    rows = [
+        b.Row([b.text(one["model"], code=True), b.text(data_name(one)), b.text(one["metric_name"]),
+               b.number(one.get("metric"), 4), b.number(one.get("loss"), 4), b.count(one.get("examples"))])
+        for one in records
+        if is_score(one)
+    ]  # fmt: skip
+    columns = ("model", "data", "metric", "value", "loss", "examples")
+    scores = [b.TableBlock("Scores of models on data", columns, rows, frozenset({3, 4, 5}))] if rows else []
+    return b.Section("scores", "Scores", [*scores, *(_sweep(one) for one in records if is_sweep(one))])
 
 
-def require_curve(record: Any) -> None:
-    """Raise JsonError unless it is what `isomerge barrier` prints."""
-    plane = isinstance(record, Mapping) and is_plane(record)
-    checked(StoredPlane if plane else Curve, dict(record) if isinstance(record, Mapping) else record)
-
-
-def is_curve(record: Any) -> bool:
-    try:
-        require_curve(record)
-    except JsonError:
-        return False
-    return True
-
-
-def is_plane(record: Record) -> bool:
-    return {"x", "y", "loss", "models"} <= record.keys()
-
-
-Number = Annotated[float, Field(ge=-1e100, le=1e100)]
-"""Whose differences and squares are numbers too."""
-
-
-class StoredPoint(BaseModel):
-    t: Number
-    loss: Number | None
-    metric: Number | None
-
-
-class Ensemble(BaseModel):
-    loss: Number | None = None
-    metric: Number | None = None
-
-
-class StoredLine(BaseModel):
-    """Points of one line."""
-
-    points: list[StoredPoint] = Field(min_length=1)
-    barrier: Number | None = None
-
-
-class AlignedCurve(StoredLine):
-    level: str
-
-
-class Curve(StoredLine):
-    """Between two models, and the same after they were aligned, at the same places."""
-
-    models: list[str] | None = None
-    metric_name: str | None = None
-    ensemble: Ensemble | None = None
-    aligned: list[AlignedCurve] | AlignedCurve | None = None
-    notes: list[str] | None = None
-    data: Any = None
-
-    @model_validator(mode="after")
-    def _same_places(self) -> Curve:
-        several = self.aligned if isinstance(self.aligned, list) else [self.aligned] if self.aligned else []
-        if any(len(one.points) != len(self.points) for one in several):
-            raise ValueError("the aligned line has another number of points")
-        return self
-
-
-class Corner(BaseModel):
-    model: str
-    x: Number
-    y: Number
-    loss: Number | None
-
-
-def _rising(values: list[float]) -> list[float]:
-    if any(second <= first for first, second in pairwise(values)):
-        raise ValueError("the places do not rise")
-    return values
-
-
-Places = Annotated[list[Number], Field(min_length=2), AfterValidator(_rising)]
-
-
-class StoredPlane(BaseModel):
-    """Through three models: the losses of each row of places."""
-
-    x: Places
-    y: Places
-    loss: list[list[Number | None]]
-    models: list[Corner] = Field(min_length=3, max_length=3)
-    notes: list[str] | None = None
-
-    @model_validator(mode="after")
-    def _one_for_each_place(self) -> StoredPlane:
-        if len(self.loss) != len(self.y) or any(len(row) != len(self.x) for row in self.loss):
-            raise ValueError("there is not one loss for each place")
-        return self
+def _sweep(record: Record) -> b.TableBlock:
+    names = [axis["name"] for axis in record["parameters"]]
+    rows = [
+        b.Row([*(b.text(point["parameters"].get(name)) for name in names), b.number(point.get("loss"), 4),
+               b.number(point.get("metric"), 4), b.text("best" if point == record["best"] else " ")])
+        for point in record["points"]
+    ]  # fmt: skip
+    where = f" on {data}" if (data := data_name(record)) else ""
+    title = f"Sweep of {record['method']} over {', '.join(names)}{where}"
+    columns = (*names, "loss", record.get("metric_name") or "metric", " ")
+    return b.TableBlock(title, columns, rows, frozenset({len(names), len(names) + 1}))
 
 
 def connection_sections(records: Sequence[Record]) -> list[b.Section]:
     """A section for all lines, and one for all planes."""
-    lines = [block for record in records if not is_plane(record) for block in _line(record)]
+    lines = [block for record in records if is_line(record) for block in _line(record)]
     planes = [block for record in records if is_plane(record) for block in _plane(record)]
     return [b.Section("line", "Between two models", lines), b.Section("plane", "Between three models", planes)]
 
 
 def _line(record: Record) -> list[Any]:
-    aligned = record.get("aligned") or []
-    lines = [("as they are", record)]
-    lines += [(f"aligned ({one['level']})", one) for one in (aligned if isinstance(aligned, list) else [aligned])]
+    lines = [("as they are", record), *((f"aligned ({one['level']})", one) for one in aligned_lines(record))]
     metric = str(record.get("metric_name") or "metric")
     ensemble = record.get("ensemble") or {}
     figures = []

@@ -1,4 +1,4 @@
-"""The section on what a method tells of its own work: the regressions of reconstruct, the choice of a greedy soup."""
+"""The section on a method's own work: the regressions and joint features of reconstruct, the choice of a soup."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from isomerge.reporting.charts import Line, line_chart
 from isomerge.reporting.record import Record
 
 WHEN = ("before", "after")
+STEPS = {"rate": "first step", "loss_before": "before polishing", "loss_after": "after, on the data"}
+LOST = {"stream": "the stream", "chosen": "what heads and units compute"}
+RESIDUAL = "How much of a map's target it misses: 0 reproduces the models' features exactly, 1 is no better than zeros."
 
 
 def method_section(record: Record) -> b.Section:
@@ -20,21 +23,56 @@ def method_section(record: Record) -> b.Section:
         blocks += residual_blocks(layers)
     if record.get("refined"):
         blocks.append(_refined(record["refined"]))
+    if (features := _features(record)) is not None:
+        blocks.append(b.Paragraph(features_words(features)))
+        if features.get("lost"):
+            blocks.append(_lost(features["lost"]))
     if facts := _goals(record):
         blocks.append(b.FactList(facts))
-    for key, words in (("lean", "Shares of the stream"), ("start", "What to start from")):
+    for key, words in (("lean", "Shares of the stream"), ("start", "The merge and its control, one parent")):
         tried = record.get(key, {}).get("tried") if key == "start" else record.get(key)
         if tried:
-            blocks.append(_tried(f"{words}, and the distance to the models' predictions on held-out examples", tried))
+            blocks.append(_tried(f"{words}, and the distance to predictions (and text) on held-out examples", tried))
     if isinstance(record.get("polished"), Mapping):
         polished = record["polished"]
         change = " → ".join(b.number(polished[f"loss_{when}"]).text for when in WHEN)
-        blocks.append(
-            b.FactList({"polished": f"{polished['steps']} steps, distance to the models' predictions {change}"})
-        )
+        blocks.append(b.FactList({"polished": f"{_steps(polished)}, distance to the models' predictions {change}"}))
     if record.get("scores"):
         blocks.append(_scores(record))
     return b.Section("method", f"What {record.get('method')} did", blocks)
+
+
+def _steps(polished: Mapping[str, Any]) -> str:
+    size = f", the first {100 * polished['rate']:g} % of a tensor's size" if "rate" in polished else ""
+    return f"{polished['steps']} steps{size}"
+
+
+def _features(record: Record) -> Record | None:
+    features = record.get("features")
+    return features if isinstance(features, Mapping) else None
+
+
+def has_joint_features(record: Record) -> bool:
+    return bool((_features(record) or {}).get("stream") == "joint")
+
+
+def features_words(features: Record) -> str:
+    """What the features of the merged model are, for the page and the card."""
+    if features.get("stream") == "joint":
+        words = (
+            "Joint features: the width of one model is filled from the features of all models side by side, and what "
+            "matters least on the data has no room."
+        )
+    else:
+        words = "The stream holds the mean of the models' features; each head and each unit follows one model."
+    counts = [shares for shares in (features.get("chosen") or {}).values() if any(shares)]
+    if counts:
+        totals = [sum(own) for own in zip(*counts, strict=True)]
+        shares = ", ".join(f"{100 * total / sum(totals):.0f} %" for total in totals)
+        words += f" Heads and units that follow each model, in the order of the inputs: {shares}."
+    lost = {part: b.mean(shares.values()) for part, shares in (features.get("lost") or {}).items()}
+    missing = [f"{100 * share:.1f} % of {name}" for key, name in LOST.items() if (share := lost.get(key)) is not None]
+    return words + (f" Without room, in the mean over the layers: {' and '.join(missing)}." if missing else "")
 
 
 def _goals(record: Record) -> dict[str, str]:
@@ -44,20 +82,44 @@ def _goals(record: Record) -> dict[str, str]:
         counts = goals.get("examples")
         shares = f", examples that follow each model: {', '.join(f'{count:.0f}' for count in counts)}" if counts else ""
         facts["goals"] = f"{goals['kind']}{shares}"
+    if isinstance(width := record.get("width"), Mapping):
+        sizes = {name: " → ".join(f"{size:,}" for size in both) for name, both in width.items()}
+        facts["more room"] = ", ".join(f"{name} {both}" for name, both in sizes.items())
     if isinstance(fitted := record.get("output"), Mapping):
         change = " → ".join(b.number(fitted[f"loss_{when}"]).text for when in WHEN)
         facts["output map"] = f"fitted to the models' predictions, distance {change}"
     return facts
 
 
+def _lost(lost: Mapping[str, Mapping[str, float]]) -> b.TableBlock:
+    """By layer, the share of the energy of the models' features that had no room in the merged model."""
+    title = "Share of the models' features that has no room in one model, per layer"
+    layers: dict[int, dict[str, float]] = {}
+    for name, share in lost.get("stream", {}).items():
+        layers.setdefault(place_of(name)[1], {})["stream"] = share
+    for space, share in lost.get("chosen", {}).items():
+        part = "units" if "ffn" in space.split(".") else "heads"
+        layers.setdefault(int(space.rpartition(".")[2]), {})[part] = share
+    columns = ("stream", "heads", "units")
+    rows = [
+        b.Row([b.count(layer), *(b.number(shares[c]) if c in shares else b.text("") for c in columns)])
+        for layer, shares in sorted(layers.items())
+    ]
+    return b.TableBlock(title, ("layer", *columns), rows, frozenset({0, 1, 2, 3}))
+
+
 def _tried(title: str, tried: Sequence[Record]) -> b.TableBlock:
-    best = min(range(len(tried)), key=lambda number: tried[number]["held_out"])
+    reached = [one["held_out"] for one in tried]
+    best = reached.index(min(reached))
+    polished = any(one.get("rate") for one in tried)
     rows = []
     for number, one in enumerate(tried):
         name = one["start"] if "start" in one else ", ".join(f"{share:g}" for share in one["weights"])
-        chosen = "yes" if number == best else "no"
-        rows.append(b.Row([b.text(name, code=True), b.number(one["held_out"]), b.text(chosen)]))
-    return b.TableBlock(title, ("tried", "distance", "chosen"), rows, frozenset({1}))
+        steps = [b.number(one[key]) if key in one else b.text("") for key in STEPS] if polished else []
+        chosen = b.text("yes" if number == best else "no")
+        rows.append(b.Row([b.text(name, code=True), *steps, b.number(one["held_out"]), chosen]))
+    columns = ("tried", *STEPS.values()) if polished else ("tried",)
+    return b.TableBlock(title, (*columns, "distance", "chosen"), rows, frozenset(range(1, len(columns) + 1)))
 
 
 def residual_blocks(layers: Sequence[Record], of: str = "") -> list[Any]:
@@ -76,8 +138,10 @@ def residual_blocks(layers: Sequence[Record], of: str = "") -> list[Any]:
     columns = ("number", "map", "kind", "samples", "before", "after")
     table = b.TableBlock(title, columns, rows, frozenset({0, 3, 4, 5}))
     chart = line_chart(title, lines, "number of the regression", "residual", counts=True)
-    captions = [f"Residual {when} solving, per layer and map{of}" for when in WHEN]
-    return [b.Side(b.heats(captions, _grids(layers))), b.Figure(chart, title, table)]
+    ends = "solved exactly", "no better than zeros"
+    caption = f"Residual before and after solving, per layer and map{of}"
+    shown = b.heat(caption, *_grids(layers), top=1.0, ends=ends, explained=RESIDUAL)
+    return [*([shown] if shown else []), b.Figure(chart, title, table, explained=RESIDUAL)]
 
 
 def _grids(layers: Sequence[Record]) -> list[dict[tuple[str, int, str], float | None]]:

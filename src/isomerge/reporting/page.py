@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html.parser import HTMLParser
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,25 @@ from isomerge.arguments import require_types
 from isomerge.checkpoint.hashing import tensors_digest
 from isomerge.checkpoint.lock import LOCK, read_lock
 from isomerge.errors import RequestError
-from isomerge.json_files import JsonError, parse_json
+from isomerge.packages import why_not_imported
+from isomerge.reporting.ancestors import earlier_generations
 from isomerge.reporting.blocks import figures, layers_of
-from isomerge.reporting.curve_sections import is_curve, is_plane, read_curve
+from isomerge.reporting.demo_sections import demo_headline
+from isomerge.reporting.kept_measurements import (
+    kept_measurements,
+    measurements_beside,
+    page_measurements,
+    replaced,
+    searched_scores,
+)
+from isomerge.reporting.measurements import read_measurement
+from isomerge.reporting.origin_sections import lineage
+from isomerge.reporting.quality import how_to_measure, merge_lines, own_scores
 from isomerge.reporting.record import PAGE, RECORD, Record, of_our_form, read_record, record_text, write_text
-from isomerge.reporting.sections import cards, headline, sections
+from isomerge.reporting.sections import cards, sections
+from isomerge.reporting.verdict import has_failed, verdict
 from isomerge.results import Result, plain
-from isomerge.text import all_visible, visible
-
-MISSING = 'report.html was not written: jinja2 is not installed (pip install "isomerge[report]")'
+from isomerge.text import all_visible, as_flags, visible
 
 FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 
@@ -40,7 +50,7 @@ class ReportResult(Result):
     page: str | None
     """None where jinja2 is missing."""
     summary: dict[str, str]
-    """The numbers on top of the page."""
+    """The verdict and the numbers on top of the page."""
     sections: list[str]
     notes: list[str]
 
@@ -49,37 +59,43 @@ def report(
     folder: str | os.PathLike[str],
     *,
     out: str | os.PathLike[str] | None = None,
-    barrier: Sequence[str | os.PathLike[str] | Record] = (),
+    measured: Sequence[str | os.PathLike[str] | Record] = (),
     keep_curves: bool = True,
 ) -> ReportResult:
     """Write the page of an output, into `out` or as report.html beside its weights.
 
-    `barrier` names files that `isomerge barrier … --json` has printed, or holds such records. They join the curves that
-    the page has, or the one beside the weights where `out` is new, unless `keep_curves` is False.
+    `measured` names files that `isomerge eval`, `barrier` or `sweep` have printed with `--json`, or holds such records.
+    They join what the page has, or the one beside the weights where `out` is new, unless `keep_curves` is False; and
+    the files eval*.json, barrier*.json and sweep*.json beside the weights.
 
     >>> written = isomerge.merge(["model-a", "model-b"]).save("merged")
     >>> print(isomerge.report("merged").page)
     merged/report.html
     """
     require_types(folder=(folder, str, os.PathLike), out=(out, str, os.PathLike, None), keep_curves=(keep_curves, bool))
-    if isinstance(barrier, (str, os.PathLike, Mapping)) or not isinstance(barrier, Iterable):
+    if isinstance(measured, (str, os.PathLike, Mapping)) or not isinstance(measured, Iterable):
         raise RequestError(
-            "barrier must be a list of files or records, as in barrier=['curve.json'].", keys=("barrier",)
+            "measured must be a list of files or records, as in measured=['curve.json'].", keys=("measured",)
         )
     folder = Path(folder).expanduser()
-    curves = [_curve(one) for one in barrier]
+    given = [_measurement(one) for one in measured]
     record = read_record(folder)
     target = folder / PAGE if out is None else Path(out).expanduser()
     if target.is_dir() or not target.parent.is_dir():
-        wrong = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
-        raise RequestError(f"While writing the report {target}: {wrong}. Name a file, such as report.html.")
-    if keep_curves:
-        curves = with_old_curves(record, curves, target, folder / PAGE)
-    content = plain({"record": record, "lock": lock_summary(folder), "curves": curves}, strict=True)
+        missing = f"there is no folder {target.parent}. Create it first, or name another place"
+        wrong = "it is a folder. Name a file, such as report.html" if target.is_dir() else missing
+        raise RequestError(f"While writing the report {target}: {wrong}.", keys=("out",))
+    old = kept_measurements(record, target, folder / PAGE) if keep_curves else []
+    beside, notes = measurements_beside(folder)
+    name = folder.resolve().name
+    joined = replaced(old, searched_scores(record, name), beside, given)
+    if earlier := earlier_generations(record):
+        record = {**record, "earlier": earlier}
+    content = plain({"record": record, "lock": lock_summary(folder), "measurements": joined}, strict=True)
     with of_our_form(folder / RECORD):
-        text = render(folder.resolve().name, content)
-        summary = {label: f"{value} ({hint})" if hint else value for label, value, hint in cards(record)}
-        titles = [section.title for section in sections(record, content["lock"], content["curves"])]
+        text = render(name, content, _place(folder))
+        summary = _summary(record, content["measurements"], name)
+        titles = [section.title for section in sections(record, content["lock"], content["measurements"])]
     if text is not None:
         write_text(target, text)
     return ReportResult(
@@ -88,15 +104,31 @@ def report(
         page=str(target) if text is not None else None,
         summary=summary,
         sections=titles,
-        notes=[] if text is not None else [MISSING],
+        notes=notes if text is not None else [*notes, why_no_page()],
     )
 
 
-def _curve(given: str | os.PathLike[str] | Record) -> Record:
+def _place(folder: Path) -> str:
+    """The folder as a command names it that is run here, where the models' names lead to the models."""
+    try:
+        below = folder.resolve().relative_to(Path.cwd())
+    except (ValueError, OSError):
+        return str(folder)
+    return str(below) if below.parts else folder.resolve().name
+
+
+def _measurement(given: str | os.PathLike[str] | Record) -> Record:
     if isinstance(given, (Mapping, Result)):
         return given.to_dict() if isinstance(given, Result) else given
-    require_types(barrier=(given, str, os.PathLike))
-    return read_curve(Path(given).expanduser())
+    require_types(measured=(given, str, os.PathLike))
+    return read_measurement(Path(given).expanduser())
+
+
+def _summary(record: Record, measurements: Sequence[Record], name: str) -> dict[str, str]:
+    found = verdict(record, measurements, name)
+    said = {} if found is None else {"verdict": f"{found.label}. {found.sentence}"}
+    numbers = cards(record, measurements, name)
+    return said | {label: f"{value} ({hint})" if hint else value for label, value, hint in numbers}
 
 
 def finish_report(folder: Path, run: Record) -> Path | None:
@@ -130,120 +162,86 @@ def lock_summary(folder: Path) -> dict[str, Any] | None:
                 "revision": entry.revision,
                 "config_sha256": entry.config_sha256,
                 "tensors": len(entry.tensors),
-                "sha256": tensors_digest({name: tensor.sha256 for name, tensor in entry.tensors.items()}),
+                "sha256": tensors_digest({name: tensor.hash for name, tensor in entry.tensors.items()}),
             }
             for entry in lock.inputs
         ],
     }
 
 
-def render(name: str, content: Record) -> str | None:
-    """The page of everything that `content` holds and that is embedded in it; None where jinja2 is missing."""
+def render(name: str, content: Record, place: str | None = None) -> str | None:
+    """The page of everything that `content` holds and that is embedded in it; None without a working jinja2. `place` is
+    the folder in commands."""
     try:
-        from jinja2 import Environment, StrictUndefined
+        template = _template()
     except ImportError:
         return None
     from markupsafe import Markup, escape
-
-    def part(file: str) -> str:
-        return (files("isomerge.reporting") / "templates" / file).read_text(encoding="utf-8")
 
     def prose(text: Any) -> Markup:
         """Flags stay whole at the end of a line: browsers break after their dashes."""
         return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(text))))
 
-    # Everything is escaped but the drawings, which escape their own text, and our own style and script.
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     # What is embedded stays as it was; what is shown has names that could reverse or hide what stands beside them.
-    record, lock, curves = (all_visible(content[key]) for key in ("record", "lock", "curves"))
-    shown = sections(record, lock, curves)
+    record, lock, measurements = (all_visible(content[key]) for key in ("record", "lock", "measurements"))
+    demo, name, place = record["kind"] == "demo", visible(name, keep=""), visible(place or name, keep="")
+    shown = sections(record, lock, measurements)
     layers = {section.id: max(layers_of(section.blocks), default=0) for section in shown}
-    layered = [name for name, last in layers.items() if last > 0]
-    return environment.from_string(part("page.html")).render(
-        name="The demo" if record["kind"] == "demo" else visible(name, keep=""),
-        headline=headline(record),
-        cards=cards(record),
+    layered = [id_ for id_, last in layers.items() if last > 0]
+    measured = bool(own_scores(measurements, name) or merge_lines(record, measurements)) or has_failed(record)
+    page: str = template.render(
+        name="The demo" if demo else name,
+        headline=demo_headline(record) if demo else "",
+        verdict=verdict(record, measurements, name, place),
+        to_measure=how_to_measure(record, place) if record["kind"] == "merge" and not measured else "",
+        lineage="" if demo else lineage(record, name),
+        cards=cards(record, measurements, name),
         sections=shown,
         last_layer=max(layers.values(), default=0),
         layered=layered[0] if layered else None,  # the filter stands where the first layers are
         version=record["isomerge"],
-        style=Markup(part("page.css")),
-        script=Markup(part("page.js")),
+        style=Markup(_part("page.css")),
+        script=Markup(_part("page.js")),
         data=Markup(_embedded(content)),
+        as_flags=as_flags,
         drawing=Markup,
         figures=figures,
         prose=prose,
     )
+    return page
+
+
+def why_no_page() -> str:
+    """For a note."""
+    try:
+        _template()
+    except ImportError as error:
+        return f"report.html was not written: {why_not_imported('jinja2', error)}"
+    return "report.html was not written"
+
+
+def _template() -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    return _compiled(Environment, StrictUndefined)
+
+
+@cache
+def _compiled(environment: Any, undefined: Any) -> Any:
+    """Once in a process. Everything is escaped but the drawings, which escape their own text, and our own style and
+    script."""
+    made = environment(autoescape=True, undefined=undefined, trim_blocks=True, lstrip_blocks=True)
+    return made.from_string(_part("page.html"))
+
+
+def _part(file: str) -> str:
+    return (files("isomerge.reporting") / "templates" / file).read_text(encoding="utf-8")
 
 
 def _embedded(content: Record) -> str:
     """JSON that cannot end the element it stands in."""
     text = json.dumps(content, ensure_ascii=False, sort_keys=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-# --- the curves of a page: it keeps them when it is written again -----------------------------------------------------
-
-
-def with_old_curves(record: Record, new: Sequence[Record], *pages: Path) -> list[Record]:
-    """The curves of the first page that is of this record, then the new ones.
-
-    A new curve takes the place of an old one between the same models, on the same data and aligned alike."""
-    old = next((curves for page in pages if (curves := page_curves(page, record)) is not None), [])
-    replaced = {_subject(curve) for curve in new}
-    return [*(curve for curve in old if _subject(curve) not in replaced), *new]
-
-
-def page_curves(page: Path, record: Record | None = None) -> list[dict[str, Any]] | None:
-    """The curves and planes of a page; None for one that is not ours, or not of the output that `record` describes."""
-    content = _content(page) if page.is_file() else None
-    # A later verification changes only what the run says.
-    if content is None or (record is not None and _without_run(content["record"]) != _without_run(record)):
-        return None
-    return [curve for curve in content["curves"] if isinstance(curve, dict) and is_curve(curve)]
-
-
-def _content(page: Path) -> dict[str, Any] | None:
-    parser = _Embedded()
-    parser.feed(page.read_text(encoding="utf-8", errors="replace"))
-    try:
-        content = parse_json(parser.text)
-    except JsonError:
-        return None
-    ours = isinstance(content, dict) and isinstance(content.get("curves"), list)
-    return content if ours and isinstance(content.get("record"), dict) else None
-
-
-def _without_run(record: Record) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key != "run"}
-
-
-def _subject(curve: Record) -> str:
-    """What a curve is about, whatever was measured there and at how many points."""
-    models = [model["model"] if isinstance(model, Mapping) else model for model in curve.get("models") or ()]
-    data, aligned = curve.get("data"), curve.get("aligned")
-    several = aligned if isinstance(aligned, list) else [aligned] if aligned else []
-    levels = [one["level"] if isinstance(one, Mapping) else one for one in several]
-    sha256 = data.get("sha256") if isinstance(data, Mapping) else data
-    return json.dumps([is_plane(curve), models, sha256, curve.get("task"), levels], default=str)
-
-
-class _Embedded(HTMLParser):
-    """The text of the element `record`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text, self._inside = "", False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._inside = tag == "script" and ("id", "record") in attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = False
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self.text += data
 
 
 # --- a later verification ---------------------------------------------------------------------------------------------
@@ -266,6 +264,6 @@ def record_verification(folder: Path, verification: Mapping[str, Any], *, deep: 
     record["run"] = {**(record.get("run") or {}), "checks": verification["checks"], "verified": verified}
     write_text(folder / RECORD, record_text(record))
     page = folder / PAGE
-    curves = page_curves(page) if page.is_file() and not page.is_symlink() else None
-    written = None if curves is None else report(folder, barrier=curves).page
+    ours = not page.is_symlink() and page_measurements(page) is not None
+    written = report(folder).page if ours else None
     return Path(written) if written else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.errors import RequestError
-from isomerge.packages import is_installed, why_not_imported
+from isomerge.packages import why_not_imported
 from isomerge.reporting.record import Record
 
 GREY, BLUE, GREEN = "#8a8f98", "#1f6feb", "#2da44e"
@@ -87,20 +87,23 @@ def save_figure(figure: Any, path: str | Path) -> None:
 FORMATS = (".svg", ".png")
 
 
-def can_draw() -> bool:
-    return is_installed("matplotlib")
+def why_no_picture() -> str | None:
+    """Why nothing can be drawn, and what to do; None where it can."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        return why_not_imported("matplotlib", error)
+    return None
 
 
 def require_drawable(plot: str | Path) -> None:
     """Refuse, before any work, a picture that could not be written."""
     path = Path(plot)
     if path.suffix.lower() not in FORMATS:
-        raise RequestError(f"Drawing {path}: pictures are .svg or .png. Name such a file.")
+        raise RequestError(f"Drawing {path}: pictures are .svg or .png. Name it {path.stem}.svg.")
     if not path.parent.is_dir():
         raise RequestError(f"Drawing {path}: there is no folder {path.parent}. Create it first.")
     if not os.access(path.parent, os.W_OK):
         raise RequestError(f"Drawing {path}: nothing may be written into {path.parent}. Name another folder.")
-    if not can_draw():
-        raise RequestError(
-            f"Drawing {path}: 'matplotlib' is not installed (pip install isomerge[report]).", module="matplotlib"
-        )
+    if why := why_no_picture():
+        raise RequestError(f"Drawing {path}: {why}.", module="matplotlib")

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from isomerge import __version__, system
 from isomerge.arguments import usable_path
+from isomerge.checkpoint.local import broken_link
 from isomerge.checkpoint.permissions import restrict_like
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.json_files import JsonError, checked, read_json
@@ -52,7 +53,9 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
     folder = usable_path(folder, "reading the record of")
     act = f"While reading the record of {folder}"
     if not folder.is_dir():
-        raise RequestError(f"{act}: there is no such folder. Name a folder that isomerge has written.")
+        why = "it is a file and not a folder" if folder.exists() else "there is no such folder"
+        why = broken_link(folder) if folder.is_symlink() and not folder.exists() else why
+        raise RequestError(f"{act}: {why}. Name a folder that isomerge has written.")
     path = folder / RECORD
     try:
         record = read_json(path)

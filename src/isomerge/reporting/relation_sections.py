@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,19 @@ from isomerge.reporting.moved_units import LISTED
 from isomerge.reporting.record import Record
 
 WHOLE = "outside"  # of all layers
+ENDS = {"cosine": (-1.0, 1.0), "conflict": (0.0, 1.0)}  # of an axis: the same on every page
 WHEN = {"before": " before alignment", "after": " after alignment"}
+STRANGERS_APART = math.sqrt(2)  # the distance of two models of one size that have nothing in common
+DISTANCE = (
+    "How far the weights lie apart, relative to their size: 0 is the same, 1.41 is what two unrelated models have. "
+    "A space is a set of units or directions that can move together."
+)
+BOTH = " Each cell: before → after alignment, and the change; blue is nearer, orange farther."
+COSINE = "Do they point the same way? 1 is the same direction, 0 is unrelated, −1 is opposite."
+CONFLICT = {
+    False: "The share of weights that are above zero in one model and below in another: half between unrelated models.",
+    True: "The share of weights that one model moves up and another down: high values mean that they pull apart.",
+}
 
 
 def alignment_section(record: Record) -> b.Section | None:
@@ -28,7 +41,7 @@ def alignment_section(record: Record) -> b.Section | None:
     measured = record.get("measured") or {}
     for place in range(len(measured.get("compared", ()))):
         spaces = [row for row in measured.get("spaces", ()) if row["distance"]["before"][place] is not None]
-        blocks += _distance_maps(spaces, place, measured, WHEN)
+        blocks += _distance_map(spaces, place, measured)
     for moved in alignment["models"]:
         if moved.get("spaces"):
             rows = _moves(moved, measured)
@@ -45,51 +58,45 @@ def relation_section(record: Record) -> b.Section | None:
     measured = record.get("measured")
     if not measured:
         return None
-    between = "task vectors" if measured["base"] else "models"
+    base = measured["base"]
+    between = "task vectors" if base else "models"
     when = WHEN if record.get("alignment") else {}
     blocks: list[Any] = [b.Paragraph(_explained(measured, between))]
     charts = [
-        _chart(measured, "cosine", f"Cosine between the {between}, per layer", when),
-        _chart(measured, "conflict", f"Sign conflict between the {between}, per layer", when),
+        _chart(measured, "cosine", f"Cosine between the {between}, per layer", when, COSINE),
+        _chart(measured, "conflict", f"Sign conflict between the {between}, per layer", when, CONFLICT[bool(base)]),
     ]
     blocks.append(b.Side([chart for chart in charts if chart is not None]))
     if not record.get("alignment"):
         for place in range(len(measured["compared"])):
-            blocks += _distance_maps(measured["spaces"], place, measured, {})
+            blocks += _distance_map(measured["spaces"], place, measured)
     if len(measured["pairs"]) > 1:
         blocks.append(_pairs(measured))
     blocks.append(b.Foldable("Every part of every layer", [_parts(measured)]))
-    return b.Section("relations", "Task vectors" if measured["base"] else "How the models relate", blocks)
+    return b.Section("relations", "Task vectors" if base else "How the models relate", blocks)
 
 
 def _explained(measured: Record, between: str) -> str:
-    origin = f"what each model adds to {measured['base']}" if measured["base"] else "the weights themselves"
-    opposed = (
-        "one model moves up and another down" if measured["base"] else "is above zero in one model and below in another"
-    )
+    of = f"Task vectors are what each model adds to {measured['base']}. " if measured["base"] else ""
     return (
-        f"Cosine and sign conflict are between the {between}: {origin}. A sign conflict is a weight that {opposed}. "
-        f"Distances are from {measured['reference']}, relative to its size. Measured on rows drawn "
-        f"with seed {measured['seed']}, up to {measured['sample']:,} elements of each tensor "
-        f"({100 * measured['fraction']:.3g} % of all)."
+        f"{of}Measured between the {between}, on rows drawn with seed {measured['seed']}: up to "
+        f"{measured['sample']:,} elements of each tensor ({100 * measured['fraction']:.3g} % of all)."
     )
 
 
-def _distance_maps(
-    spaces: Sequence[Record], place: int, measured: Record, when: Mapping[str, str]
-) -> list[b.Side | b.Foldable]:
-    """Of one model: before and after with one scale, only one of them where only one is known. The first is open."""
+def _distance_map(spaces: Sequence[Record], place: int, measured: Record) -> list[b.Heat | b.Foldable]:
+    """Of one model, before and after in one map, or what is known of them. The first is open."""
     model, reference = measured["compared"][place], measured["reference"]
-    sides = [side for side in ("before", "after") if any(row["distance"][side][place] is not None for row in spaces)]
     ordered = sorted(
         spaces, key=lambda row: (row["layer"] < 0, row["kind"].rpartition(".")[0], row["layer"], row["kind"])
     )
-    grids = [{_cell(row): row["distance"][side][place] for row in ordered} for side in sides]
-    captions = [f"Distance of {model} from {reference}{when.get(side, '')}, per layer and space" for side in sides]
-    maps = b.heats(captions, grids)
-    if not maps:
+    before, after = ({_cell(row): row["distance"][side][place] for row in ordered} for side in ("before", "after"))
+    caption = f"Distance of {model} from {reference}, per layer and space"
+    explained = DISTANCE + BOTH * bool(b.known(before.values()) and b.known(after.values()))
+    drawn = b.heat(caption, before, after, top=STRANGERS_APART, ends=("the same", "strangers"), explained=explained)
+    if drawn is None:
         return []
-    return [b.Side(maps) if place == 0 else b.Foldable(f"Distance of {model}", [b.Side(maps)])]
+    return [drawn if place == 0 else b.Foldable(f"Distance of {model}", [drawn])]
 
 
 def _cell(row: Record) -> tuple[str, int, str]:
@@ -122,13 +129,13 @@ def _kinds(model: str, rows: Sequence[Record]) -> b.TableBlock:
         ])
         for (kind, group), own in sorted(kinds.items())
     ]  # fmt: skip
-    caption = (
-        f"What moved in {model}, in the mean over the spaces of a kind: the share of units that changed place (all, "
-        "for spaces without units), how far they went as a share of the farthest, and the gain over leaving them: the "
-        "fall of the squared distance"
+    explained = (
+        "Mean over the spaces of a kind. moved: the share of units that changed place, or all for spaces without "
+        "units. displacement: how far they went, as a share of the farthest. gain: how much of the squared distance "
+        "the move took away."
     )
     columns = ("space", "group", "count", "moved", "displacement", "gain")
-    return b.TableBlock(caption, columns, shown, frozenset({2, 3, 4, 5}))
+    return b.TableBlock(f"What moved in {model}", columns, shown, frozenset({2, 3, 4, 5}), explained=explained)
 
 
 def _spaces(model: str, rows: Sequence[Record]) -> b.TableBlock:
@@ -141,7 +148,7 @@ def _spaces(model: str, rows: Sequence[Record]) -> b.TableBlock:
     return b.TableBlock(f"Every space of {model}", columns, shown, frozenset({2, 3, 4}))
 
 
-def _chart(measured: Record, key: str, title: str, when: Mapping[str, str]) -> b.Figure | None:
+def _chart(measured: Record, key: str, title: str, when: Mapping[str, str], explained: str) -> b.Figure | None:
     layers = [row for row in measured["layers"] if row["layer"] >= 0]
     stacks = list(dict.fromkeys(row["stack"] for row in layers))
     lines = []
@@ -158,7 +165,7 @@ def _chart(measured: Record, key: str, title: str, when: Mapping[str, str]) -> b
                     points,
                 )
             )
-    drawn = line_chart(title, lines, "layer", key, counts=True)
+    drawn = line_chart(title, lines, "layer", key, counts=True, ends=ENDS[key])
     if not drawn:
         return None
     columns = ("stack", "layer", f"{key} before", f"{key} after")
@@ -167,7 +174,7 @@ def _chart(measured: Record, key: str, title: str, when: Mapping[str, str]) -> b
                b.number(row[key]["after"])], row["layer"])
         for row in layers
     ]  # fmt: skip
-    return b.Figure(drawn, title, b.TableBlock(title, columns, rows, frozenset({1, 2, 3})))
+    return b.Figure(drawn, title, b.TableBlock(title, columns, rows, frozenset({1, 2, 3})), explained)
 
 
 def _pairs(measured: Record) -> b.TableBlock:
@@ -206,12 +213,14 @@ def units_table(model: str, anchor: str, spaces: Sequence[Record]) -> b.TableBlo
         for row in spaces
         if (row.get("units") or {}).get("changed")
     ]  # fmt: skip
-    caption = (
-        f"Which units of {model} moved: from their place in {model} to that in {anchor}, the farthest first, at most "
-        f"{LISTED} of a space. An angle is how far vectors are turned in the mean (90° by a random rotation), × how "
-        "much they are stretched"
+    explained = (
+        f"From their place in {model} to that in {anchor}, the farthest first, at most {LISTED} of a space. An angle "
+        "is how far vectors are turned in the mean (90° by a random rotation), × how much they are stretched."
     )
-    return b.TableBlock(caption, ("space", "changed", "from → to"), rows, frozenset({1}), text=frozenset({2}))
+    columns = ("space", "changed", "from → to")
+    return b.TableBlock(
+        f"Which units of {model} moved", columns, rows, frozenset({1}), text=frozenset({2}), explained=explained
+    )
 
 
 def _count(units: Record) -> b.Cell:

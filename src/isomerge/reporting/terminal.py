@@ -79,7 +79,7 @@ def plan_table(record: Record) -> RenderableType:
         "to read": size(record["bytes_read"]),
         "to write": size(record["bytes_written"]),
         "peak memory, about": size(record["peak_memory_bytes"]),
-        "time, about": f"{record['seconds']:.1f} s on {record['threads']} threads, beside the disk's own time",
+        "time, about": f"{duration(record['seconds'])} on {record['threads']} threads, beside the disk's own time",
         "changes in config.json": ", ".join(f"{k}: {v}" for k, v in record["config_changes"].items()) or None,
     }
     for use in record.get("data") or []:
@@ -155,15 +155,23 @@ def _ways_table(groups: list[Record]) -> RenderableType:
 
 
 def catalogue_table(record: Record) -> RenderableType:
-    """One line per method, architecture or solver; further keys of the rows are further columns."""
+    """One line per method, architecture or solver, cut at the width of a terminal."""
     rows: list[Record] = plain(next(iter(record.values())))
-    table = Table(box=None, show_header=bool(rows), pad_edge=False)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    for column in columns:
-        table.add_column(column, style="bold" if column == "name" else None)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", min_width=max((len(row["name"]) for row in rows), default=0))
+    table.add_column()
     for row in rows:
-        table.add_row(*(Text(_say(row.get(column))) for column in columns))
+        table.add_row(Text(row["name"]), Text(row["summary"], no_wrap=True, overflow="ellipsis"))
     return table if rows else Text("Nothing yet.")
+
+
+def entry_table(record: Record) -> RenderableType:
+    """All that is known of one method, architecture or solver; a method's options in a table."""
+    options = record.get("options") or []
+    table = Table("option", "type", "meaning", box=None, pad_edge=False)
+    for option in options:
+        table.add_row(option["name"], option["kind"], Text(option["meaning"]))
+    return _page(_facts({key: value for key, value in record.items() if key != "options"}), table if options else None)
 
 
 def verbatim(text: str) -> Text:
@@ -205,6 +213,20 @@ def size(count: int) -> str:
             return f"{scaled:.3g} {unit}"
         scaled /= 1000
     return f"{scaled:.3g} GB"
+
+
+def duration(seconds: float) -> str:
+    """A time in the units that one would say it in.
+
+    >>> duration(3.21), duration(245), duration(4000)
+    ('3.2 s', '4 min 05 s', '1 h 06 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def _spaces_table(spaces: list[Record]) -> RenderableType | None:
@@ -262,7 +284,12 @@ def _written(record: Record) -> dict[str, Any]:
 
 
 def _seconds(record: Record) -> dict[str, Any]:
-    return {} if record.get("seconds") is None else {"time": f"{record['seconds']:.1f} s"}
+    return {} if record.get("seconds") is None else {"time": duration(record["seconds"])}
+
+
+def facts_table(record: Record) -> RenderableType:
+    """Every field that is one word or number."""
+    return _facts({key: value for key, value in record.items() if not isinstance(value, (Mapping, list))})
 
 
 def _facts(facts: Mapping[str, Any]) -> RenderableType:

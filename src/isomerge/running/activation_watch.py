@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from isomerge.data.base import Batch
-from isomerge.errors import IsomergeError
+from isomerge.errors import CheckpointError, IsomergeError
 from isomerge.running.padding import PaddingMask, encoder_of
 from isomerge.running.stock import StockModel
 
@@ -78,7 +78,7 @@ class ActivationWatch:
         two = {name: torch.cat([tensor, tensor]) for name, tensor in one.items()}
         try:
             lengths = [self._lengths(examples) for examples in (one, two)]
-        except (ValueError, RuntimeError):  # a classifier without a padding token takes one example at a time
+        except CheckpointError:  # a classifier without a padding token takes one example at a time
             return set()
         return {call for call, length in lengths[0].items() if lengths[1].get(call) == length}
 

@@ -44,16 +44,23 @@ class GramSums:
 
 
 class UnitSums:
-    """Number of rows, Σ y (`total`) and Σ y² (`squares`) of every unit."""
+    """Number of rows, Σ y (`total`) and Σ y² (`squares`) of every unit; rows may count in part."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = 0.0
         self.total = self.squares = torch.zeros((), dtype=torch.float64)
 
-    def add(self, rows: Tensor) -> None:
+    def add(self, rows: Tensor, shares: Tensor | None = None) -> None:
         rows = rows.double()
         if self.count == 0:
             self.total, self.squares = rows.new_zeros(rows.shape[1:]), rows.new_zeros(rows.shape[1:])
-        self.count += len(rows)
-        self.total += rows.sum(0)
-        self.squares += rows.square().sum(0)
+        own = None if shares is None else shares.double()[:, None]
+        self.count += len(rows) if own is None else float(own.sum())
+        self.total += (rows if own is None else rows * own).sum(0)
+        self.squares += (rows.square() if own is None else rows.square() * own).sum(0)
+
+    def mean(self) -> Tensor:
+        return self.total / self.count
+
+    def spread(self) -> Tensor:
+        return (self.squares / self.count - self.mean().square()).clamp(min=0).sqrt()

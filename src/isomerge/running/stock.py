@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,12 +20,16 @@ from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.lock import current_versions
 from isomerge.checkpoint.memory import quiet_transformers
-from isomerge.checkpoint.remote_code import needs_own_code, own_class, remote_code_allowed, without_kernels
+from isomerge.checkpoint.remote_code import needs_own_code, own_class
+from isomerge.checkpoint.stock_classes import class_config, class_name, named_class, not_built
 from isomerge.data.base import Batch, floating
 from isomerge.data.tokenizer import POSITIONS
-from isomerge.errors import CheckpointError, RequestError
+from isomerge.errors import CheckpointError, IsomergeError, RequestError, ran_out_of_memory
 from isomerge.packages import require_version, why_not_imported
 from isomerge.running.linear_maps import LinearMap, linear_maps
+
+ROOM = 1 << 26
+"""Numbers that a class may hold beside its weights: masks, tables of positions."""
 
 
 def require_device(device: str) -> None:
@@ -66,15 +71,13 @@ def stock_class(config: Mapping[str, Any], folder: Path | None = None) -> Any:
     """The `transformers` class a checkpoint names; code of its own, from `folder`, only where it is allowed."""
     import transformers
 
-    names = config.get("architectures")
-    names = names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
-    kind = own_class(config, folder) or (getattr(transformers, names[0], None) if names else None)
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class):
+    kind = own_class(config, folder) or named_class(config)
+    if kind is None:
         if error := needs_own_code(config, f"Loading a '{config.get('model_type')}' model to run it"):
             raise error
         raise CheckpointError(
             f"Loading a '{config.get('model_type')}' model to run it: transformers {transformers.__version__} has no "
-            f"class '{names[0] if names else '?'}'. Name the class in config.json under 'architectures'."
+            f"class '{class_name(config) or '?'}'. Name the class in config.json under 'architectures'."
         )
     return kind
 
@@ -88,12 +91,15 @@ def load_stock(
 ) -> Any:
     """The stock class of a config.json with these tensors, on the CPU, ready to run; none of them may be missing."""
     kind = stock_class(config, folder)
-    config = config if remote_code_allowed() else without_kernels(config)
-    with quiet_transformers():
-        model, info = kind.from_pretrained(
-            None, config=kind.config_class.from_dict(dict(config)), state_dict=dict(state), dtype=dtype,
-            output_loading_info=True, experts_implementation="eager", ignore_mismatched_sizes=True,  # refused below
-        )  # fmt: skip
+    try:
+        with quiet_transformers():
+            _require_no_more_than_stored(kind, config, state)
+            model, info = kind.from_pretrained(
+                None, config=class_config(kind, config), state_dict=dict(state), dtype=dtype,
+                output_loading_info=True, experts_implementation="eager", ignore_mismatched_sizes=True,  # refused below
+            )  # fmt: skip
+    except Exception as error:  # whatever transformers meets in numbers that no model has
+        raise not_built(kind, error) from error
     wrong = {"missing": sorted(info["missing_keys"])}
     wrong["of another shape"] = sorted(key if isinstance(key, str) else str(key[0]) for key in info["mismatched_keys"])
     if any(wrong.values()):
@@ -103,6 +109,39 @@ def load_stock(
             "promises: get weights and config.json of one and the same model, from where it came."
         )
     return model.eval()
+
+
+def _require_no_more_than_stored(kind: Any, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    """transformers makes what is missing or of another shape, however large, before it says so."""
+    with torch.device("meta"):
+        made = kind(class_config(kind, config))
+    described = sum(tensor.numel() for tensor in (*made.parameters(), *made.buffers()))
+    stored = sum(tensor.numel() for tensor in state.values())
+    if described > 4 * stored + ROOM:
+        raise CheckpointError(
+            f"Loading a {kind.__name__}: config.json describes {described:,} numbers, and the checkpoint holds "
+            f"{stored:,}. Get weights and config.json of one and the same model, from where it came."
+        )
+
+
+def run_module(module: Any, inputs: Mapping[str, Any], name: str | None = None) -> Any:
+    """The outputs of a model. Some numbers in a config.json fit its weights, and no forward pass."""
+    try:
+        return module(**inputs)
+    except Exception as error:
+        if ran_out_of_memory(error) or isinstance(error, IsomergeError) or _is_ours(error):
+            raise
+        raise CheckpointError(
+            f"Running {name or f'a {type(module).__name__}'}: its class in transformers failed "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Get config.json from where the weights "
+            "came; in Python, look at the batch too."
+        ) from error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether it was raised by a hook of this package, and not by the module."""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(name.startswith("isomerge.") for name in frames[1:])
 
 
 def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -174,8 +213,8 @@ class StockModel:
         inputs = inputs_of(batch, self.module)
         self._require_known_tokens(inputs)
         try:
-            outputs: Mapping[str, Any] = self.module(**inputs)
-        except (IndexError, RuntimeError) as error:
+            outputs: Mapping[str, Any] = run_module(self.module, inputs, self.checkpoint.name)
+        except CheckpointError as error:
             length = batch["input_ids"].shape[-1] if "input_ids" in batch else 0
             config = self.module.config
             longest = next((int(n) for n in (getattr(config, key, None) for key in POSITIONS) if n), length)

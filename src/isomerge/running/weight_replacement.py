@@ -70,7 +70,7 @@ class ReusedModule:
         self, config: Mapping[str, Any], structure: Any, dtype: torch.dtype, weights: Iterable[tuple[str, Tensor]]
     ) -> Any:
         """The module with these weights; `structure` is equal for models that fit into the same module."""
-        if self._same_names and self._structure == structure:
+        if self.copies(structure):
             self._copy(weights)
         else:
             self._module = self._structure = None  # the old one goes before the new one comes
@@ -79,6 +79,10 @@ class ReusedModule:
             self._same_names = _holds_as_stored(self._module.state_dict(), state)
             self._structure = structure
         return self._module.eval()  # whoever used it last may have left it in training
+
+    def copies(self, structure: Any) -> bool:
+        """Whether the next model is copied into the module that is there, and none is loaded."""
+        return self._same_names and bool(self._structure == structure)
 
     @torch.no_grad()
     def _copy(self, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isomerge.arguments import require_choice, require_shared_types, require_types
-from isomerge.checkpoint.base import Progress
-from isomerge.choices import RANKINGS
-from isomerge.data.base import Data, DataSource
-from isomerge.data.open import open_data
+from isomerge.arguments import require_shared_types, require_types
+from isomerge.checkpoint import Checkpoint
+from isomerge.data.base import DataSource
+from isomerge.engine import Engine, engine_of
 from isomerge.errors import CheckpointError, RequestError
-from isomerge.merging.prepared_models import RunSettings
-from isomerge.merging.recipe import Recipe
-from isomerge.reporting.plots import can_draw, require_drawable
+from isomerge.merging.api import RecipeSource, named_models
+from isomerge.merging.plan.models import open_model
+from isomerge.merging.recipe import ModelReference, Recipe, recipe_of
+from isomerge.progress_bars import Shown, callback, shows_progress
+from isomerge.reporting.plots import require_drawable, why_no_picture
 from isomerge.reporting.record import record_text, write_text
-from isomerge.running.stock import require_device
 from isomerge.sweeping.measuring import Bench, NotFinite, SweepMeasure
-from isomerge.sweeping.merger import Merger
+from isomerge.sweeping.optimisers import require_package
 from isomerge.sweeping.picture import plot_sweep
 from isomerge.sweeping.points import Point, describe_values
-from isomerge.sweeping.result import Sweep, SweepPoint, SweepTest, remarks
-from isomerge.sweeping.saved_points import SavedPoints, reserve, work_of
-from isomerge.sweeping.search import searched
+from isomerge.sweeping.request import MeasuringRequest, OpenedBench
+from isomerge.sweeping.result import Sweep, SweepPoint, SweepTest, about_parent, remarks
+from isomerge.sweeping.search import Searching
 from isomerge.sweeping.sweep_plan import SweepPlan, plan_sweep
 
+BAYESIAN = "bayesian"
 OPTIMISED = "these are the data that the values were chosen on, so the best number is too good: measure on other data"
 
 
+@shows_progress
 def sweep(
-    recipe: str | Path | Mapping[str, Any] | Recipe | Sequence[Recipe],
+    recipe: RecipeSource | Recipe | Sequence[Any],
     over: Mapping[str, Any] | Iterable[str],
     *,
+    models: Mapping[str, Any] | None = None,
+    method: str | None = None,
+    base: Any = None,
+    align: bool | Mapping[str, Any] = False,
     data: DataSource = None,
     task: str | None = None,
     loss: Callable[[Any], Any] | None = None,
@@ -48,12 +53,15 @@ def sweep(
     seed: int = 0,
     device: str = "cpu",
     threads: int | None = None,
+    engine: str | Engine = "threads",
+    address: str | None = None,
     max_memory: int | str | None = None,
     out: str | Path | None = None,
     plot: str | Path | None = None,
     force: bool = False,
     same_ids: bool = False,
-    progress: Progress | None = None,
+    progress: Shown = None,
+    **options: Any,
 ) -> Sweep:
     """Measure a recipe at many values of its parameters, without writing a model.
 
@@ -63,103 +71,120 @@ def sweep(
     `isomerge.evaluate` (of data in parts `validation`, else `train`, unless its `split` names another), or by `loss`, a
     function of the module. `test` is other data, read like `data`, on which the unchanged recipe and the best point are
     measured once. `out` keeps every point as soon as it is measured, the record, a picture and best.yml; the same call
-    continues from there. `same_ids` is that of `isomerge.merge_recipe`.
+    continues from there. With `engine="ray"` the workers of the cluster at `address` measure a point each, on one
+    thread (see docs/cluster.md). `same_ids` and `models` are those of `isomerge.merge_recipe`.
+
+    Instead of a recipe, a list of models as in `isomerge.merge`, with `method`, `base`, `align` and the method's
+    `options`.
 
     >>> sweep = isomerge.sweep("recipe.yml", {"t": "0:1:0.5"}, data="cifar10.tar.xz")
     >>> list(sweep.best.parameters)
     ['t']
     """
+    progress = callback(progress)
     began = time.perf_counter()
-    require_types(mode=(mode, str), by=(by, str, None), same_ids=(same_ids, bool))
-    require_shared_types(
-        task=task, batch_size=batch_size, limit=limit, seed=seed, device=device, threads=threads,
-        max_memory=max_memory, out=out, plot=plot, force=force, progress=progress,
+    require_types(mode=(mode, str), search=(search, int, None))
+    require_shared_types(plot=plot)
+    request = MeasuringRequest(
+        data, loss, task, by, test, batch_size, limit, seed, device, threads, max_memory, out, force, same_ids,
+        progress, engine=engine_of(engine, address),
     )  # fmt: skip
-    _require(data, loss, by, search, test)
-    require_device(device)
-    plan = plan_sweep(recipe, over, mode=mode, search=search, force=force)
-    folder = Path(out).expanduser() if out is not None else None
-    pictures = _pictures(folder, plot)
-    if folder is not None:
-        reserve(folder, force=force)
-    opened = None if data is None else open_data(data, prefer="validation")
-    limit = opened.limit if opened is not None and limit is None else limit
-    use: dict[str, Any] = {"task": task, "batch_size": batch_size, "limit": limit, "seed": seed, "device": device}
-    measure = SweepMeasure(opened, loss, **use)
-    test_measure = None if test is None else SweepMeasure(_open_test(test, data, opened), None, **use)
-
-    merger = Merger(RunSettings(threads, device, max_memory, progress), same_ids=same_ids)
-    outline = plan.outline(merger)
-    measured_task = measure.fit(outline).task
-    if test_measure is not None:
-        test_measure.fit(outline)
-    plan.open_models(merger)
-    length = data.get("length") if isinstance(data, Mapping) else None
-    settings: dict[str, Any] = {"limit": limit, "seed": seed, "length": length, "batch_size": batch_size}
-    settings["merging on"] = merger.data_of(point.recipe for point in plan.points)
-    saved = SavedPoints(folder, work_of(merger.opened, opened, measured_task, settings) if loss is None else None)
-    bench = Bench(merger, measure, saved, device, by, plan.total, progress)
-    result = _measured(plan, bench, measured_task, test_measure, outline.notes, seed)
+    request.require()
+    require_evaluations(search, "search")
+    if search is not None:
+        require_package(BAYESIAN)
+    written, given = _requested(recipe, models, method, base, align, options)
+    plan = plan_sweep(written, over, mode=mode, search=search, force=force)
+    pictures = pictures_of(request.folder, plot, "sweep")
+    opened = request.open([plan], given)
+    result = _measured(plan, opened, seed)
     result.seconds = time.perf_counter() - began
-    _write(result, folder, pictures)
+    write_results(result, request.folder, pictures, "sweep")
     return result
 
 
-def _measured(
-    plan: SweepPlan, bench: Bench, task: str, test: SweepMeasure | None, notes: Sequence[str], seed: int
-) -> Sweep:
+def _requested(
+    recipe: Any,
+    models: Mapping[str, Any] | None,
+    method: str | None,
+    base: Any,
+    align: bool | Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> tuple[Any, dict[ModelReference, Checkpoint]]:
+    """The recipe, or that of a list of models, and the models that were passed as objects."""
+    require_types(
+        models=(models, Mapping, None), method=(method, str, None), align=(align, bool, Mapping),
+        recipe=(recipe, str, Path, Mapping, Recipe, Sequence),
+    )  # fmt: skip
+    listed = not isinstance(recipe, (str, Path, Mapping, Recipe)) and not any(isinstance(r, Recipe) for r in recipe)
+    if not listed:
+        if method is not None or base is not None or align or options:
+            raise RequestError(
+                "Sweeping a recipe: it says its method, base, alignment and options itself. Write them there, or pass "
+                "a list of models.",
+                keys=("method", "base", "align", *options),
+            )
+        given = {ModelReference.parse(name): model for name, model in (models or {}).items()}
+        return recipe, {reference: open_model(reference, model) for reference, model in given.items()}
+    if models is not None:
+        raise RequestError("Sweeping a list of models: they are named there. Leave models out.", keys=("models",))
+    if not recipe or any(isinstance(one, (int, float, type(None))) for one in recipe):
+        raise RequestError(f"recipe must be a recipe or a list of models, not {recipe!r:.60}.", keys=("recipe",))
+    named, origin, checkpoints = named_models(recipe, base)
+    return recipe_of(named, method or "linear", base=origin, options=options, align=align), checkpoints
+
+
+def _measured(plan: SweepPlan, opened: OpenedBench, seed: int) -> Sweep:
     """Every point, the best of them, and that one on other data."""
-    searching = plan.mode == "search"
-    start = bench.measured(Point({}, plan.recipe)) if searching else None
-    points = (
-        searched(bench, plan.recipe, plan.axes, plan.total - 1, seed) if searching else bench.measure_all(plan.points)
-    )
+    bench = opened.bench
+    start = None
+    if plan.space is None:
+        points = bench.measure_all(plan.points)
+    else:
+        start = bench.measured(Point({}, plan.recipe))
+        points = Searching(bench, plan.space, BAYESIAN, seed).measure(plan.total - 1)
     measured = [start, *points] if start is not None else points
-    best = _best(bench, measured)
-    tested = None if test is None else _tested(bench, test, plan.recipe, best)
-    remarked = dict.fromkeys([*notes, *bench.measure.notes, *bench.notes, *remarks(points, plan.hint)])
-    data = bench.measure.data
+    best = best_of(bench, measured)
+    tested = None if opened.test is None else _tested(bench, opened.test, plan.recipe, best)
+    result = summary(plan, opened, points, best, start)
+    result.test = tested
+    result.notes += [] if tested else [OPTIMISED]
+    return result
+
+
+def summary(
+    plan: SweepPlan, opened: OpenedBench, points: list[SweepPoint], best: SweepPoint, start: SweepPoint | None
+) -> Sweep:
+    """The record of what was measured."""
+    bench, data = opened.bench, opened.bench.measure.data
+    measured = [start, *points] if start is not None else points
+    about = [*about_parent(best), *opened.notes, *bench.measure.notes, *bench.notes]
+    remarked = dict.fromkeys([*about, *remarks(points, plan.hint)])
     return Sweep(
         models=[str(model) for model in plan.recipe.referenced_models()],
         method=plan.recipe.merge_method,
         mode=plan.mode,
         parameters=[axis.record() for axis in plan.axes],
-        task=task,
+        task=opened.task,
         data=None if data is None else data.describe(),
         **bench.facts,
         by=bench.judge.used([best]),
         points=points,
         best=best,
         start=start,
-        test=tested,
         kept=sum(point.kept for point in measured),
-        notes=[*remarked, *([] if tested else [OPTIMISED])],
+        notes=list(remarked),
         seconds=0.0,
     )
 
 
-def _require(data: Any, loss: Any, by: str | None, search: int | None, test: Any) -> None:
-    if (data is None) == (loss is None):
-        raise RequestError(
-            "Sweeping: a sweep measures on data. Pass data, for example a path, or loss=function.", keys=("data",)
-        )
-    if by is not None:
-        require_choice("by", by, RANKINGS)
-    if by == "metric" and loss is not None:
-        raise RequestError(
-            "Sweeping by the metric: loss=function gives no metric. Leave by out, or use data.", keys=("by",)
-        )
-    require_types(search=(search, int, None))
-    if search is not None and search < 3:
-        raise RequestError(f"Searching with {search} evaluations: at least 3 are needed. Try 20.", keys=("search",))
-    if test is not None and data is None:
-        raise RequestError(
-            "Sweeping: test is other data of the task, and there is no data. Name it, or leave test out.",
-            keys=("data", "test"),
-        )
+def require_evaluations(count: int | None, name: str) -> None:
+    if count is not None and count < 3:
+        raise RequestError(f"Searching with {count} evaluations: at least 3 are needed. Try 20.", keys=(name,))
 
 
-def _best(bench: Bench, points: list[SweepPoint]) -> SweepPoint:
+def best_of(bench: Bench, points: Sequence[SweepPoint]) -> SweepPoint:
+    """The best; an error where no point gives a number."""
     best = bench.judge.best(points)
     if math.isfinite(bench.judge.score(best)):
         if bench.unmerged is not None:
@@ -174,50 +199,35 @@ def _best(bench: Bench, points: list[SweepPoint]) -> SweepPoint:
     )
 
 
-def _open_test(test: DataSource, data: DataSource, opened: Data | None) -> Data:
-    """Other data, read in the same columns and lengths as that of the sweep unless it says otherwise."""
-    if isinstance(test, (str, os.PathLike)):
-        test = {"path": test}
-    if isinstance(data, Mapping) and isinstance(test, Mapping) and "path" in test:
-        test = {**{key: data[key] for key in ("text", "label", "kind", "length") if key in data}, **test}
-    test_data = open_data(test, prefer="test")
-    if opened is not None and test_data.sha256 == opened.sha256:
-        raise RequestError(
-            f"Sweeping on {opened.name} and testing on {test_data.name}: they are the same data, so the test would say "
-            "nothing. Name other data, or another split of it.",
-            keys=("split", "test_split"),
-        )
-    return test_data
-
-
 def _tested(bench: Bench, measure: SweepMeasure, recipe: Recipe, best: SweepPoint) -> SweepTest:
     """The recipe as it is and the best point on other data."""
     assert measure.data is not None
     try:
-        start = bench.numbers(Point({}, recipe), measure)
+        start, _ = bench.numbers(Point({}, recipe), measure)
     except NotFinite:  # the best point can do better than a recipe that gives no weights
         start = {"loss": math.nan, "metric": math.nan}
-    numbers = bench.numbers(Point(best.parameters, best.recipe), measure)
+    numbers, _ = bench.numbers(Point(best.parameters, best.recipe), measure)
     return SweepTest(measure.data.describe(), start, numbers, measure.facts["examples"])
 
 
-def _pictures(folder: Path | None, plot: str | Path | None) -> list[Path]:
+def pictures_of(folder: Path | None, plot: str | Path | None, name: str) -> list[Path]:
     """Where to draw: the file that was asked for first, and one beside the other results."""
     if plot is not None:
         require_drawable(Path(plot))
     asked = [] if plot is None else [Path(plot)]
-    return [*asked, *([] if folder is None else [folder / "sweep.svg"])]
+    return [*asked, *([] if folder is None else [folder / f"{name}.svg"])]
 
 
-def _write(result: Sweep, folder: Path | None, pictures: Sequence[Path]) -> None:
+def write_results(result: Sweep, folder: Path | None, pictures: Sequence[Path], name: str) -> None:
     """The files, named in the result."""
-    if pictures and can_draw():
+    why = why_no_picture() if pictures else None
+    if pictures and why is None:
         for picture in pictures:
             plot_sweep(result.to_dict(), picture)
         result.plot = str(pictures[0])
     elif pictures:
-        result.notes.append("no picture was drawn: 'matplotlib' is not installed (pip install isomerge[report])")
+        result.notes.append(f"no picture was drawn: {why}")
     if folder is not None:
         result.out, result.best_recipe = str(folder), str(folder / "best.yml")
-        write_text(folder / "sweep.json", record_text(result.to_dict()))
+        write_text(folder / f"{name}.json", record_text(result.to_dict()))
         write_text(folder / "best.yml", result.recipe.to_yaml())

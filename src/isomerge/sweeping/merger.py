@@ -35,11 +35,14 @@ class Merger:
     """By reference."""
     same_ids: bool = False
     """Whether models that give tokens other ids are refused, as by `merge_recipe`."""
+    given: Mapping[ModelReference, Checkpoint] = field(default_factory=dict)
+    """Models that were passed as objects, under the names that recipes have for them."""
     _outline: tuple[str, Merged] | None = None
     _prepared: tuple[str, PreparedModels] | None = None
 
     def __post_init__(self) -> None:
         self.settings.hashes.wanted = False  # nothing is written, so there is no lock to hold them
+        self.opened |= {str(reference): checkpoint for reference, checkpoint in self.given.items()}
 
     def open(self, recipes: Iterable[Recipe]) -> None:
         """Every model that any of the recipes names, by its header."""
@@ -72,7 +75,8 @@ class Merger:
         data = _without_options(recipe)
         key = json.dumps({key: data[key] for key in data if key not in ("merge_method", "seed")}, sort_keys=True)
         if self._outline is None or self._outline[0] != key:
-            self._outline = key, planned([recipe], same_ids=self.same_ids)
+            models = {str(r): self.given[r] for r in recipe.referenced_models() if r in self.given}
+            self._outline = key, planned([recipe], models=models, same_ids=self.same_ids)
             for name, checkpoint in self._outline[1].inputs.items():
                 self.opened.setdefault(name, checkpoint)
         return self._outline[1]

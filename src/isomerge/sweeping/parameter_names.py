@@ -46,12 +46,27 @@ def changed(data: Mapping[str, Any], values: Mapping[str, Value]) -> RecipeData:
     return result
 
 
+def without_other_options(data: Mapping[str, Any], name: Value) -> RecipeData:
+    """A recipe's data without the options that a method of this name does not have.
+
+    >>> without_other_options({"merge_method": "ties", "parameters": {"density": 0.5, "weight": 1}}, "linear")
+    {'merge_method': 'ties', 'parameters': {'weight': 1}}
+    """
+    result: RecipeData = copy.deepcopy(dict(data))
+    method = ALL_METHODS.get(str(name))
+    known = {option.name: option for option in method.options} if method else {}
+    for _, block, of_model in parameter_blocks(result) if method else ():
+        for option in [key for key in block if key not in known or (of_model and not known[key].per_model)]:
+            del block[option]
+    return result
+
+
 def _set(data: RecipeData, name: str, value: Value) -> None:
     method = ALL_METHODS.get(str(data.get("merge_method")))
     options = {option.name for option in method.options} if method else set()
     if method is not None and name in options:
         _everywhere(data, method, name, value)
-    elif name == "t" and method is not None and (pair := _pair(data, method)):
+    elif name == "t" and method is not None and (pair := pair_of(data, method)):
         _share(pair, value)
     elif re.split(r"[.\[]", name)[0] in Recipe.model_fields:
         _put(data, [], _steps(name), value, options, name)
@@ -72,16 +87,16 @@ def _everywhere(data: RecipeData, method: AnyMethod, name: str, value: Value) ->
     per_model = any(option.name == name and option.per_model for option in method.options)
     if per_model and "models" in data:
         # To each model and not to all at once, which would make an unlisted base of some methods one more model.
-        for entry in _merged_entries(data, method):
+        for entry in merged_entries(data, method):
             _block(entry)[name] = value
     else:
         _block(data)[name] = value
 
 
-def _pair(data: RecipeData, method: AnyMethod) -> list[RecipeData]:
+def pair_of(data: RecipeData, method: AnyMethod) -> list[RecipeData]:
     """The two models between which a share makes sense."""
     weighs = any(option.name == "weight" and option.per_model for option in method.options)
-    entries = _merged_entries(data, method) if weighs else []
+    entries = merged_entries(data, method) if weighs else []
     return entries if len(entries) == 2 else []
 
 
@@ -90,10 +105,11 @@ def _share(pair: list[RecipeData], value: Value) -> None:
         raise RequestError(
             f"Sweeping over t={value}: it is the share of the second model, a number. Write t=0:1:0.1 or t=0.2,0.5."
         )
-    _block(pair[0])["weight"], _block(pair[1])["weight"] = round(1 - value, 12), value
+    rest = [round(1 - one, 12) for one in value] if isinstance(value, list) else round(1 - value, 12)
+    _block(pair[0])["weight"], _block(pair[1])["weight"] = rest, value
 
 
-def _merged_entries(data: RecipeData, method: AnyMethod) -> list[RecipeData]:
+def merged_entries(data: RecipeData, method: AnyMethod) -> list[RecipeData]:
     """The entries of `models` besides a base that is listed among them."""
     base = data.get("base_model") if method.base != "ignored" else None
     return [entry for entry in data.get("models", ()) if entry["model"] != base]
@@ -201,7 +217,7 @@ def _addresses(data: RecipeData) -> Iterator[str]:
     method = ALL_METHODS.get(str(data.get("merge_method")))
     for option in method.options if method else ():
         yield option.name
-    if method is not None and _pair(data, method):
+    if method is not None and pair_of(data, method):
         yield "t (the share of the second model)"
     own = [option.name for option in method.options if option.per_model] if method else []
     for name in own[:MOST_NAMED]:
@@ -226,5 +242,5 @@ share of the second"
     method = ALL_METHODS.get(str(data.get("merge_method")))
     if method is None or not any(option.name == name and option.per_model for option in method.options):
         return ""
-    share = ", or t for the share of the second" if name == "weight" and _pair(data, method) else ""
+    share = ", or t for the share of the second" if name == "weight" and pair_of(data, method) else ""
     return f"'{name}' alone is the same for every model; for one, write {', '.join(_of_each(data, name))}{share}"

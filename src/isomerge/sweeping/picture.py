@@ -21,6 +21,8 @@ def plot_sweep(record: Record, path: Path) -> None:
     figure = new_figure(4.8 * max(1, len(panels)), 3.6)
     names = [axis["name"] for axis in record["parameters"]]
     draw = _curve if len(names) == 1 or record["mode"] == "together" else _map if len(names) == 2 else _best_so_far
+    if not all(_has_place(point["parameters"].get(name)) for point in record["points"] for name in names):
+        draw = _best_so_far
     for number, key in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), number)
         axes.set_title(titles[key])
@@ -89,6 +91,11 @@ def _best_so_far(figure: Any, axes: Any, record: Record, names: Sequence[str], k
     axes.set_xlabel("point")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8)
+
+
+def _has_place(value: Any) -> bool:
+    """Not a gradient, nor an option that the method of a point does not have."""
+    return value is not None and not isinstance(value, list)
 
 
 def _places(values: Sequence[Any]) -> tuple[list[float], list[str]]:

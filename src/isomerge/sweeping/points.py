@@ -74,9 +74,9 @@ def grid(axes: Sequence[Axis], mode: str = "grid", *, force: bool = False) -> li
     return [dict(zip(names, row, strict=True)) for row in each]
 
 
-def points_of(recipe: Recipe, combinations: Sequence[Values]) -> list[Point]:
+def points_of(recipe: Recipe | RecipeData, combinations: Sequence[Values]) -> list[Point]:
     """The recipe of every point; all that do not fit, at once."""
-    data = as_data(recipe)
+    data = as_data(recipe) if isinstance(recipe, Recipe) else recipe
     problems: dict[str, str] = {}
     missing: set[str] = set()
     written: list[dict[str, Any]] = []
@@ -173,4 +173,6 @@ def word(value: Value) -> str:
     """A value as a recipe writes it."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list):
+        return f"[{', '.join(map(word, value))}]"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,23 +1,28 @@
-"""What a parameter runs over: `t=0:1:0.1`, `merge_method=ties,dare_ties`, and `density=0.1:1` for a search."""
+"""What a parameter runs over: `t=0:1:0.1`, `merge_method=ties,dare_ties`; for a search `density=0.1:1`,
+`lambda=0.01:1:log`, and `t=0:1:gradient4` for four numbers from the first layer to the last."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from isomerge.arguments import require_types
 from isomerge.errors import RequestError
 
-Value = float | int | bool | str | None
+Value = float | int | bool | str | list[float] | None
 MOST = 1000
 """So many points are measured unasked."""
 HOW = "Write NAME=START:STOP:STEP, NAME=a,b,c, or NAME=LOW:HIGH for a search"
 
+LONGEST = 100
+"""Numbers of a gradient."""
+
 DASHED = re.compile(r"\s*(\d*\.?\d+)\s*(?:-|–|\.\.\.?|to)\s*(\d*\.?\d+)\s*")
 """How a range is written elsewhere."""
+GRADIENT = re.compile(r"gradient(\d+)")
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,17 @@ class Axis:
     bounds: tuple[float, float] | None = None
     whole: bool = False
     """A search tries whole numbers only."""
+    log: bool = False
+    """A search steps by factors."""
+    gradient: int = 0
+    """So many numbers, from the first layer to the last; 0 for one number."""
 
     def record(self) -> dict[str, Any]:
-        return {"name": self.name} | ({"bounds": list(self.bounds)} if self.bounds else {"values": list(self.values)})
+        more: dict[str, Any] = {"log": True} if self.log else {}
+        more |= {"gradient": self.gradient} if self.gradient else {}
+        return {"name": self.name} | (
+            {"bounds": list(self.bounds), **more} if self.bounds else {"values": list(self.values)}
+        )
 
 
 def read_axes(over: Mapping[str, Any] | Iterable[str], *, search: bool, force: bool = False) -> list[Axis]:
@@ -44,6 +57,7 @@ def read_axes(over: Mapping[str, Any] | Iterable[str], *, search: bool, force: b
     ]  # fmt: skip
     if not axes:
         raise RequestError(f"Sweeping: nothing to vary is named. {HOW}, as in t=0:1:0.1.", keys=("over",))
+    axes = [replace(axis, name="merge_method") if axis.name == "method" else axis for axis in axes]
     names = [axis.name for axis in axes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -54,12 +68,6 @@ def read_axes(over: Mapping[str, Any] | Iterable[str], *, search: bool, force: b
 
 
 def _require_kind(axis: Axis, search: bool) -> None:
-    if search and axis.bounds is None:
-        raise RequestError(
-            f"Searching over '{axis.name}': a search goes between two numbers. Write {axis.name}=LOW:HIGH, or leave "
-            "search out to measure the values that are named.",
-            keys=("over", "search"),
-        )
     if not search and axis.bounds is not None:
         low, high = axis.bounds
         raise RequestError(
@@ -84,6 +92,9 @@ def _named(name: str, given: Any, force: bool) -> Axis:
         if len(parts) in (2, 3) and None not in numbers:
             known = [number for number in numbers if number is not None]
             return _bounded(name, given, known) if len(parts) == 2 else Axis(name, _steps(name, given, known, force))
+        ends = [number for number in numbers[:2] if number is not None]
+        if len(parts) > 2 and len(ends) == 2 and all(word == "log" or GRADIENT.fullmatch(word) for word in parts[2:]):
+            return _bounded(name, given, ends, parts[2:])
         if len(parts) > 1 and any(number is not None for number in numbers):
             raise RequestError(f"Sweeping over '{name}={given}': a range is made of numbers. {HOW}.")
         if dashed := DASHED.fullmatch(given):
@@ -126,11 +137,19 @@ def _steps(name: str, given: str, numbers: list[Decimal], force: bool) -> tuple[
     return tuple(int(start + n * step) if whole else float(start + n * step) for n in range(count))
 
 
-def _bounded(name: str, given: str, numbers: list[Decimal]) -> Axis:
+def _bounded(name: str, given: str, numbers: list[Decimal], words: Sequence[str] = ()) -> Axis:
     low, high = (int(n) if n == n.to_integral_value() and "." not in str(n) else float(n) for n in numbers)
     if low >= high:
-        raise RequestError(f"Searching over '{name}={given}': there is nothing between {low} and {high}.")
-    return Axis(name, bounds=(low, high))
+        turned = f"Write {name}={high}:{low}" if low > high else "Write a smaller and a larger number"
+        raise RequestError(f"Searching over '{name}={given}': there is nothing between {low} and {high}. {turned}.")
+    log, lengths = "log" in words, [int(word[1]) for word in map(GRADIENT.fullmatch, words) if word]
+    if log and low <= 0:
+        raise RequestError(f"Searching over '{name}={given}': factors lead from numbers above 0 only. Raise {low}.")
+    if any(not 2 <= length <= LONGEST for length in lengths):
+        raise RequestError(
+            f"Searching over '{name}={given}': a gradient has 2 to {LONGEST} numbers. Leave it out for one."
+        )
+    return Axis(name, bounds=(low, high), log=log, gradient=sum(lengths))
 
 
 def _number(text: str) -> Decimal | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from isomerge.evaluation.example_scores import ExampleScores
 from isomerge.merging.recipe import Recipe
 from isomerge.results import Result
 from isomerge.sweeping.points import Values, describe_values
@@ -15,6 +17,8 @@ from isomerge.sweeping.points import Values, describe_values
 class SweepPoint(Result):
     """Loss and metric at one point."""
 
+    OPTIONAL = ("error", "gain", "gain_error")
+
     parameters: Values
     """The values that were changed; none for the recipe as it is."""
     loss: float | None
@@ -22,7 +26,16 @@ class SweepPoint(Result):
     seconds: float
     kept: bool
     """It was measured by an earlier run."""
+    parent: str | None
+    """The model whose weights these are, so that nothing was merged; None for all others."""
     _recipe: Recipe = field(repr=False)
+    _scores: ExampleScores | None = field(default=None, repr=False, compare=False)
+    error: float | None = None
+    """In a search: the standard error of the number that points are ranked by."""
+    gain: float | None = None
+    """By how much that is better than for the unchanged recipe, on the same examples."""
+    gain_error: float | None = None
+    """The standard error of the gain."""
 
     @property
     def recipe(self) -> Recipe:
@@ -31,8 +44,38 @@ class SweepPoint(Result):
 
 
 @dataclass
+class Contestant(Result):
+    """One model beside the best merge: a parent, the base, or another way of merging."""
+
+    name: str
+    role: str
+    """model, base or merge"""
+    loss: float | None
+    metric: float | None
+    error: float | None
+    """The standard error of the number that points are ranked by."""
+    gain: float | None = None
+    """By how much the best merge is better, on the same examples; None where that cannot be compared."""
+    gain_error: float | None = None
+    """The standard error of the gain."""
+    _scores: ExampleScores | None = field(default=None, repr=False, compare=False)
+
+    def against(self, best: SweepPoint | Contestant, judge: Judge) -> None:
+        """Enter how much better the best merge is."""
+        by = judge.used([self])
+        pair = None if self._scores is None or best._scores is None else best._scores.gain_over(self._scores, by)
+        if pair is not None and math.isfinite(pair[1]):
+            self.gain, self.gain_error = pair
+        elif math.isfinite(judge.score(self)) and math.isfinite(judge.score(best)):
+            same = self._scores is None or best._scores is None or self._scores.aligned(best._scores)
+            self.gain = judge.score(self) - judge.score(best) if same else None
+
+
+@dataclass
 class SweepTest(Result):
     """The recipe as it is and the best point on other data."""
+
+    OPTIONAL = ("controls", "error")
 
     data: dict[str, Any]
     """Name, sha256, size and kind."""
@@ -41,13 +84,36 @@ class SweepTest(Result):
     best: dict[str, float | None]
     """Loss and metric of the best point."""
     examples: int | None
+    error: float | None = None
+    """In a search: the standard error of the best point's number."""
+    controls: list[Contestant] | None = None
+    """In a search: every parent and the base on the same data."""
+
+
+@dataclass
+class TriedRecipe(Result):
+    """One way of merging, at the best values that were found for it."""
+
+    name: str
+    method: str
+    parameters: Values
+    loss: float | None
+    metric: float | None
+    error: float | None
+    gain: float | None
+    """By how much the best of all is better."""
+    gain_error: float | None
+    evaluations: int
+    seconds: float
 
 
 @dataclass
 class Sweep(Result):
     """All points in their order, and the best of them."""
 
-    OPTIONAL = ("start", "test", "plot", "out", "best_recipe")
+    OPTIONAL = (
+        "start", "test", "plot", "out", "best_recipe", "algorithm", "candidates", "controls", "says", "keep", "model",
+    )  # fmt: skip
 
     models: list[str]
     method: str
@@ -75,6 +141,18 @@ class Sweep(Result):
     plot: str | None = None
     out: str | None = None
     best_recipe: str | None = None
+    algorithm: str | None = None
+    """Of `isomerge.search` and `isomerge.best`: bayesian, cma or random."""
+    candidates: list[TriedRecipe] | None = None
+    """Of `isomerge.best`: every way of merging that was tried."""
+    controls: list[Contestant] | None = None
+    """Every parent and the base on the data of the search."""
+    says: str | None = None
+    """What came out, in one sentence."""
+    keep: str | None = None
+    """The parent or base that is at least as good as the best merge; null where the merge is better."""
+    model: str | None = None
+    """The folder of the written model."""
 
     @property
     def recipe(self) -> Recipe:
@@ -87,6 +165,19 @@ class Sweep(Result):
         return self.to_dict()
 
 
+class Scored(Protocol):
+    """Whatever has a loss and a metric."""
+
+    @property
+    def loss(self) -> float | None: ...
+
+    @property
+    def metric(self) -> float | None: ...
+
+
+Rated = TypeVar("Rated", bound=Scored)
+
+
 @dataclass(frozen=True)
 class Judge:
     """Which of two points is better: by the loss, or by the metric where that is asked for or all there is."""
@@ -94,10 +185,10 @@ class Judge:
     by: str | None
     higher_is_better: bool
 
-    def used(self, points: list[SweepPoint]) -> str:
+    def used(self, points: Sequence[Scored]) -> str:
         return self.by or ("loss" if any(point.loss is not None for point in points) else "metric")
 
-    def score(self, point: SweepPoint) -> float:
+    def score(self, point: Scored) -> float:
         """Lower is better; what is no number is worst."""
         name = self.used([point])
         value = point.loss if name == "loss" else point.metric
@@ -105,9 +196,38 @@ class Judge:
             return math.inf
         return -value if name == "metric" and self.higher_is_better else value
 
-    def best(self, points: list[SweepPoint]) -> SweepPoint:
+    def best(self, points: Sequence[Rated]) -> Rated:
         """The first of the lowest."""
         return min(points, key=self.score)
+
+    def value(self, point: Scored) -> float:
+        """The number that points are ranked by."""
+        value = point.loss if self.used([point]) == "loss" else point.metric
+        return math.nan if value is None else value
+
+    def error(self, point: SweepPoint | Contestant) -> float | None:
+        """Its standard error; None where it is not known."""
+        error = None if point._scores is None else point._scores.error(self.used([point]))
+        return None if error is None or math.isnan(error) else error
+
+    def compare(self, point: SweepPoint, start: SweepPoint) -> None:
+        """Enter how sure the number of a point is, and how much better it is than the start."""
+        point.error = self.error(point)
+        if point._scores is not None and start._scores is not None:
+            pair = point._scores.gain_over(start._scores, self.used([point]))
+            if pair is not None and math.isfinite(pair[1]):
+                point.gain, point.gain_error = pair
+
+
+def about_parent(best: SweepPoint) -> list[str]:
+    """A note where the best point is no merge."""
+    if best.parent is None:
+        return []
+    where = describe_values(best.parameters)
+    return [
+        f"the best point is one of the parents: {where} gives {best.parent} itself, so no merge in this sweep is "
+        "better than that model"
+    ]
 
 
 def remarks(points: list[SweepPoint], hint: str = "") -> list[str]:

@@ -15,14 +15,20 @@ from pydantic import BaseModel
 
 from isomerge import __version__
 from isomerge.checkpoint import Checkpoint
-from isomerge.choices import POINTS
+from isomerge.choices import MODEL, POINTS
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.external_tasks import find_function, is_custom
 from isomerge.json_files import JsonError, checked, parse_json
 from isomerge.merging.recipe import Recipe
 from isomerge.results import plain
 
-OWN = (POINTS, "sweep.json", "best.yml", "sweep.svg")
+OWN = (POINTS, "sweep.json", "search.json", "best.yml", "sweep.svg", "search.svg", MODEL)
+
+
+class SavedScores(BaseModel):
+    losses: list[float | None]
+    counts: list[float]
+    right: list[float] | None
 
 
 class SavedPoint(BaseModel):
@@ -36,6 +42,8 @@ class SavedPoint(BaseModel):
     metric_name: str | None
     higher_is_better: bool | None
     examples: int | None
+    parent: str | None = None
+    each: SavedScores | None = None
 
 
 FACTS = ("metric_name", "higher_is_better", "examples")
@@ -49,18 +57,19 @@ Numbers = dict[str, Any]
 def reserve(out: Path, *, force: bool) -> None:
     """Refuse a folder that holds something else."""
     if out.exists() and not out.is_dir():
-        raise RequestError(f"Sweeping into {out}: it is a file. Name a folder.", keys=("out",))
+        raise RequestError(f"Writing results into {out}: it is a file. Name a folder.", keys=("out",))
     nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not nearest.is_dir():
-        raise RequestError(f"Sweeping into {out}: {nearest.name} is a file. Name another folder.", keys=("out",))
+        raise RequestError(f"Writing results into {out}: {nearest.name} is a file. Name another folder.", keys=("out",))
     if not os.access(nearest, os.W_OK):
         raise RequestError(
-            f"Sweeping into {out}: nothing may be written into {nearest}. Name another folder.", keys=("out",)
+            f"Writing results into {out}: nothing may be written into {nearest}. Name another folder.", keys=("out",)
         )
     others = sorted(path.name for path in out.iterdir() if path.name not in OWN) if out.is_dir() else []
     if others and not (out / POINTS).exists() and not force:
         raise RequestError(
-            f"Sweeping into {out}: it holds other things ({', '.join(others[:3])}). Name a new folder, or set force.",
+            f"Writing results into {out}: it holds other things ({', '.join(others[:3])}). Name a new folder, or "
+            "set force.",
             keys=("out", "force"),
         )
 

@@ -12,10 +12,11 @@ from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.recipe import Recipe
 from isomerge.merging.recipe.document import as_data
 from isomerge.sweeping.merger import Merger
+from isomerge.sweeping.natural import natural_axes
 from isomerge.sweeping.parameter_names import of_one_model
 from isomerge.sweeping.points import Point, describe_values, grid, one_recipe, points_of, raise_all, require_different
 from isomerge.sweeping.ranges import Axis, read_axes
-from isomerge.sweeping.search import corners, typed
+from isomerge.sweeping.space import Space
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class SweepPlan:
     """How many points will be measured."""
     hint: str
     """How to write the options of one model, where an axis may have meant one."""
+    space: Space | None = None
+    """Of a search."""
 
     def outline(self, merger: Merger) -> Merged:
         """What is known of the merged models before any is made; a point that cannot be merged says which it is."""
@@ -43,15 +46,22 @@ class SweepPlan:
             raise
 
     def open_models(self, merger: Merger) -> None:
-        """Of every point; what headers tell is checked here, as a sweep of hours must not end at its last point."""
-        merger.open(point.recipe for point in self.points)
+        """Of every point; what headers tell is checked here, as a sweep of hours must not end at its last point.
+
+        A search goes round a corner that cannot be merged, such as all weights at 0, unless the other cannot either.
+        """
+        merger.open([self.recipe, *(point.recipe for point in self.points)])
         problems: dict[str, str] = {}
+        fitting = set()
         for point in self.points:
             try:
                 merger.require(point.recipe)
+                fitting.add(point.recipe.merge_method)
             except RequestError as error:
-                problems.setdefault(self._hinted(error), describe_values(point.values))
-        raise_all(problems)
+                if self.space is None or point.recipe.merge_method not in fitting:
+                    problems.setdefault(self._hinted(error), describe_values(point.values))
+        if self.space is None or {point.recipe.merge_method for point in self.points} - fitting:
+            raise_all(problems)
 
     def _hinted(self, error: RequestError) -> str:
         return f"{error} {self.hint}." if self.hint else str(error)
@@ -59,18 +69,22 @@ class SweepPlan:
 
 def plan_sweep(
     recipe: str | Path | Mapping[str, Any] | Recipe | Sequence[Recipe],
-    over: Mapping[str, Any] | Iterable[str],
+    over: Mapping[str, Any] | Iterable[str] | None,
     *,
     mode: str,
     search: int | None,
     force: bool,
 ) -> SweepPlan:
-    """Read the recipe and the axes; all points that do not fit are refused at once."""
+    """Read the recipe and the axes; all points that do not fit are refused at once. A search needs no axes."""
     written = one_recipe(recipe)
-    axes = read_axes(over, search=search is not None, force=force)
-    points = points_of(written, grid(axes, mode, force=force) if search is None else corners(axes))
-    require_different(points)
+    natural = search is not None and not over
+    axes = natural_axes(written) if natural else read_axes(over or (), search=search is not None, force=force)
     hint = " ".join(filter(None, (of_one_model(as_data(written), axis.name) for axis in axes)))
     if search is None:
+        points = points_of(written, grid(axes, mode, force=force))
+        require_different(points)
         return SweepPlan(written, axes, points, mode, len(points), hint)
-    return SweepPlan(written, typed(written, axes), points, "search", search, hint)
+    space = Space.of(written, axes)
+    corners = space.points(space.corners())
+    require_different(corners)
+    return SweepPlan(written, space.axes, corners, "search", search, hint, space)

@@ -45,18 +45,34 @@ class BoundModel:
 
     def raw(self, name: str, dtype: torch.dtype = torch.float64) -> Tensor:
         """A tensor in float64 (or `dtype`), stacked and untied as the specification says."""
-        source, factor = self.architecture.tied.get(name, (name, 1.0)) if name not in self.files else (name, 1.0)
+        return self._joined(name, [part.to(dtype) for part in self._parts(name, checked=True)])
+
+    def stored(self, name: str) -> Tensor:
+        """The same in the dtype it is stored in, as far as it is read: nothing is looked at."""
+        return self._joined(name, self._parts(name, checked=False))
+
+    def _joined(self, name: str, parts: list[Tensor]) -> Tensor:
+        source, factor = self._source(name)
+        tensor = torch.cat(parts, self.stacks[source]) if source in self.stacks else parts[0]
+        return tensor * factor if factor != 1.0 else tensor
+
+    def _source(self, name: str) -> tuple[str, float]:
+        """The tensor that this one is, and the factor that a tie has."""
+        return self.architecture.tied.get(name, (name, 1.0)) if name not in self.files else (name, 1.0)
+
+    def _parts(self, name: str, *, checked: bool) -> list[Tensor]:
+        source, _ = self._source(name)
         parts = []
         for file in self.files[source]:
             part = self.kept.get(file) if self.kept is not None else None
             if part is None:
                 part = self.checkpoint.peek(file).to(self.device)
-                require_finite(file, part, self.checkpoint)
-                if self.kept is not None:
-                    self.kept[file] = part
-            parts.append(part.to(dtype))
-        tensor = torch.cat(parts, self.stacks[source]) if source in self.stacks else parts[0]
-        return tensor * factor if factor != 1.0 else tensor
+                if checked:
+                    require_finite(file, part, self.checkpoint)
+                    if self.kept is not None:
+                        self.kept[file] = part
+            parts.append(part)
+        return parts
 
     def split(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         """A tensor of the specification as the tensors it is on disk: the inverse of stacking."""

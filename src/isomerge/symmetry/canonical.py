@@ -95,7 +95,7 @@ class Canonical:
     def _own(self, kind: str, name: str) -> Tensor:
         """An entry of this model's gauge: computed when asked for, or as it was stored."""
         if self.stored is not None:
-            return self._checked(kind, name, self.stored)
+            return self._checked(kind, name, self.stored).to(self.model.device)
         if kind == "value":
             return self.model.raw(name)
         if kind == "bias":

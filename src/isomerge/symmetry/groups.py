@@ -248,8 +248,8 @@ class Invertible(Group):
                 "Fold the gain into its readers first (the canonical form does)."
             )
         matrix = self.dual(element) if dual else element
-        if x.dtype == torch.float64 or matrix.ndim == 2 or x.device.type != "cpu":
-            return (matrix @ x.to(torch.float64)).to(x.dtype)
+        if x.dtype == matrix.dtype or matrix.ndim == 2 or x.device.type != "cpu":
+            return (matrix @ x.to(matrix.dtype)).to(x.dtype)
         return _multiplied_by_head(matrix, x)
 
     def compose(self, second: Tensor, first: Tensor) -> Tensor:
@@ -368,7 +368,7 @@ class Rotary(Group):
 
     def act(self, element: Tensor, x: Tensor, *, dual: bool = False, unsigned: bool = False) -> Tensor:
         number = (self.dual(element) if dual else element)[..., None]
-        return self.unpair(self.pairs(x.to(torch.float64)) * number).to(x.dtype)
+        return self.unpair(self.pairs(x.to(number.real.dtype)) * number).to(x.dtype)
 
     def compose(self, second: Tensor, first: Tensor) -> Tensor:
         return second * first

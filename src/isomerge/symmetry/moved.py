@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -70,25 +70,17 @@ class MovedModel:
         return dict(self.produce(self.plan(dtype), lambda *_: None))
 
     def produce(
-        self, plan: Mapping[str, TensorInfo], report: Callable[[str, CastReport], None], done: Container[str] = ()
+        self, plan: Mapping[str, TensorInfo], report: Callable[[str, CastReport], None]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the moved model but those that are done, in the plan's order and dtypes; what a cast loses
-        goes to `report`."""
-        names = [
-            name
-            for name in sorted(self.model.layouts)
-            if not all(file in done for file in self.model.files.get(name, (name,)))
-        ]
-        for made in ahead(lambda name: self._made(name, plan), names, self.threads):
+        """Every tensor of the moved model, in the plan's order and dtypes; what a cast loses goes to `report`."""
+        for made in ahead(lambda name: self.made(name, plan), sorted(self.model.layouts), self.threads):
             for file, (tensor, lost) in made.items():
-                if file not in done:
-                    report(file, lost)
-                    yield file, tensor.cpu()
+                report(file, lost)
+                yield file, tensor.cpu()
         for name in self.model.extra:
-            if name not in done:
-                yield name, self.model.checkpoint.read(name)
+            yield name, self.model.checkpoint.read(name)
 
-    def _made(self, name: str, plan: Mapping[str, TensorInfo]) -> dict[str, tuple[Tensor, CastReport]]:
+    def made(self, name: str, plan: Mapping[str, TensorInfo]) -> dict[str, tuple[Tensor, CastReport]]:
         """A tensor's parts on disk, rounded to the written dtype, and what that lost."""
         if self.stays(name):
             parts = {file: self._copied(file) for file in self.model.files[name]}

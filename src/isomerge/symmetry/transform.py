@@ -56,9 +56,13 @@ class Transform:
             moved = values.permute(order)
             shape = moved.shape
             flat = moved.reshape(*shape[: len(parents) + 1], -1)
-            flat = group.act(element.to(values.device), flat, dual=atom.dual, unsigned=atom.unsigned)
+            flat = self._acted(element, flat, atom, segment)
             values = flat.reshape(shape).permute([order.index(k) for k in range(len(order))])
         return values
+
+    def _acted(self, element: Tensor, x: Tensor, atom: Atom, segment: Segment) -> Tensor:
+        """One element on x of shape (*parents, size, rest)."""
+        return self.spaces[atom.space].act(element.to(x.device), x, dual=atom.dual, unsigned=atom.unsigned)
 
     def _element(self, atom: Atom, skip: frozenset[str]) -> Tensor | None:
         return None if atom.free or atom.space in skip else self.elements.get(atom.space)
@@ -103,6 +107,11 @@ class Transform:
         """Only the spaces that move; elements laid out plainly, so that a stored transform acts to the same bit."""
         kept = {s: e.contiguous() for s, e in self.elements.items() if not self.spaces[s].is_identity(e)}
         return Transform(self.spaces, kept)
+
+    def single(self) -> Transform:
+        """The same in float32, for work that may be rough."""
+        narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+        return Transform(self.spaces, {s: e.to(narrow.get(e.dtype, e.dtype)) for s, e in self.elements.items()})
 
     def only(self, spaces: Iterable[str]) -> Transform:
         wanted = set(spaces)

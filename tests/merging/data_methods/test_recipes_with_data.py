@@ -18,6 +18,7 @@ from isomerge.data import open_data
 from isomerge.evaluation.evaluate import evaluate
 from isomerge.merging.aligned_tensors import AlignedTensors
 from isomerge.merging.data_methods.greedy_soup import choose_soup
+from isomerge.merging.layerwise.goals import Beliefs
 from isomerge.merging.repair import repair
 from models import image_pair as pair
 from models import tensors
@@ -173,6 +174,32 @@ def test_repair_after_an_average(align: bool) -> None:
     expected = repair(open_checkpoint(plain.state_dict(), config=config), parents, passes())
     assert near(found, expected) if align else same(found, expected)
     assert not near(found, plain.state_dict())
+
+
+def test_repair_follows_each_model_on_its_own_data() -> None:
+    halves = [digits(0, 40), digits(40, 40)]
+    entries = [{"model": m, "data": str(d)} for m, d in zip(pair(), halves, strict=True)]
+    found = merged(merge_method="linear", models=entries, repair=True)
+    batches = [passes(d, limit=None) for d in halves]
+    sizes = [[len(one["pixel_values"]) for one in batch()] for batch in batches]
+    assert sizes == [[40], [40]]
+    own = Beliefs([torch.tensor([[1.0], [0.0]]).expand(-1, 40), torch.tensor([[0.0], [1.0]]).expand(-1, 40)])
+    plain = open_checkpoint(isomerge.merge(pair()).state_dict(), config=open_checkpoint(pair()[0]).config)
+    together = lambda: itertools.chain(batches[0](), batches[1]())  # noqa: E731
+    assert same(found, repair(plain, pair(), together, believed=own))
+    both = merged(merge_method="linear", models=entries, repair={"goals": "mean"})
+    assert same(both, repair(plain, pair(), together))
+    by_expert = merged(merge_method="linear", models=entries, repair={"goals": "expert"})
+    assert not near(by_expert, found) and not near(by_expert, both)
+
+
+def test_activations_are_seen_on_the_data_of_all_models_where_that_is_asked_for() -> None:
+    halves = [digits(0, 40), digits(40, 40)]
+    entries = [{"model": m, "data": str(d)} for m, d in zip(pair(), halves, strict=True)]
+    found = merged(merge_method="linear", models=entries, align={"evidence": {"residual": "activations"}})
+    batches = [passes(d, limit=None) for d in halves]
+    how = {"evidence": {"residual": "activations"}, "data": lambda: itertools.chain(batches[0](), batches[1]())}
+    assert same(found, isomerge.merge(pair(), align=how).state_dict())
 
 
 def test_data_from_python_and_the_flags_of_merge_are_the_recipe() -> None:

@@ -63,6 +63,8 @@ CASES = {
     "regmean's words for fisher": (
         "merge_method: fisher\n" + OWN + "calibrate:\n  only: mlp\n", 6, "'only' is of Gram matrices"),
     "repair without data": ("merge_method: linear\n" + TWO + "repair: true\n", 5, "it needs 'data'"),
+    "repair by models without data of their own": (
+        "merge_method: linear\n" + TWO + "data: x\nrepair: {goals: own}\n", 6, "needs data beside every model"),
     "repair of slices": (
         "merge_method: linear\n" + SLICES + "data: x\nrepair: true\n", 7, "use 'models', not 'slices'"),
     "activations of nothing": (

@@ -13,6 +13,7 @@ from isomerge.calibration import calibrate
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods.greedy_soup import choose_soup
+from isomerge.merging.layerwise.goals import Beliefs
 from isomerge.merging.repair import repair
 from models import mean, model, read_config, tensors
 
@@ -119,3 +120,34 @@ def test_a_repair_that_means_nothing_is_refused() -> None:
         repair(folder, [folder], batches(data(folder)), only="nothing")
     with pytest.raises(RequestError, match="do not fit 1 parents"):
         repair(folder, [folder], batches(data(folder)), weight=[1, 2])
+
+
+def seen(folder, batch: dict[str, torch.Tensor], layer: str) -> np.ndarray:
+    """(examples, positions, units) of a stock model in float64."""
+    module, found = stock(folder), []
+    handle = module.get_submodule(layer).register_forward_hook(lambda m, args, out: found.append(out.detach()))
+    with torch.no_grad():
+        module(**batch)
+    handle.remove()
+    return found[0].numpy()
+
+
+def test_units_are_repaired_towards_whoever_is_believed() -> None:
+    """Each parent's rows count as far as it is believed; padding counts nowhere."""
+    folders, layer = [model("bert", 0), model("bert", 1)], "bert.encoder.layer.0.intermediate.dense"
+    batch = data(folders[0])
+    count = len(batch["input_ids"])
+    shares = torch.rand(2, count, generator=torch.Generator().manual_seed(3))
+    shares[:, 0] = torch.tensor([1.0, 0.0])
+    shares = shares / shares.sum(0)
+    merged = MemoryCheckpoint("the mean", mean(tensors(folders[0]), tensors(folders[1])), read_config(folders[0]))
+    parts = list(shares.split(2, 1))
+    fixed = repair(merged, folders, batches(batch, 2, 2, 2), believed=Beliefs(parts))
+    mask = batch["attention_mask"].bool().numpy()
+    rows = [seen(folder, batch, layer)[mask] for folder in folders]
+    each = [np.broadcast_to(own[:, None], mask.shape)[mask].astype(np.float64) for own in shares.numpy()]
+    wanted = sum((w[:, None] * y).sum(0) for w, y in zip(each, rows, strict=True)) / mask.sum()
+    squares = sum((w[:, None] * y**2).sum(0) for w, y in zip(each, rows, strict=True)) / mask.sum()
+    got = units(fixed, folders[0], batch, layer)
+    np.testing.assert_allclose(got[0], wanted, atol=1e-5)
+    np.testing.assert_allclose(got[1], np.sqrt(squares - wanted**2), atol=1e-5)

@@ -78,7 +78,7 @@ def test_the_list_of_methods_says_which_need_data() -> None:
     assert rows.keys() == ALL_METHODS.keys()
     assert {name for name, row in rows.items() if row["data"] == "required"} == set(DATA_METHODS)
     assert rows["fisher"]["data"] == "optional" and rows["linear"]["data"] == "ignored"
-    assert rows["regmean++"]["options"] == ["weight", "alpha", "floor", "cache"]
+    assert rows["regmean++"]["options"] == ["weight", "goals", "temperature", "alpha", "floor", "cache"]
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,11 @@ def moved(folder: Path, seed: int) -> Path:
 
 
 def reconstruct(models: Sequence[Any], batches: Any, *, align: Any = True, **options: Any) -> Merged:
-    """The public call on batches; with `align` the weights decide. Copies of a model are models of their own. Goals are
-    the mean unless others are named: random models are not experts of anything."""
+    """The public call on batches; with `align` the weights decide. Copies of a model are models of their own. Goals
+    and features are the mean unless others are named, and the merge is what is polished: random models are not experts
+    of anything."""
     align = {"evidence": "weights"} if align is True else align
     if options.setdefault("method", "reconstruct") == "reconstruct":
-        options.setdefault("goals", "mean")
+        options = {"goals": "mean", "features": "mean", "start": "merge", **options}
     opened = [open_checkpoint(model) for model in models]
     return isomerge.merge(opened, **options, data=batches, align=align)

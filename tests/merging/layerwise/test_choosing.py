@@ -82,5 +82,5 @@ def test_units_that_are_never_on_are_given_up_first() -> None:
 
 
 def test_a_chosen_unit_keeps_its_place_where_it_can() -> None:
-    parent, unit = place(torch.tensor([0, 2, 3, 6]), 4)  # units 0, 2, 3 of the first parent and 2 of the second
+    parent, unit = place(torch.tensor([0, 2, 3, 6]), [4, 4], 4)  # units 0, 2, 3 of the first parent and 2 of the second
     assert parent.tolist() == [0, 1, 0, 0] and unit.tolist() == [0, 2, 2, 3]

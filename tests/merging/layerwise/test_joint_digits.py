@@ -79,7 +79,7 @@ def test_the_stages_of_the_work_are_told() -> None:
     folders = [tiny.model("vit", seed) for seed in range(2)]
     told: list[tuple[int, int, str]] = []
     reconstruct(
-        folders, again(data(folders[0], 1)), features="joint", refine=2, polish=3,
+        folders, again(data(folders[0], 1)), features="joint", refine=2, polish=3, start="merge", rate=0.003,
         progress=lambda done, total, what: told.append((done, total, what)),
     )  # fmt: skip
     for what in ("choosing features", "reconstructing", "polishing"):

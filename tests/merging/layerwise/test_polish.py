@@ -40,7 +40,7 @@ def pair(task: str, monkeypatch):
 @pytest.mark.parametrize("task", mostly_slow(TASKS, "classes", "language model"))
 def test_the_loss_is_lower_for_every_task(task: str, monkeypatch) -> None:
     folders = pair(task, monkeypatch)
-    merged = reconstruct(folders, again(data(folders[0], 2, size=8)), align=False, polish=25)
+    merged = reconstruct(folders, again(data(folders[0], 2, size=8)), align=False, polish=25, rate=0.003)
     told = merged.report()["polished"]
     assert told["steps"] == 25 and told["loss_after"] < told["loss_before"]
 
@@ -64,7 +64,7 @@ def test_the_loss_is_the_distance_to_the_mean_of_the_parents(task: str, monkeypa
     folders = pair(task, monkeypatch)
     batches = [{"input_ids": b["input_ids"], "attention_mask": torch.ones_like(b["input_ids"])}
                for b in data(folders[0], 2, size=8)]  # fmt: skip
-    merged = reconstruct(folders, again(batches), align=False, polish=3)
+    merged = reconstruct(folders, again(batches), align=False, polish=3, rate=0.003)
     models = [load(folders[0], merged.state_dict()), *(load(f) for f in folders)]
     with torch.no_grad():
         losses = [by_hand(task, [model(**batch) for model in models]) for batch in batches]
@@ -75,14 +75,14 @@ def runner(model, who: int) -> StageRunner:
     return StageRunner(model.requires_grad_(False), f"model {who}", who, BlockCache(BlockStacks(), 0))
 
 
-def polished(folders, batches, steps: int = 6):
+def polished(folders, batches, steps: int = 6, rate: float = 0.003):
     models = [load(folder) for folder in folders]
     merged = load(folders[0])
     examples = DataPass(again(batches))
     list(examples)
     parents = [runner(m, 1 + k) for k, m in enumerate(models)]
     loss = gradient_steps.PredictionLoss(runner(merged, 0), parents, [0.5, 0.5], GoalData(examples, None))
-    told = gradient_steps.polish(loss, steps, lambda n: None)
+    told = gradient_steps.polish(loss, steps, rate, lambda n: None)
     return merged, models, told
 
 
@@ -96,10 +96,9 @@ def test_no_gradients_are_left_behind_and_the_parents_are_not_touched() -> None:
         assert all(torch.equal(t, load(folder).state_dict()[n]) for n, t in model.state_dict().items())
 
 
-def test_the_old_weights_come_back_where_steps_do_not_help(monkeypatch) -> None:
-    monkeypatch.setattr(gradient_steps, "POLISH_RATE", 1e4)
+def test_the_old_weights_come_back_where_steps_do_not_help() -> None:
     folders = [tiny.model("vit", seed) for seed in range(2)]
-    merged, _, told = polished(folders, data(folders[0], 1))
+    merged, _, told = polished(folders, data(folders[0], 1), rate=1e4)
     assert told["loss_after"] == told["loss_before"]
     before = load(folders[0]).state_dict()
     assert all(torch.equal(tensor, before[name]) for name, tensor in merged.state_dict().items())

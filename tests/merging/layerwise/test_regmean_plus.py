@@ -50,3 +50,38 @@ def test_data_for_each_model_is_asked_for() -> None:
     folders = [tiny.model("vit", seed) for seed in range(2)]
     with pytest.raises(RequestError, match="each model's own data"):
         reconstruct(folders, again(data(folders[0], 1)), method="regmean++")
+
+
+def test_with_expert_goals_every_example_counts_by_the_posterior() -> None:
+    folders = [tiny.model("llama", seed) for seed in range(2)]
+    batches = data(folders[0], 2)
+    one = again(batches)
+    options = {"align": False, "method": "regmean++", "floor": 0, "temperature": 4.0}
+    merged = reconstruct(folders, [one, one], goals="expert", **options)
+    m, parents = merged.load_into(load(folders[0])), [load(folder) for folder in folders]
+    told = []
+    with torch.no_grad():
+        for parent in parents:
+            scores = torch.cat([parent(**batch).logits for batch in batches]).log_softmax(-1)[:, :-1]
+            ids, mask = (torch.cat([batch[k] for batch in batches])[:, 1:] for k in ("input_ids", "attention_mask"))
+            told.append((scores.gather(2, ids[..., None])[..., 0] * mask).sum(1) / 4)
+    believed = torch.stack(told).softmax(0)
+    rows = believed[:, :, None].expand(-1, -1, batches[0]["input_ids"].shape[1])
+    kept = torch.cat([batch["attention_mask"] for batch in batches]).bool()
+    rows = rows[:, kept].numpy()
+    for name in ("model.layers.0.mlp.up_proj", "model.layers.1.self_attn.o_proj"):
+        x = seen(m, m.get_submodule(name), batches)[0][kept.flatten().numpy()]
+        total, cross = 0.0, 0.0
+        for parent, share in zip(parents, rows, strict=True):
+            gram = (x * share[:, None]).T @ x
+            gram = 0.9 * gram + 0.1 * np.diag(np.diag(gram))
+            total, cross = total + gram, cross + gram @ parent.get_submodule(name).weight.detach().numpy().T
+        found = m.get_submodule(name).weight.detach().numpy().T
+        np.testing.assert_allclose(found, np.linalg.solve(total, cross), atol=1e-5)
+
+
+def test_mean_goals_would_be_the_plain_average_and_are_refused() -> None:
+    folders = [tiny.model("vit", seed) for seed in range(2)]
+    with pytest.raises(RequestError, match="plain average") as caught:
+        reconstruct(folders, [again(data(folders[0], 1))] * 2, align=False, method="regmean++", goals="mean")
+    assert caught.value.keys == ("goals",)

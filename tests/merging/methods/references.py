@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy.optimize import minimize
 
 Array = np.ndarray
 Reference = Callable[..., Array]
@@ -336,9 +337,73 @@ def iso_cts(W: Array, B: Array, common: float = 0.8, lambda_: float = 1.0) -> Ar
     return B + lambda_ * np.hstack(S).mean() * procrustes(np.hstack(U)) @ procrustes(np.hstack(V)).T
 
 
-def wudi(W: Array, B: Array, lambda_: float = 1.0) -> Array:
+def wsm(W: Array, B: Array, power: float = 0.5) -> Array:
+    """Step by step: from the first checkpoint on, each step scaled by the rate that the decay would have had."""
+    return W[0] + sum((1 - (j / len(W)) ** power) * (W[j] - W[j - 1]) for j in range(1, len(W)))
+
+
+def geometric_median(W: Array, B: Array, weight: Any = 1.0) -> Array:
+    """By a general optimiser, from the mean."""
+    w, points = column(weight, len(W)).ravel(), flat(W)
+
+    def total(shares: Array) -> float:
+        return float(w @ np.linalg.norm(points - (shares / shares.sum()) @ points, axis=1))
+
+    best = minimize(total, np.ones(len(W)), method="Nelder-Mead", options={"xatol": 1e-13, "fatol": 1e-15})
+    return np.tensordot(best.x / best.x.sum(), W, 1)
+
+
+def svc(W: Array, B: Array, alpha: float = 1.0, lambda_: float = 1.0) -> Array:
+    T = W - B
+    merged = np.zeros_like(B)
+    for u, s, v in zip(*[m.T if i == 0 else m for i, m in enumerate(thin(T.sum(0)))], strict=True):
+        parts = [u @ t for t in T]
+        counted = [max(alpha, (s * v) @ part / (part @ part)) for part in parts]
+        merged += len(T) / sum(counted) * s * np.outer(u, v)
+    return B + lambda_ * merged
+
+
+def dc_merge(W: Array, B: Array, smooth: bool = True, density: float | None = None, lambda_: float = 1.0) -> Array:
+    r = min(B.shape) // len(W)
+    parts = [(u[:, :r], np.full(r, s[:r].mean()) if smooth else s[:r], v[:r]) for u, s, v in map(thin, W - B)]
+    left, right = (
+        procrustes(np.hstack([u for u, _, _ in parts])), procrustes(np.hstack([v.T for _, _, v in parts]))
+    )  # fmt: skip
+    small = np.stack([left.T @ u @ np.diag(s) @ v @ right for u, s, v in parts])
+    kept = left.shape[1] if density is None else int(density * small[0].size)
+    for m in small:
+        m[np.abs(m) < np.sort(np.abs(m), axis=None)[-kept]] = 0
+    agree = np.sign(small) == np.sign(small.sum(0))
+    merged = (small * agree).sum(0) / np.maximum(agree.sum(0), 1)
+    blocks = np.kron(np.eye(len(W)), np.ones((r, r)))
+    return B + lambda_ * left @ (merged * blocks) @ right.T
+
+
+def ortho_merge(W: Array, B: Array, lambda_: float = 1.0) -> Array:
+    if B.shape[0] > B.shape[1]:
+        return ortho_merge(W.transpose(0, 2, 1), B.T, lambda_).T
+    one = np.eye(len(B))
+    R = [kabsch(w @ B.T) for w in W]
+    A = [(r - one) @ np.linalg.inv(r + one) for r in R]
+    turn = np.mean([np.linalg.norm(a) for a in A]) * sum(A) / np.linalg.norm(sum(A))
+    residual = np.mean([w - r @ B for w, r in zip(W, R, strict=True)], axis=0)
+    return (one + turn) @ np.linalg.inv(one - turn) @ B + lambda_ * residual
+
+
+def kabsch(matrix: Array) -> Array:
+    """max ⟨R, matrix⟩ over rotations, by Kabsch's algorithm."""
+    u, _, v = np.linalg.svd(matrix)
+    return u @ np.diag([1.0] * (len(u) - 1) + [np.linalg.det(u @ v)]) @ v
+
+
+def thin(matrix: Array) -> tuple[Array, Array, Array]:
+    return np.linalg.svd(matrix, full_matrices=False)
+
+
+def wudi(W: Array, B: Array, normalize: bool = True, lambda_: float = 1.0) -> Array:
     """As one least-squares problem: (τ − τ_k) τ_kᵀ / ‖τ_k‖ is to be small for all k."""
     T = W - B
-    factors = np.hstack([t.T / np.linalg.norm(t) for t in T])
-    wanted = np.hstack([t @ t.T / np.linalg.norm(t) for t in T])
+    norms = [np.linalg.norm(t) if normalize else 1.0 for t in T]
+    factors = np.hstack([t.T / norm for t, norm in zip(T, norms, strict=True)])
+    wanted = np.hstack([t @ t.T / norm for t, norm in zip(T, norms, strict=True)])
     return B + lambda_ * np.linalg.lstsq(factors.T, wanted.T, rcond=None)[0].T

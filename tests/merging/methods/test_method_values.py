@@ -64,12 +64,18 @@ TRIED: dict[str, list[dict[str, Any]]] = {
     "tsv": [{}, {"share": 0.2, "lambda": 0.5}],
     "iso_c": [{}, {"lambda": 0.5}],
     "iso_cts": [{}, {"common": 0.4}],
-    "wudi": [{}, {"lambda": 0.5}],
+    "wudi": [{}, {"lambda": 0.5}, {"normalize": False}],
+    "svc": [{}, {"alpha": 0.2, "lambda": 0.5}],
+    "dc_merge": [{}, {"smooth": False, "density": 0.3}],
+    "ortho_merge": [{}, {"lambda": 0.5}],
+    "geometric_median": [{}, {"weight": W3}],
+    "wsm": [{}, {"power": 1.0}, {"power": 2.0}],
 }
 SAME_FORMULA = {"paint": "wise_ft", "tail_average": "sma", "sma": "tail", "della_linear": "dare_linear"}
 ELSEWHERE = {
     *("rewarded_soup", "ewc", "elastic_weight_removal", "paint", "tail_average"),
     *("fisher", "regmean"),  # tests/merging/data_methods
+    "swag",  # draws
 }
 
 
@@ -82,8 +88,9 @@ def test_the_values_are_those_of_the_formula(name: str, options: dict[str, Any])
     arguments = {("lambda_" if key == "lambda" else key): value for key, value in options.items()}
     expected = reference(np.stack([model.numpy() for model in models]), base.numpy(), **arguments)
     result = merge(name, models, base, block_elements=64, **options)
-    # multislerp's eps of 1e-8 is part of its definition and not of the reference.
-    tolerance = 1e-7 if name == "multislerp" else 1e-10
+    # multislerp's eps of 1e-8 is part of its definition and not of the reference; the optimiser of the other is a
+    # search without gradients, and ortho_merge holds rotations at none by 1e-9.
+    tolerance = {"multislerp": 1e-7, "geometric_median": 1e-6, "ortho_merge": 1e-7}.get(name, 1e-10)
     np.testing.assert_allclose(result.numpy(), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -206,3 +213,31 @@ def test_directions_that_no_model_has_changed_stay_unchanged(name: str) -> None:
     merged = merge(name, models, base) - base
     torch.testing.assert_close(merged @ changed @ changed.T, merged, atol=1e-8, rtol=1e-8)
     assert torch.linalg.matrix_rank(merged, atol=1e-6) <= 6
+
+
+def test_swag_draws_from_the_gaussian_of_the_checkpoints() -> None:
+    """Mean and covariance of two weights over many draws are those of the formula."""
+    models = [torch.tensor(row, dtype=torch.float64) for row in np.random.default_rng(1).normal(size=(5, 2))]
+    W = np.stack(models)
+    draws = np.stack([merge("swag", models, seed=seed, rank=3).numpy() for seed in range(4000)])
+    so_far = np.cumsum(W, 0) / np.arange(1, 6)[:, None]
+    D = (W - so_far)[-3:]
+    covariance = (np.diag(W.var(0)) + D.T @ D / 2) / 2
+    np.testing.assert_allclose(draws.mean(0), W.mean(0), atol=4 * np.sqrt(covariance.max() / 4000))
+    np.testing.assert_allclose(np.cov(draws.T), covariance, atol=0.1 * covariance.max())
+
+
+def test_swag_without_variance_is_the_mean_and_the_common_draws_are_those_of_all_tensors() -> None:
+    models = tensors((4, 3), 2, torch.float64)
+    torch.testing.assert_close(merge("swag", models, scale=0.0), (models[0] + models[1] + models[2]) / 3)
+    equal = [model.new_full((1,), float(model[0, 0])) for model in models]
+    one, other = (merge("swag", equal, tensor=name, seed=7) for name in ("a.weight", "b.weight"))
+    assert not torch.equal(one, other)  # each weight has a draw of its own …
+    few = [torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)]
+    assert merge("swag", few, tensor="a", seed=7, scale=0.0) == 0.5
+
+
+def test_a_model_far_away_moves_the_geometric_median_no_further() -> None:
+    *models, _ = tensors((6, 5), 3, torch.float64)
+    far, farther = (merge("geometric_median", [*models, models[0] + shift * torch.eye(6, 5)]) for shift in (1e3, 1e6))
+    assert (far - farther).norm() < 0.01 < (models[0] - models[1]).norm()

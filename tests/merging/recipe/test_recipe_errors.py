@@ -193,12 +193,6 @@ def test_tensors_that_some_models_lack_and_other_shapes_are_listed_together() ->
     assert "model.norm.weight is (8,) in a, (9,) in b" in told
 
 
-def test_other_vocabularies_point_to_the_tokenizer() -> None:
-    found = planning_problems(LINEAR, b=decoder(words=20))
-    assert len(found) == 2
-    assert all("set tokenizer to union" in told for _, told in found)
-
-
 def test_ranges_beyond_the_model_and_unequal_slices_are_listed_together() -> None:
     text = (
         "merge_method: linear\nslices:\n- sources:\n  - {model: a, layer_range: [0, 3]}\n"

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from isomerge.checkpoint import Checkpoint
-from isomerge.errors import RequestError
+from isomerge.errors import CheckpointError, RequestError
 from isomerge.merging.vocabulary import BUILT_IN, chat_template, write_chat_template
 from merging.vocabulary.animals import animals
 from models import edit_json, word_tokenizer
@@ -88,6 +88,23 @@ def test_a_literal_template_is_taken_as_it_is_and_checked() -> None:
         chat_template("{% for m in messages %}\n{% endfr %}", {})
     with pytest.raises(RequestError, match="Did you mean 'chatml'"):
         chat_template("chat-ml", {})
+
+
+@pytest.mark.parametrize(
+    "endless",
+    ["{{ 9 ** 9 ** 9 ** 9 }}", "{% for a in range(9**5) %}" * 3 + "{% endfor %}" * 3],
+)
+def test_a_template_is_not_rendered_to_be_checked(endless: str) -> None:
+    assert chat_template(endless, {}) == endless
+
+
+def test_damaged_templates_of_models_are_named(tmp_path: Path) -> None:
+    models = animals(tmp_path)
+    edit_json(tmp_path / "A" / "tokenizer_config.json", chat_template=[3, {"name": "default"}])
+    assert chat_template("auto", {"A": models["A"]}) is None
+    (tmp_path / "B" / "chat_template.jinja").write_bytes(b"{{ '\xff' }}")
+    with pytest.raises(CheckpointError, match="byte 4 is not UTF-8"):
+        chat_template("auto", models)
 
 
 def test_a_written_template_is_the_only_one_transformers_finds(tmp_path: Path) -> None:

@@ -13,7 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from isomerge.alignment.solvers.assignment import assign_spoiling, solve_permutation, solve_signed_permutation
+from isomerge.alignment.solvers.assignment import (
+    assign_spoiling,
+    solve_permutation,
+    solve_permutation_roughly,
+    solve_signed_permutation,
+)
 from isomerge.alignment.solvers.rotary import balance_rotary, rotary_scaled, score_rotary, solve_rotary
 from isomerge.alignment.solvers.rotation import (
     partial_isometry,
@@ -22,7 +27,7 @@ from isomerge.alignment.solvers.rotation import (
     solve_rotation,
     solve_rotation_fixing_ones,
 )
-from isomerge.alignment.solvers.scale import balance_factor, balance_matrix, head_scale, solve_scale
+from isomerge.alignment.solvers.scale import balance_factor, balance_matrix, head_scale, score_scale, solve_scale
 from isomerge.symmetry.groups import Group
 
 
@@ -36,6 +41,8 @@ class GroupSolver:
     """What the best element earns, where that is cheaper than building it."""
     in_place: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     """`solve` for one large C of (n, n), used as the workspace."""
+    roughly: Callable[[Any, Tensor, Tensor | None], tuple[Tensor, Tensor]] | None = None
+    """`solve`, nearly, where that is much faster: for sweeps that are followed by another one."""
     start: Callable[[Tensor], Tensor] | None = None
     """The part of an element that a rank-deficient C of (n, n) determines: a first guess for the stream."""
     balance: Callable[[Any, Tensor, Tensor], tuple[Tensor, int]] | None = None
@@ -63,6 +70,7 @@ SOLVERS: dict[str, GroupSolver] = {
         "linear assignment, exact, with an exit when the best partners already form one",
         solve_permutation,
         in_place=assign_spoiling,
+        roughly=solve_permutation_roughly,
     ),
     "signed permutation": GroupSolver("assignment on |C|, then signs", solve_signed_permutation),
     "rotation": GroupSolver(
@@ -92,8 +100,15 @@ SOLVERS: dict[str, GroupSolver] = {
         balance=balance_rotary,
         rescale=_rotary_scaled,
     ),
-    "scale": GroupSolver("one factor per unit that gives both sides equal norms", solve_scale, balance=balance_factor),
-    "signed scale": GroupSolver("the same, then one sign per unit", solve_scale, balance=balance_factor),
+    "scale": GroupSolver(
+        "one factor per unit that gives both sides equal norms",
+        solve_scale,
+        score=score_scale,
+        balance=balance_factor,
+    ),
+    "signed scale": GroupSolver(
+        "the same, then one sign per unit", solve_scale, score=score_scale, balance=balance_factor
+    ),
 }
 
 
@@ -103,8 +118,11 @@ def score(group: Group, C: Tensor, unsigned: Tensor | None = None) -> Tensor:
     return solver.score(group, C, unsigned) if solver.score else solver.solve(group, C, unsigned)[1]
 
 
-def solve(group: Group, C: Tensor, unsigned: Tensor | None = None, *, spoil: bool = False) -> tuple[Tensor, Tensor]:
-    """The best element for each pair, and what it earns. `spoil` lets the solver use C as its workspace.
+def solve(
+    group: Group, C: Tensor, unsigned: Tensor | None = None, *, spoil: bool = False, roughly: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The best element for each pair, and what it earns. `spoil` lets the solver use C as its workspace; `roughly` is
+    content with nearly the best.
 
     >>> import torch
     >>> from isomerge.symmetry.groups import Permutation
@@ -113,6 +131,8 @@ def solve(group: Group, C: Tensor, unsigned: Tensor | None = None, *, spoil: boo
     ([[1, 0]], [9.0])
     """
     solver = SOLVERS[group.name]
+    if roughly and solver.roughly:
+        return solver.roughly(group, C, unsigned)
     if spoil and solver.in_place and unsigned is None and len(C) == 1:
         element, earned = solver.in_place(C[0])
         return element[None], earned[None]

@@ -105,6 +105,12 @@ def solve_scale(group: Group, C: Tensor, unsigned: Tensor | None) -> tuple[Tenso
     return signs.to(torch.float64), (signs * diagonal).sum(-1)
 
 
+def score_scale(group: Group, C: Tensor, unsigned: Tensor | None) -> Tensor:
+    """What `solve_scale` earns, in the precision of C: there may be one pair for every two units."""
+    diagonal = C.diagonal(dim1=-2, dim2=-1)
+    return (diagonal.abs() if group.signed else diagonal).sum(-1)
+
+
 def balance_matrix(group: Group, X: Tensor, Y: Tensor) -> tuple[Tensor, int]:
     """`balance` for any batch, and how many of its members were skipped."""
     batch = X.shape[:-2]

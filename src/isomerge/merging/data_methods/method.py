@@ -36,6 +36,8 @@ class DataMethod:
     """It needs labels, and is best given data that no model was trained on."""
     any_width: bool = False
     """Models may be of other widths than the first, which the result is like."""
+    any_depth: bool = False
+    """… and have other numbers of layers, or other vocabularies."""
     old_options: Mapping[str, str] = field(default_factory=dict)
     """Earlier name of an option -> its name."""
     base: Base = "ignored"
@@ -70,6 +72,7 @@ def data_method(
     name: str | None = None,
     labels: bool = False,
     any_width: bool = False,
+    any_shape: bool = False,
     old_options: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., MergedWeights]], DataMethod]:
     """Enter a function `(inputs, *, options…) -> MergedWeights`; options and their descriptions as for `method`."""
@@ -79,7 +82,7 @@ def data_method(
         known = name or function.__name__
         DATA_METHODS[known] = DataMethod(
             known, function, data, passes, least, most, read_options(function, document), document.split("\n", 1)[0],
-            reference, labels, any_width, dict(old_options or {}),
+            reference, labels, any_width or any_shape, any_shape, dict(old_options or {}),
         )  # fmt: skip
         return DATA_METHODS[known]
 

@@ -2,29 +2,35 @@
 
     W = (Σ_k w_k Ĝ_k)⁻¹ Σ_k w_k Ĝ_k W_k,  Ĝ_k = α G_k + (1 − α) diag(G_k)
 
-with G_k the mean of x xᵀ over the merged model's inputs on the data of model k. Biases, norms and tables stay averaged.
+with G_k the mean of x xᵀ over the merged model's inputs on the data of model k or, with expert goals, over all data,
+each example by how much model k is believed on it. Biases, norms and tables stay averaged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from isomerge.arguments import require_choice
+from isomerge.errors import RequestError
 from isomerge.merging.data_methods.method import data_method
+from isomerge.merging.layerwise.goals import Beliefs, expert_beliefs, require_evidence
 from isomerge.merging.layerwise.kept_stages import KeptStages, owners_of
 from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
 from isomerge.merging.layerwise.ridge import RegressionResult, solve_positive
 from isomerge.merging.layerwise.solver import FEWEST_FOR_AN_EXPERT, LayerReport, LinearWeight, change_by
-from isomerge.merging.layerwise.stage_runner import ExpertRouting, StageRunner, require_finite_rows, rows_of
+from isomerge.merging.layerwise.stage_runner import ExpertRouting, StageRunner, require_finite_rows
 from isomerge.merging.layerwise.stages import Stage
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.methods.method import PerModel, Share, each
 from isomerge.running.gram import GramSums
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
+from isomerge.running.predictions import rows_of
 
 Slot = tuple[str, int | None]  # a weight, and which expert of it
 
@@ -40,6 +46,8 @@ def regmean_plus(
     inputs: MergeInputs,
     *,
     weight: PerModel[float] = each(1.0),
+    goals: str = "own",
+    temperature: float = 1.0,
     alpha: Share = 0.9,
     floor: float = 1e-6,
     cache: str = "2GB",
@@ -48,19 +56,41 @@ def regmean_plus(
 
     Options:
         weight: how much each model's data count, divided by their sum
+        goals: whose inputs count: each model's on its own data, or on all data together those of the expert, the model that finds an example likely or is sure of its answer
+        temperature: of the expert's posterior; more lets others speak, too
         alpha: what off-diagonal entries of the Gram matrices are multiplied by (earlier name: off_diagonal)
         floor: what is added to their diagonal, as a share of its mean
         cache: memory that spares running finished layers again, as 2GB; 0 switches it off
-    """
+    """  # noqa: E501
+    _check(goals, temperature)
     run = LayerwiseMerge(inputs, weight, [data.passes(inputs.models[0]) for data in inputs.data], cache)
-    solver = RegMeanSolver(run.runners()[0], run.others, run.shares, floor, alpha, run.report)
+    beliefs = None
+    record: dict[str, Any] = {}
+    if goals == "expert":
+        require_evidence(run.others[0], run.examples[0], "regmean++", "own goals")
+        beliefs = [expert_beliefs(data, run.others, run.shares, temperature)[0] for data in run.examples]
+        totals = zip(*(own.totals() for own in beliefs), strict=True)
+        record["goals"] = {"kind": "expert", "examples": [sum(counts) for counts in totals]}
+    solver = RegMeanSolver(run.runners()[0], run.others, run.shares, floor, alpha, run.report, run.plan.stages, beliefs)
     kept = KeptStages(run, run.examples)
     for number, stage in enumerate(run.plan.stages):
         if kept.restore(f"stage-{number}") is None:
             solver.solve(stage, run.examples)
             kept.store(f"stage-{number}", owners_of(stage))
         inputs.report(number + 1, len(run.plan.stages), "reconstructing")
-    return run.result({})
+    return run.result(record)
+
+
+def _check(goals: str, temperature: float) -> None:
+    if goals == "mean":
+        raise RequestError(
+            "regmean++: with mean goals all models count alike on all data, and the solution is the plain average. Use "
+            "own or expert goals.",
+            keys=("goals",),
+        )
+    require_choice("goals", goals, ("own", "expert"))
+    if not temperature > 0:
+        raise RequestError(f"regmean++: temperature is {temperature}; it is a number above 0.", keys=("temperature",))
 
 
 @dataclass
@@ -71,27 +101,42 @@ class RegMeanSolver:
     floor: float
     alpha: float
     report: LayerReport
+    stages: Sequence[Stage]
+    beliefs: Sequence[Beliefs] | None
+    """Of each data set, where it is not its model's alone."""
 
     def solve(self, stage: Stage, examples: Sequence[DataPass]) -> None:
         """`examples`: the data of each model."""
         if stage.kind == "norm":
             return
-        grams: list[dict[Slot, GramSums]] = []
+        grams: list[dict[Slot, GramSums]] = [{} for _ in self.parents]
         transposed: set[str] = set()
         offset = 0  # the cache tells batches apart by their number
-        for own in examples:
-            own_grams: dict[Slot, GramSums] = {}
-            for batch in own:
+        for model, own in enumerate(examples):
+            for place, batch in enumerate(own):
                 padding = PaddingMask(batch, self.merged.model)
                 routing = ExpertRouting(batch) if stage.kind == "experts" else None
-                for call in self.merged.run([stage], batch, offset, routing)[stage]:
+                calls = self.merged.run([stage], batch, offset, routing)[stage]
+                tokens: dict[int, Tensor] = {}
+                if routing and self.beliefs:
+                    tokens = routing.tokens_of(self.merged, self.stages, stage, batch, offset)
+                for call in calls:
                     valid = routing.valid(call) if routing else padding.of_side(call.rows, encoder=call.encoded)
                     inputs = rows_of(call.input, valid)
                     require_finite_rows(inputs, self.report.roles.label(call.weight), "the merged model so far")
-                    own_grams.setdefault((call.weight, call.expert), GramSums()).add(inputs)
+                    slot = (call.weight, call.expert)
                     transposed |= {call.weight} if call.transposed else set()
+                    if self.beliefs is None:
+                        grams[model].setdefault(slot, GramSums()).add(inputs)
+                        continue
+                    if routing:
+                        at = rows_of(tokens[call.expert or 0][:, None], valid)[:, 0]
+                        believed = self.beliefs[model].rows(place, routing.tokens)[:, at]
+                    else:
+                        believed = self.beliefs[model].rows(place, call.rows, valid)
+                    for sums, share in zip(grams, believed, strict=True):
+                        sums.setdefault(slot, GramSums()).add(inputs * share.sqrt().to(inputs)[:, None])
                 offset += 1
-            grams.append(own_grams)
         self._put(stage, grams, transposed)
 
     def _put(self, stage: Stage, grams: list[dict[Slot, GramSums]], transposed: set[str]) -> None:
@@ -139,4 +184,4 @@ class RegMeanSolver:
             return sum(float(((w - value) * (g @ (w - value))).sum()) for g, w in zip(grams, away, strict=True))
 
         size = sum(float(((w + average) * (g @ (w + average))).sum()) for g, w in zip(grams, away, strict=True)) or 1.0
-        return RegressionResult(change, (loss(0.0) / size) ** 0.5, (max(loss(change), 0.0) / size) ** 0.5)
+        return RegressionResult(change, (loss(0.0) / size) ** 0.5, (max(loss(change), 0.0) / size) ** 0.5, 0.0)

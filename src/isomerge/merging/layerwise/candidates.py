@@ -6,23 +6,27 @@ parent whose output map is fitted costs next to nothing, and polished it is plai
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from isomerge.merging.layerwise.assembly import FeatureAssembly
-from isomerge.merging.layerwise.goals import GoalData
-from isomerge.merging.layerwise.gradient_steps import BlockRefinement, PredictionLoss, polish
+from isomerge.merging.layerwise.goals import GoalData, text_above
+from isomerge.merging.layerwise.gradient_steps import POLISH_RATES, BlockRefinement, PredictionLoss, polish, put_back
 from isomerge.merging.layerwise.joint import find_assembly
 from isomerge.merging.layerwise.kept_stages import KeptStages, owners_of
 from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
-from isomerge.merging.layerwise.output_fit import fit_output, output_stage
+from isomerge.merging.layerwise.output_fit import finite, fit_output, output_stage
 from isomerge.merging.layerwise.solver import LayerReport, LayerSolver, LayerTargets
 from isomerge.merging.layerwise.stages import Stage
 
 LEANS = (0.8, 0.95)
 """Shares of the stream that one parent may get. The second is tried for the parent that the first was best with."""
+
+TRIAL = 50
+"""Steps of polishing that a lean is tried with."""
 
 
 @dataclass
@@ -31,20 +35,20 @@ class Candidates:
 
     run: LayerwiseMerge
     joint: bool
-    ridge: float
+    ridge: float | None
     floor: float
     refine: int
     fits_output: bool
     """Fit the output map to predictions, after it was solved for scores."""
 
-    def merge(self, shares: Sequence[float], data: GoalData, name: str = "") -> dict[str, Any]:
-        """The parents' features, stage by stage; what there is to report of it. `name` tells candidates apart in what
-        is kept for a run that is made again."""
+    def merge(self, shares: Sequence[float], data: GoalData, *, keep: bool = True) -> dict[str, Any]:
+        """The parents' features, stage by stage; what there is to report of it. `keep`: store finished stages for a run
+        that is made again."""
         run = self.run
-        assembly = FeatureAssembly(run.parents.bound, shares, names=run.roles.stored)
+        assembly = run.assembly(shares, run.roles.stored)
         record: dict[str, Any] = {}
         if self.joint:
-            kept = KeptStages(run, [data.examples], name)
+            kept = KeptStages(run, [data.examples], keep=keep)
             known = kept.restore_features(assembly)
             assembly = known or find_assembly(
                 lambda: run.runners()[1:], run.plan.stages, data.examples, assembly,
@@ -54,39 +58,70 @@ class Candidates:
                 kept.store_features(assembly)
             record["features"] = assembly.summary()
         run.start_from(assembly)
-        return record | self._solve(assembly, run.plan.stages, data, self.refine, name)
+        return record | self._solve(assembly, run.plan.stages, data, self.refine, keep)
 
-    def parent(self, number: int, data: GoalData, name: str = "") -> dict[str, Any]:
-        """One parent as it is, but for its output map."""
+    def parent(self, number: int, data: GoalData, *, keep: bool = True) -> dict[str, Any]:
+        """One parent as it is, but for an output map that is fitted to predictions."""
         run = self.run
-        alone = [float(m == number) for m in range(len(run.shares))]
-        run.start_from(FeatureAssembly(run.parents.bound, alone))
-        stage = output_stage(run.merged, run.plan.stages, data.examples)
-        assembly = FeatureAssembly(run.parents.bound, run.shares, names=run.roles.stored)
-        return self._solve(assembly, [stage] if stage else [], data, 0, name)
+        run.start_from(run.parent_alone(number))
+        stage = output_stage(run.merged, run.plan.stages, data.examples) if self.fits_output else None
+        assembly = run.assembly(run.shares, run.roles.stored)
+        return self._solve(assembly, [stage] if stage else [], data, 0, keep)
 
-    def polish(self, steps: int, data: GoalData, name: str = "") -> dict[str, Any]:
-        """Gradient steps on the whole of the model in place."""
-        kept = KeptStages(self.run, [data.examples], name)
+    def polish(self, steps: int, rate: float, data: GoalData, *, keep: bool = True) -> dict[str, Any]:
+        """Gradient steps on the whole of the model in place; `rate` is the first one's, relative to a tensor's size."""
+        kept = KeptStages(self.run, [data.examples], keep=keep)
         known = kept.restore("polished")
         if known is not None:
             return dict(known["note"])
-        done = polish(self._loss(data), steps, lambda step: self.run.inputs.report(step, steps, "polishing"))
+        done = polish(self._loss(data), steps, rate, lambda step: self.run.inputs.report(step, steps, "polishing"))
         kept.store("polished", [""], done)
         return done
 
     def loss(self, data: GoalData) -> float:
-        """How far the model in place is from its parents' predictions."""
-        return self._loss(data).mean()
+        """What candidates are compared by: how far the model in place is from its parents' predictions and, where these
+        are of text, the mean of that and of its loss of the text above theirs. Predictions have less noise, but where
+        parents are wrong alike only the text says so."""
+        distance = self._loss(data).mean()
+        shares, parents = self.run.shares, self.run.others
+        losses = []
+        for number, batch in enumerate(data.examples):
+            own = shares if data.beliefs is None else data.beliefs.batches[number]
+            losses.append(text_above(self.run.merged, parents, own, batch))
+        known = [one for one in losses if one is not None]
+        return (distance + sum(known) / len(known)) / 2 if known else distance
 
-    def best_lean(self, data: GoalData, held_out: GoalData) -> tuple[list[float], list[dict[str, Any]]]:
-        """The shares whose merge predicts best, and all that were tried."""
+    def weights(self) -> list[Tensor]:
+        """Of the model in place, for `restore`."""
+        return [p.detach().cpu().clone() for p in self.run.merged.parameters()]
+
+    def restore(self, weights: Sequence[Tensor]) -> None:
+        put_back(list(self.run.merged.parameters()), weights)
+
+    def tried(self, name: str, fit: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What trying a candidate says of it. No more than that is kept for a run that is made again."""
+        kept = self.run.inputs.kept
+        known = kept.load(f"tried-{name}") if kept is not None else None
+        if known is None:
+            known = {}, fit()
+            if kept is not None:
+                kept.store(f"tried-{name}", *known)
+        return dict(known[1])
+
+    def best_lean(self, data: GoalData, held_out: GoalData, polish: int) -> tuple[list[float], list[dict[str, Any]]]:
+        """The shares whose merge predicts best, and all that were tried. What will be polished is compared after some
+        steps of that: gradients gain less where both parents have much of the stream."""
         count = len(self.run.shares)
         tried: list[dict[str, Any]] = []
 
         def measure(shares: list[float]) -> float:
-            self.merge(shares, data, f"lean-{len(tried)}-")
-            tried.append({"weights": shares, "held_out": self.loss(held_out)})
+            def fit() -> dict[str, Any]:
+                self.merge(shares, data, keep=False)
+                if polish:
+                    self.polish(min(polish, TRIAL), POLISH_RATES[-1], data, keep=False)
+                return {"weights": shares, "held_out": self.loss(held_out)}
+
+            tried.append(self.tried(f"lean-{len(tried)}", fit))
             return float(tried[-1]["held_out"])
 
         even = measure([1 / count] * count)
@@ -102,7 +137,7 @@ class Candidates:
         return PredictionLoss(merged, parents, self.run.shares, data)
 
     def _solve(
-        self, assembly: FeatureAssembly, stages: Sequence[Stage], data: GoalData, refine: int, name: str
+        self, assembly: FeatureAssembly, stages: Sequence[Stage], data: GoalData, refine: int, keep: bool
     ) -> dict[str, Any]:
         run = self.run
         run.report = LayerReport(run.roles)
@@ -111,7 +146,7 @@ class Candidates:
         solver = LayerSolver(merged, targets, self.ridge, self.floor, run.report)
         refinement = BlockRefinement(merged, parents, assembly, run.roles, run.plan, refine, run.budget)
         last = {stage.place: stage for stage in stages}
-        refined, kept = [], KeptStages(run, [data.examples], name)
+        refined, kept = [], KeptStages(run, [data.examples], keep=keep)
         for number, stage in enumerate(stages):
             known = kept.restore(f"stage-{number}")
             done = known["note"] if known else None
@@ -134,11 +169,6 @@ class Candidates:
             if known is None:
                 kept.store("output", owners_of(output), record["output"])
         return record
-
-
-def finite(loss: float) -> float:
-    """For comparing: what is not a number is worse than any."""
-    return loss if math.isfinite(loss) else math.inf
 
 
 def leaning(anchor: int, share: float, count: int) -> list[float]:

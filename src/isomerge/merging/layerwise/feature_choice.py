@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -81,16 +85,20 @@ def _own_blocks(gram: Tensor, width: int) -> Tensor:
     return blocks
 
 
-def place(kept: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Parent and unit for each of the `size` places; a unit stands at its own place where that is free."""
-    parent, unit = torch.full((size,), -1), torch.full((size,), -1)
+def place(kept: Tensor, counts: Sequence[int], size: int) -> tuple[Tensor, Tensor]:
+    """Parent and unit for each of the `size` places; a unit stands at its own place where that is free. Parents have
+    `counts` units, numbered one parent after the other. A place that nothing is left for has the parent -1."""
+    parent, unit = torch.full((size,), -1), torch.zeros(size, dtype=torch.int64)
+    starts = [0, *itertools.accumulate(counts)]
     waiting = []
     for number in kept.tolist():
-        m, u = divmod(number, size)
-        if parent[u] < 0:
+        m = bisect.bisect_right(starts, number) - 1
+        u = number - starts[m]
+        if u < size and parent[u] < 0:
             parent[u], unit[u] = m, u
         else:
             waiting.append((m, u))
-    for at, (m, u) in zip((parent < 0).nonzero()[:, 0].tolist(), waiting, strict=True):
+    free = (parent < 0).nonzero()[:, 0].tolist()
+    for at, (m, u) in zip(free[: len(waiting)], waiting, strict=True):
         parent[at], unit[at] = m, u
     return parent, unit

@@ -15,23 +15,24 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly, sum_of
 from isomerge.merging.layerwise.goals import GoalData
 from isomerge.merging.layerwise.roles import ParameterRoles
-from isomerge.merging.layerwise.stage_runner import StageRunner, rows_of
+from isomerge.merging.layerwise.stage_runner import StageRunner
 from isomerge.merging.layerwise.stages import StagePlan
 from isomerge.running.blocks import BlockIndex, copied, tensors_in
 from isomerge.running.call_recorder import ForwardDone
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
+from isomerge.running.predictions import distance, rows_of, scores_in
 
 # First steps, relative to the size of a parameter.
 REFINE_RATE = 0.02
-POLISH_RATE = 0.003
+POLISH_RATES = (0.003, 0.015)
+"""Which is better depends on how much there is to learn and to learn it from (docs/research/skills.md)."""
 WARM_UP = 20
 T = TypeVar("T")
 
@@ -106,7 +107,10 @@ class BlockRefinement:
             if number % every:
                 continue
             arguments, keywords, _ = _block_call(self.merged, name, place, batch, number)
-            outputs = [_block_call(parent, name, place, batch, number)[2] for parent in self.parents]
+            outputs = [
+                parent.tokens.placed(_block_call(parent, name, place, batch, number)[2], batch)
+                for parent in self.parents
+            ]
             rows = [output.reshape(-1, output.shape[-1]) for output in outputs]
             believed = data.believed(number, rows[0].shape[0])
             target = self.assembly.combine(writer, rows, follows=True, believed=believed).reshape(outputs[0].shape)
@@ -128,7 +132,7 @@ def _block_call(
     runner: StageRunner, name: str, place: BlockIndex, batch: Batch, number: int
 ) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
     """What a block is given in a forward pass, and what it gives."""
-    block = runner.model.get_submodule(name)
+    block = runner.model.get_submodule(runner.last_block(name))
     seen: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] = []
 
     def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
@@ -167,17 +171,27 @@ class PredictionLoss:
     def of(self, numbered: tuple[int, Batch]) -> Tensor:
         """On one batch."""
         number, batch = numbered
+        heard = self.data.heard(number, len(self.parents))
         with torch.no_grad():
-            given = [_scores(parent.model, batch) for parent in self.parents]
+            given = self._given(batch, heard)
         parts, padding = [], PaddingMask(batch, self.merged.model)
-        for field, own in _scores(self.merged.model, batch).items():
+        for field, own in scores_in(self.merged.model(**batch)).items():
             rows = own[..., 0].numel()
             valid = padding.of_side(rows, encoder=False)
             theirs = [rows_of(scores[field], valid) for scores in given]
             believed = self.data.believed(number, rows, valid)
-            shares = self.weights if believed is None else believed[:, :, None].to(own)
-            parts.append(_distance(rows_of(own, valid), theirs, shares, _kind(self.merged.model, field, own)))
+            shares = self.weights if believed is None else believed[heard][:, :, None].to(own)
+            parts.append(distance(self.merged.model, field, rows_of(own, valid), theirs, shares))
         return sum_of(parts)
+
+    def _given(self, batch: Batch, heard: Sequence[int]) -> list[dict[str, Tensor]]:
+        """What these parents give; of other vocabularies, as scores for the tokens of the first."""
+        others = {m for m in heard if self.parents[m].tokens.match is not None}
+        given = {m: scores_in(self.parents[m].model(**batch)) for m in ({0, *heard} if others else heard)}
+        for m in others:
+            tokens = self.parents[m].tokens
+            given[m] = {field: tokens.scores(own, given[0][field], batch) for field, own in given[m].items()}
+        return [given[m] for m in heard]
 
     @torch.no_grad()
     def mean(self) -> float:
@@ -185,19 +199,19 @@ class PredictionLoss:
         return sum(values) / len(values)
 
 
-def polish(loss: PredictionLoss, steps: int, report: Callable[[int], None]) -> dict[str, Any]:
+def polish(loss: PredictionLoss, steps: int, rate: float, report: Callable[[int], None]) -> dict[str, Any]:
     """What was done, and how far the merged model is from its parents' predictions before and after; never farther."""
     parameters = [p for p in loss.merged.model.parameters() if p.is_floating_point()]
     kept = [p.detach().cpu().clone() for p in parameters]
     examples = loss.data.examples
     before = loss.mean()
     batches = spread(NumberedBatches(examples), examples.count or 1, steps)
-    descend(parameters, loss.of, batches, steps, POLISH_RATE, report)
+    descend(parameters, loss.of, batches, steps, rate, report)
     after = loss.mean()
     if not after < before:
         put_back(parameters, kept)
         after = before
-    return {"steps": steps, "loss_before": before, "loss_after": after}
+    return {"steps": steps, "rate": rate, "loss_before": before, "loss_after": after}
 
 
 @dataclass(frozen=True)
@@ -208,32 +222,6 @@ class NumberedBatches:
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         return enumerate(iter(self.examples))
-
-
-def _scores(model: Any, batch: Batch) -> dict[str, Tensor]:
-    """All scores a model gives (some have two heads), or its last hidden state."""
-    output = model(**batch)
-    scores = {name: value for name, value in output.items() if name.endswith("logits") and isinstance(value, Tensor)}
-    return scores or {"hidden": output[0]}
-
-
-def _kind(model: Any, field: str, scores: Tensor) -> str:
-    """What scores are: of one class out of several, of several that may all hold, or plain numbers."""
-    task = getattr(model.config, "problem_type", None)
-    if field == "hidden" or task == "regression" or scores.shape[-1] == 1:
-        return "numbers"
-    return "many" if task == "multi_label_classification" else "one"
-
-
-def _distance(own: Tensor, given: Sequence[Tensor], weights: Sequence[float] | Tensor, kind: str) -> Tensor:
-    def mean(parts: Sequence[Tensor]) -> Tensor:
-        return sum_of(part * weight for part, weight in zip(parts, weights, strict=True))
-
-    if kind == "one":
-        return F.kl_div(F.log_softmax(own, -1), mean([g.softmax(-1) for g in given]), reduction="batchmean")
-    if kind == "many":
-        return F.binary_cross_entropy_with_logits(own, mean([g.sigmoid() for g in given]))
-    return F.mse_loss(own, mean(given))
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,19 +21,19 @@ from isomerge.running.passes import DataPass
 
 
 class KeptStages:
-    """The stages of one candidate; without a place to keep them, nothing is restored and nothing stored."""
+    """The stages of what will be the result; without a place to keep them, nothing is restored and nothing stored."""
 
-    def __init__(self, run: LayerwiseMerge, examples: Sequence[DataPass], candidate: str = "") -> None:
-        """`examples`: what the stages are solved on. `candidate` tells its stages from those of others in one run."""
-        self._run, self._kept = run, run.inputs.kept
-        self._examples, self._candidate = examples, candidate
+    def __init__(self, run: LayerwiseMerge, examples: Sequence[DataPass], *, keep: bool = True) -> None:
+        """`examples`: what the stages are solved on."""
+        self._run, self._kept = run, run.inputs.kept if keep else None
+        self._examples = examples
         self._lines = self._warnings = 0
         self._has_read = False
 
     def restore(self, name: str) -> Any:
         """Put the weights of a stage into the merged model and its lines into the report; None where nothing is kept,
         otherwise what was noted beside them."""
-        part = self._kept.load(self._candidate + name) if self._kept is not None else None
+        part = self._kept.load(name) if self._kept is not None else None
         if part is None:
             self._mark()
             return None
@@ -55,7 +56,7 @@ class KeptStages:
         record = {
             "layers": report.layers[self._lines :], "warnings": report.warnings[self._warnings :], "note": note,
         }  # fmt: skip
-        self._kept.store(self._candidate + name, tensors, record)
+        self._kept.store(name, tensors, record)
 
     def _mark(self) -> None:
         self._lines, self._warnings = len(self._run.report.layers), len(self._run.report.warnings)
@@ -70,7 +71,7 @@ class KeptStages:
     # --- joint features ----------------------------------------------------------------------------------------------
     def restore_features(self, start: FeatureAssembly) -> FeatureAssembly | None:
         """The features that were chosen."""
-        part = self._kept.load(self._candidate + "features") if self._kept is not None else None
+        part = self._kept.load("features") if self._kept is not None else None
         if part is None:
             return None
         self._read_data()
@@ -79,12 +80,12 @@ class KeptStages:
         if record["parents"]:
             places, device = range(record["parents"]), record["device"]
             into, back = ([tensors[f"{kind}{m}"].to(device) for m in places] for kind in ("into", "back"))
-            stream = JointStream(into, back)
+            stream = JointStream(into, back, record["lost"])
         chosen = {}
-        for number, (space, writer) in enumerate(record["chosen"]):
+        for number, (space, writer, lost) in enumerate(record["chosen"]):
             parent, unit, written = (tensors[f"{part}{number}"] for part in ("parent", "unit", "written"))
-            chosen[space] = ChosenUnits(parent, unit, writer, written, tensors.get(f"shift{number}"))
-        return FeatureAssembly(start.bound, start.weights, stream, chosen, start.names)
+            chosen[space] = ChosenUnits(parent, unit, writer, written, tensors.get(f"shift{number}"), lost)
+        return replace(start, stream=stream, chosen=chosen)
 
     def store_features(self, assembly: FeatureAssembly) -> None:
         if self._kept is None:
@@ -96,13 +97,14 @@ class KeptStages:
             tensors |= {f"into{m}": stream.into[m], f"back{m}": stream.back[m]}
         for number, chosen in enumerate(assembly.chosen.values()):
             tensors |= {f"parent{number}": chosen.parent, f"unit{number}": chosen.unit}
-            tensors |= {f"written{number}": chosen.written}
+            tensors |= {f"written{number}": chosen.written} if chosen.written is not None else {}
             tensors |= {f"shift{number}": chosen.shift} if chosen.shift is not None else {}
         record = {
             "parents": len(stream.into) if stream else 0, "device": str(stream.into[0].device) if stream else "cpu",
-            "chosen": [[space, chosen.writer] for space, chosen in assembly.chosen.items()],
+            "chosen": [[space, chosen.writer, chosen.lost] for space, chosen in assembly.chosen.items()],
+            "lost": dict(stream.lost) if stream else {},
         }  # fmt: skip
-        self._kept.store(self._candidate + "features", tensors, record)
+        self._kept.store("features", tensors, record)
 
 
 def owners_of(stage: Stage) -> list[str]:

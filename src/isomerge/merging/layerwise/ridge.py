@@ -10,6 +10,11 @@ from torch import Tensor
 from isomerge.running.gram import GramSums
 
 UNBELIEVED = 1e-3  # rows on which a parent is believed less are left out of its regressions
+RIDGE = 1e-2
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+"""What a ridge is chosen from."""
+ASIDE = 8
+"""One row of so many chooses the ridge: the last of every batch, as rows come example by example."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class RegressionResult:
     change: Tensor
     before: float
     after: float
+    ridge: float
 
 
 class RidgeRegression:
@@ -52,23 +58,57 @@ class RidgeRegression:
         return self.inputs.product
 
     def solve(self, ridge: float, floor: float) -> RegressionResult:
-        diagonal = self.gram.diagonal()
-        penalty = ridge * diagonal + floor * diagonal.mean()
-        change = solve_positive(self.gram + torch.diag(penalty), self.cross)
+        change = ridge_solution(self.gram, self.cross, ridge, floor)
+        left, scale = self.left(change), self.target or 1.0
+        return RegressionResult(change, (self.residual / scale) ** 0.5, (left / scale) ** 0.5, ridge)
+
+    def left(self, change: Tensor) -> float:
+        """‖X D − R‖²"""
         explained = 2 * (change * self.cross).sum() - (change * (self.gram @ change)).sum()
-        left = max(0.0, self.residual - float(explained))
-        scale = self.target or 1.0
-        return RegressionResult(change, (self.residual / scale) ** 0.5, (left / scale) ** 0.5)
+        return max(0.0, self.residual - float(explained))
+
+
+class RidgeSearch(RidgeRegression):
+    """The same, with the ridge of `RIDGES` that predicts rows best which it was not solved on. Then all rows count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._aside = RidgeRegression()
+
+    def add(self, inputs: Tensor, residual: Tensor, target: Tensor) -> None:
+        super().add(inputs, residual, target)
+        if few := len(inputs) // ASIDE:
+            self._aside.add(inputs[-few:], residual[-few:], target[-few:])
+
+    def best_ridge(self, floor: float) -> float:
+        aside = self._aside
+        if not aside.rows:
+            return RIDGE
+        gram, cross = self.gram - aside.gram, self.cross - aside.cross
+        return min(RIDGES, key=lambda ridge: aside.left(ridge_solution(gram, cross, ridge, floor)))
+
+
+def ridge_solution(gram: Tensor, cross: Tensor, ridge: float, floor: float) -> Tensor:
+    diagonal = gram.diagonal()
+    penalty = ridge * diagonal + floor * diagonal.mean()
+    return solve_positive(gram + torch.diag(penalty), cross)
+
+
+def solve_regression(sums: RidgeRegression, ridge: float | None, floor: float) -> RegressionResult:
+    """With the ridge that is given, or the best of several."""
+    if ridge is None:
+        ridge = sums.best_ridge(floor) if isinstance(sums, RidgeSearch) else RIDGE
+    return sums.solve(ridge, floor)
 
 
 class OwnedRegression:
     """A regression whose outputs may belong to one parent each: such an output is solved on the rows where that parent
     is believed, and weighted by how much it is."""
 
-    def __init__(self, owners: Tensor | None) -> None:
+    def __init__(self, owners: Tensor | None, part: type[RidgeRegression] = RidgeRegression) -> None:
         """`owners`: for every output its parent; None: one regression for all."""
         self._columns = [] if owners is None else [(int(m), (owners == m).nonzero()[:, 0]) for m in owners.unique()]
-        self._parts = [RidgeRegression() for _ in range(max(1, len(self._columns)))]
+        self._parts = [part() for _ in range(max(1, len(self._columns)))]
         self._count = 0 if owners is None else len(owners)
         self._width = 0
 
@@ -96,20 +136,21 @@ class OwnedRegression:
     def width(self) -> int:
         return self._width
 
-    def solve(self, ridge: float, floor: float) -> RegressionResult:
-        solved = [part.solve(ridge, floor) if part.rows else None for part in self._parts]
+    def solve(self, ridge: float | None, floor: float) -> RegressionResult:
+        solved = [solve_regression(part, ridge, floor) if part.rows else None for part in self._parts]
         if not self._columns:
             assert solved[0] is not None
             return solved[0]
         like = next((one.change for one in solved if one is not None), torch.zeros((), dtype=torch.float64))
         change = like.new_zeros(self._width, self._count)
-        before = after = scale = 0.0
+        before = after = scale = largest = 0.0
         for (_, columns), part, one in zip(self._columns, self._parts, solved, strict=True):
             if one is not None:
+                largest = max(largest, one.ridge)
                 change[:, columns.to(change.device)] = one.change
                 before, after = before + one.before**2 * part.target, after + one.after**2 * part.target
                 scale += part.target
-        return RegressionResult(change, (before / (scale or 1.0)) ** 0.5, (after / (scale or 1.0)) ** 0.5)
+        return RegressionResult(change, (before / (scale or 1.0)) ** 0.5, (after / (scale or 1.0)) ** 0.5, largest)
 
 
 class GainRegression:
@@ -141,7 +182,7 @@ class GainRegression:
         explained = 2 * (change * cross).sum() - (change * (gram @ change)).sum()
         before, scale = float(rr.sum()), self.target or 1.0
         left = max(0.0, before - float(explained))
-        return RegressionResult(change[:, :, 0].T, (before / scale) ** 0.5, (left / scale) ** 0.5)
+        return RegressionResult(change[:, :, 0].T, (before / scale) ** 0.5, (left / scale) ** 0.5, ridge)
 
 
 def square_norm(values: Tensor) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isomerge.merging.layerwise.parent_views import is_gain
 from isomerge.symmetry.architecture import RESIDUAL, Norm
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.patterns import Layout
@@ -48,7 +49,7 @@ def find_roles(model: nn.Module, bound: BoundModel) -> ParameterRoles:
             weights.append(name)
             if layout is not None and _writes(layout):
                 writers.add(name)
-        elif name.endswith(".weight") and layout is not None and _is_gain(layout) and spec_name not in in_front:
+        elif name.endswith(".weight") and layout is not None and is_gain(layout) and spec_name not in in_front:
             norms.append(name.removesuffix(".weight"))
     known = any(RESIDUAL in layout.spaces() for layout in bound.layouts.values())
     return ParameterRoles(weights, norms, frozenset(writers) if known else None, stored)
@@ -56,10 +57,6 @@ def find_roles(model: nn.Module, bound: BoundModel) -> ParameterRoles:
 
 def _writes(layout: Layout) -> bool:
     return layout.axis_of(RESIDUAL, dual=False) is not None and layout.axis_of(RESIDUAL, dual=True) is None
-
-
-def _is_gain(layout: Layout) -> bool:
-    return len(layout.axes) == 1 and all(atom.unsigned for segment in layout.axes[0] for atom in segment.atoms)
 
 
 def stored_names(model: Any) -> dict[str, str]:

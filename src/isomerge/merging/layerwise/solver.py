@@ -12,13 +12,22 @@ from torch import Tensor, nn
 from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly
 from isomerge.merging.layerwise.goals import GoalData
-from isomerge.merging.layerwise.ridge import GainRegression, OwnedRegression, RegressionResult, RidgeRegression
+from isomerge.merging.layerwise.ridge import (
+    RIDGE,
+    GainRegression,
+    OwnedRegression,
+    RegressionResult,
+    RidgeRegression,
+    RidgeSearch,
+    solve_regression,
+)
 from isomerge.merging.layerwise.roles import ParameterRoles
-from isomerge.merging.layerwise.stage_runner import ExpertRouting, StageRunner, require_finite_rows, rows_of
+from isomerge.merging.layerwise.stage_runner import ExpertRouting, StageRunner, require_finite_rows
 from isomerge.merging.layerwise.stages import Stage
 from isomerge.running.call_recorder import WeightCall
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
+from isomerge.running.predictions import rows_of
 
 FEW = 4  # rows per input below which a regression is warned about
 FEWEST_FOR_AN_EXPERT = 10  # … below which an expert keeps the average
@@ -140,7 +149,8 @@ class LayerSolver:
 
     merged: StageRunner
     targets: LayerTargets
-    ridge: float
+    ridge: float | None
+    """None: for every regression the best of several."""
     floor: float
     report: LayerReport
 
@@ -156,7 +166,7 @@ class LayerSolver:
     def _maps(self, stage: Stage, examples: DataPass) -> None:
         joint = stage.kind == "sum"
         maps = [LinearWeight.of(self.merged.model, name) for name in stage.names]
-        regression = OwnedRegression(None if joint else self.owners(stage))
+        regression = OwnedRegression(None if joint else self.owners(stage), self._sums)
         ones = sum(m.bias is not None for m in maps) if joint else int(maps[0].bias is not None)
         for batch in self._rows(stage, examples):
             inputs = batch.inputs if joint else batch.inputs[:1]
@@ -181,11 +191,20 @@ class LayerSolver:
                 row, bias_row = row + width, bias_row + (own.bias is not None)
             else:  # each map has columns of its own
                 column += out
-        self.report.solved(stage, regression.rows, solved, ridge=self.ridge)
+        self.report.solved(stage, regression.rows, solved, ridge=solved.ridge)
+
+    @property
+    def _weighs(self) -> bool:
+        """Whether parents count more on some rows than on others."""
+        return self.targets.data is not None and self.targets.data.beliefs is not None
+
+    @property
+    def _sums(self) -> type[RidgeRegression]:
+        return RidgeSearch if self.ridge is None else RidgeRegression
 
     def owners(self, stage: Stage) -> Tensor | None:
         """For each output of the stage's maps, the parent whose unit it makes; None where rows count alike."""
-        if self.targets.data is None or self.targets.data.beliefs is None:
+        if not self._weighs:
             return None
         owners = [self.targets.assembly.owners(name) for name in stage.names]
         return torch.cat([one for one in owners if one is not None]) if all(o is not None for o in owners) else None
@@ -198,27 +217,34 @@ class LayerSolver:
             residual = batch.targets[0] - batch.outcomes[0]
             fit.add(normalised(module, batch.inputs[0]), residual, residual + batch.outputs[0])
         bias = getattr(module, "bias", None)
-        solved = fit.solve(self.ridge, self.floor, bias=bias is not None)
+        solved = fit.solve(RIDGE if self.ridge is None else self.ridge, self.floor, bias=bias is not None)
         change_by(module.weight, solved.change[0])
         if bias is not None:
             change_by(bias, solved.change[1])
-        self.report.solved(stage, fit.rows, solved, ridge=self.ridge)
+        self.report.solved(stage, fit.rows, solved, ridge=solved.ridge)
 
     # --- experts ----------------------------------------------------------------------------------------------------
     def _experts(self, stage: Stage, examples: DataPass) -> None:
-        """Each expert towards the mean of the parents' same expert, on the tokens the merged model sends to it."""
+        """Each expert towards the parents' same expert, each as far as it is believed, on the tokens that the merged
+        model sends to it."""
         regressions: dict[int, RidgeRegression] = {}
         label = self.report.roles.label(stage.names[0])
         for number, batch in enumerate(examples):
             routing = ExpertRouting(batch)
             own = self.merged.run([stage], batch, number, routing)[stage]
+            tokens = routing.tokens_of(self.merged, self.targets.stages, stage, batch, number) if self._weighs else None
             others = [parent.run([stage], batch, number, routing)[stage] for parent in self.targets.parents]
             for call, *theirs in zip(own, *others, strict=True):
                 valid = routing.valid(call)
                 inputs, output = rows_of(call.input, valid), rows_of(call.output, valid)
-                target = self.targets.combine(call.weight, [rows_of(other.output, valid) for other in theirs])
+                believed = None
+                if tokens is not None:
+                    at = rows_of(tokens[call.expert or 0][:, None], valid)[:, 0]
+                    believed = self.targets.believed(number, routing.tokens, None)[:, at]  # type: ignore[index]
+                given = [rows_of(other.output, valid) for other in theirs]
+                target = self.targets.combine(call.weight, given, believed=believed)
                 require_finite_rows(inputs, label, "the merged model so far")
-                regressions.setdefault(call.expert or 0, RidgeRegression()).add(inputs, target - output, target)
+                regressions.setdefault(call.expert or 0, self._sums()).add(inputs, target - output, target)
         weight = self.merged.model.get_parameter(stage.names[0])
         kept = []
         for part in range(weight.shape[0]):
@@ -226,9 +252,9 @@ class LayerSolver:
             if regression.rows < FEWEST_FOR_AN_EXPERT * weight.shape[2]:
                 kept.append((part, regression.rows))
                 continue
-            solved = regression.solve(self.ridge, self.floor)
+            solved = solve_regression(regression, self.ridge, self.floor)
             change_by(weight[part], solved.change.T)
-            self.report.solved(stage, regression.rows, solved, ridge=self.ridge, expert=part)
+            self.report.solved(stage, regression.rows, solved, ridge=solved.ridge, expert=part)
         self.report.kept(stage, weight.shape[2], kept)
 
     # --- what all stages share --------------------------------------------------------------------------------------

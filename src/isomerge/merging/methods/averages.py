@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -117,6 +118,21 @@ def geometric(group: TensorGroup, *, decay: float = 0.5) -> Combine:
     if not 0 <= decay <= 1:
         raise OptionError(f"a decay of {decay} is not from 0 to 1.", "decay")
     return _weighted([decay ** (group.models - 1 - i) for i in range(group.models)])
+
+
+@method(reference="https://arxiv.org/abs/2507.17634")
+def wsm(group: TensorGroup, *, power: float = 0.5) -> Combine:
+    """Warm up, stay, merge: what a decay of the learning rate over the checkpoints would have given.
+
+    Scaling the j-th step between K checkpoints by w_j = 1 − (j / K)^p is the mean Σ c_j W_j with c_j = w_j − w_{j+1}.
+
+    Options:
+        power: how the rate falls: 1 in a straight line, which is the plain mean; 0.5 fast at first, as 1 − √u
+    """
+    if not 0 < power < math.inf:
+        raise OptionError(f"a power of {power} is no decay; it is above 0.", "power")
+    rates = [1 - (j / group.models) ** power for j in range(group.models + 1)]
+    return mixture([rate - later for rate, later in itertools.pairwise(rates)])
 
 
 def _weighted(weights: Sequence[float]) -> Combine:

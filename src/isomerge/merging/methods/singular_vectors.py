@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from isomerge.merging.methods.method import OptionError, method
 from isomerge.merging.methods.task_vectors import add_all, task_vectors, unpruned
-from isomerge.merging.run.rows import Combine, TensorGroup
+from isomerge.merging.run.rows import Combine, TensorGroup, rows_of
 
 SLENDER = 12  # longer by more than this than it is wide: an embedding, or stacked experts, not one linear map
 
@@ -20,18 +21,22 @@ Merge = Callable[[Tensor], Tensor]
 def merge_matrices(group: TensorGroup, merge: Merge, lambda_: float) -> Combine:
     """Base + λ · merge(task vectors) for matrices; base + λ · mean for what is not one linear map: vectors, scalars,
     vocabularies. A tensor of more axes is a matrix of its first axis by all the others."""
-    rows = group.shape[0] if len(group.shape) > 1 else 1
-    columns = group.elements // rows if rows else 0
-    if min(rows, columns) < 2 or max(rows, columns) > SLENDER * min(rows, columns):
+    if not is_linear_map(group):
         return add_all(unpruned(group.models), [1.0] * group.models, True, lambda_)
     block = group.whole()
-    vectors = task_vectors(block).reshape(group.models, rows, columns)
+    vectors = task_vectors(block).reshape(group.models, group.shape[0], -1)
     # One scale for all: products of very large or very small numbers stay in range.
     size = vectors.abs().amax()
     if size == 0:
         return group.rows_of(block.onto_base(torch.zeros_like(block.tensors[0])))
     merged = merge(vectors.div_(size)).mul_(size * lambda_).reshape(group.shape)
     return group.rows_of(block.onto_base(merged))
+
+
+def is_linear_map(group: TensorGroup) -> bool:
+    """A matrix, or what can be seen as one, that is not a vector, a vocabulary or a stack of experts."""
+    rows, columns = rows_of(group.shape)
+    return min(rows, columns) >= 2 and max(rows, columns) <= SLENDER * min(rows, columns)
 
 
 def singular(matrix: Tensor, count: int | None = None, size: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,19 +133,20 @@ def tsv(group: TensorGroup, *, share: float | None = None, lambda_: float = 1.0)
 
 
 @method(base="required", whole=True, reference="https://arxiv.org/abs/2503.08099")
-def wudi(group: TensorGroup, *, lambda_: float = 1.0) -> Combine:
+def wudi(group: TensorGroup, *, normalize: bool = True, lambda_: float = 1.0) -> Combine:
     """The change that interferes least with every model's: min Σ_k ‖(τ − τ_k) τ_kᵀ‖² / ‖τ_k‖².
 
     The rows of τ_k span the inputs model k has learned from, so this asks for agreement on those. The minimum is
     τ = (Σ τ_k τ_kᵀτ_k / ‖τ_k‖²) (Σ τ_kᵀτ_k / ‖τ_k‖²)⁺. What is not one linear map gets the mean change.
 
     Options:
+        normalize: divide by ‖τ_k‖², so that large changes count no more than small ones
         lambda: how much of the merged task vector is added to the base
     """
-    return merge_matrices(group, _least_interference, lambda_)
+    return merge_matrices(group, partial(_least_interference, normalize=normalize), lambda_)
 
 
-def _least_interference(vectors: Tensor) -> Tensor:
+def _least_interference(vectors: Tensor, normalize: bool) -> Tensor:
     """In float64, because squares lose half the digits; without the directions that no model has changed."""
     columns = vectors.shape[2]
     wanted = torch.zeros(vectors.shape[1:], dtype=torch.float64, device=vectors.device)
@@ -148,7 +154,7 @@ def _least_interference(vectors: Tensor) -> Tensor:
     for vector in vectors.double():
         size = vector.square().sum()
         if size > 0:
-            covariance = vector.T @ vector / size
+            covariance = vector.T @ vector / (size if normalize else 1.0)
             inputs += covariance
             wanted += vector @ covariance
     values, basis = torch.linalg.eigh(inputs)

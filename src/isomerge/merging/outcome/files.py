@@ -16,12 +16,13 @@ from isomerge import __version__, system
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.hashing import hash_file, hash_tensors
 from isomerge.checkpoint.lock import Lock, LockedInput, current_versions, locked_input, locked_tensors
+from isomerge.checkpoint.side_files import files_below
 from isomerge.checkpoint.writer import CheckpointWriter, side_copies
 from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe.document import public_yaml
 from isomerge.merging.run.rows import BLOCK_ELEMENTS
 from isomerge.merging.vocabulary import is_tokenizer_file, write_chat_template
-from isomerge.merging.vocabulary.files import read_json
+from isomerge.merging.vocabulary.files import read_json, tokenizer_files
 from isomerge.reporting.card import card_data, card_page
 from isomerge.reporting.record import RECORD, record_text
 from isomerge.running.stock import run_versions
@@ -69,11 +70,18 @@ def _data_options(merged: Merged) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def side_files(merged: Merged) -> Iterator[dict[str, Path]]:
+def side_files(merged: Merged, *, tokenizer: bool = True) -> Iterator[dict[str, Path]]:
     """Everything the result has beside the weights and config.json: the donor's, with the new tokenizer's instead of
-    its own, and the chat template in its place."""
+    its own, and the chat template in its place. Without `tokenizer` the donor's is left out."""
     # The donor's card describes the donor.
     files = {name: path for name, path in side_copies(merged.donor).items() if name != "README.md"}
+    if not tokenizer and merged.vocabulary is None:
+        yield {name: path for name, path in files.items() if not is_tokenizer_file(name)}
+        return
+    if merged.vocabulary is None and merged.tensor_plans.tokens_of is not None:
+        longest = merged.inputs.get(str(merged.tensor_plans.tokens_of), merged.donor)
+        if theirs := tokenizer_files(longest):  # its tables have rows for tokens that the donor may lack
+            files = {name: path for name, path in files.items() if not is_tokenizer_file(name)} | theirs
     if merged.vocabulary is None and merged.chat_template is None:
         yield files
         return
@@ -90,7 +98,7 @@ def side_files(merged: Merged) -> Iterator[dict[str, Path]]:
                     (folder / name).write_bytes(path.read_bytes())
         if merged.chat_template is not None:
             write_chat_template(folder, merged.chat_template)
-        made = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
+        made = {p.relative_to(folder).as_posix(): p for p in files_below(folder)}
         yield {**files, **made}
 
 
@@ -105,7 +113,7 @@ def _renumber_generation(merged: Merged, files: Mapping[str, Path], folder: Path
 
 def lock_text(merged: Merged, writer: CheckpointWriter, options: Mapping[str, Any]) -> str:
     """The lock file: the hashes taken on the way, and those of input tensors that no pass read from end to end."""
-    hashes = {name: sha256 for name, sha256 in writer.finished.items() if sha256 is not None}
+    hashes = {name: digest for name, digest in writer.finished.items() if digest is not None}
     files = {name: writer.file_of(name) for name in hashes}
     lock = Lock(
         recipe=recipe_text(merged),
@@ -145,13 +153,15 @@ def card_files(merged: Merged, writer: CheckpointWriter, sha256: str | None) -> 
         "inputs": [{**entry, "card": card_data(merged.inputs[entry["reference"]])} for entry in _inputs(merged)],
         "recipe": "---\n".join(public_yaml(one) for one in merged.recipes),
         "data": [data.record() for data in merged.data],
+        "features": merged.details.get("features"),
         "alignment": _alignment_facts(merged),
+        "tables": merged.tensor_plans.tables,
         "sha256": sha256,
         "version": __version__,
     }
     files = {"README.md": card_page(record)}
     texts = [one.mergekit_yaml() for one in merged.recipes]
-    on_disk = all(checkpoint.folder is not None for checkpoint in merged.inputs.values())
+    on_disk = not any(checkpoint.in_memory for checkpoint in merged.inputs.values())
     if on_disk and all(text is not None for text in texts):
         files["mergekit_config.yml"] = "---\n".join(str(text).rstrip("\n") + "\n" for text in texts)
     return files
@@ -173,6 +183,7 @@ def record_files(merged: Merged, measured: Mapping[str, Any] | None, sha256: str
         "kind": "merge",
         "inputs": _inputs(merged),
         "alignment": _alignment(merged),
+        "strangers": merged.strangers,
         "recipe": "---\n".join(public_yaml(one) for one in merged.recipes),
         "measured": measured,
         "sha256": sha256,

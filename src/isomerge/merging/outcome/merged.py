@@ -17,15 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from isomerge import system
+from isomerge.addresses import is_url
 from isomerge.checkpoint import Checkpoint, TensorInfo, Written, parse_dtype, refuse_overwrite
 from isomerge.checkpoint.base import Progress
-from isomerge.checkpoint.dtypes import dtype_entry
+from isomerge.checkpoint.dtypes import dtype_entry, dtype_name
 from isomerge.checkpoint.identity import require_unchanged
 from isomerge.checkpoint.kept import KeptWork
-from isomerge.checkpoint.memory import load_into_module, require_config
+from isomerge.checkpoint.memory import MemoryCheckpoint, load_into_module, require_config
 from isomerge.checkpoint.side_files import side_files_of
 from isomerge.checkpoint.writer import CheckpointWriter, counted
-from isomerge.errors import CheckpointError
+from isomerge.engine import Engine, Threads
+from isomerge.errors import CheckpointError, RequestError
 from isomerge.evaluation.verify import verify as verify_folder
 from isomerge.merging.outcome.files import card_files, lock_text, record_files, resume_key, side_files
 from isomerge.merging.outcome.notes import name_narrowed
@@ -38,6 +40,7 @@ from isomerge.merging.run.jobs import Job, run
 from isomerge.merging.run.memory import Room, fitting_threads, in_flight, job_memory
 from isomerge.merging.run.sources import InputHashes
 from isomerge.merging.vocabulary import Vocabulary
+from isomerge.progress_bars import stops_bar
 from isomerge.reporting.page import finish_report
 from isomerge.results import Result, plain
 from isomerge.threads import ahead, thread_count
@@ -86,6 +89,8 @@ class Merged:
     """The inputs that are no models: statistics, importances, masks."""
     config_changes: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    strangers: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of a model, those merged with it as they are that have nothing in common with it, with their cosines."""
     alignment: dict[str, Any] | None = None
     data: list[DataSet] = field(default_factory=list)
     """What models were run on, in all documents."""
@@ -96,6 +101,7 @@ class Merged:
     hashes: InputHashes = field(default_factory=InputHashes)
     seed: int = 0
     device: str = "cpu"
+    engine: Engine = field(default_factory=Threads)
     threads: int | None = None
     max_memory: int | str | None = None
     progress: Progress | None = None
@@ -111,6 +117,9 @@ class Merged:
 
     def __repr__(self) -> str:
         return f"Merged({', '.join(self.models)}, method {self.recipe.merge_method}, {len(self.jobs)} tensors)"
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "progress": None}  # who watches here does not watch there
@@ -146,12 +155,18 @@ class Merged:
         with one_shortage_warning():
             return dict(self.tensors())
 
+    def as_checkpoint(self) -> Checkpoint:
+        """The model that `save` would write, in memory, with the tokenizer and image settings it would have."""
+        owner = MergedCheckpoint(self, f"the merge of {len(self.models)} models")
+        return MemoryCheckpoint(owner.name, self.state_dict(), self.config, beside=owner)
+
     def load_into(self, module: nn.Module) -> nn.Module:
         """Put the merged weights into a module of the same architecture, in place, and return it."""
         require_config(module, self.config_changes)
         load_into_module(module, self.state_dict())
         return module
 
+    @stops_bar
     def save(
         self,
         out: str | Path,
@@ -161,9 +176,11 @@ class Merged:
         force: bool = False,
         lock: bool = True,
         report: bool = True,
+        copy_tokenizer: bool = True,
         finish: bool = True,
     ) -> Written:
-        """Write the merged model with the donor's config and side files.
+        """Write the merged model with the donor's config and side files; without `copy_tokenizer`, the tokenizer is
+        written only if the recipe makes a new one. `out` is a folder, or a URL (s3://, gs://) that one is uploaded to.
 
         `lock` hashes every input and output tensor into isomerge.lock.json; `report` writes the model card, and what
         `isomerge report` needs into isomerge.json. A run that was killed or interrupted continues from its
@@ -172,29 +189,43 @@ class Merged:
         """
         paths = [data.settings.path for data in self.data if not data.in_memory]
         refuse_overwrite(out, [*self.inputs.values(), self.donor, *paths])
+        if is_url(out):
+            from isomerge.checkpoint.upload import save_to_url
+
+            return save_to_url(
+                self.save, out, force=force, progress=self.progress, shard_size=shard_size, out_dtype=out_dtype,
+                lock=lock, report=report, copy_tokenizer=copy_tokenizer,
+            )  # fmt: skip
         require_unchanged(self.inputs.values(), Path(out))
-        if isinstance(out_dtype, torch.dtype):
-            out_dtype = str(out_dtype).removeprefix("torch.")
+        out_dtype = dtype_name(out_dtype)
         jobs, changes = self._in_dtype(out_dtype)
         self._narrowed = name_narrowed(self) if out_dtype is None else []
         plan = {job.name: job.info for job in jobs}
         self.hashes.wanted = lock
-        threads = fitting_threads(jobs, self.threads, self.max_memory)
-        options = {"shard_size": str(shard_size), "out_dtype": out_dtype}
+        threads: int | None = fitting_threads(jobs, self.threads, self.max_memory)
+        if self.engine.name != "threads":  # the budget is each worker's own, and Ray knows how many there are
+            threads = self.threads
+        options: dict[str, Any] = {"shard_size": str(shard_size), "out_dtype": out_dtype}
+        options |= {} if copy_tokenizer else {"copy_tokenizer": False}
         tell = counted(self.progress, plan, f"writing {Path(out).name}")
         comparison = InputRelations(self)
-        with side_files(self) as copies:
+        with side_files(self, tokenizer=copy_tokenizer) as copies:
             key = resume_key(self, plan, copies, {**options, "hashed": lock, "report": report})
             writer = CheckpointWriter(
                 out, plan, config={**self.config_changes, **changes}, donor=self.donor, copies=copies,
                 shard_size=shard_size, force=force, key=key, finish=finish, inputs=self.inputs.values(),
+                hashed=lock,
                 solved=self.kept.key if self.kept is not None and self.kept.out == Path(out).expanduser() else None,
             )  # fmt: skip
             with writer:
                 if writer.written is None:
-                    watched = comparison.watched(jobs) if report else jobs
+                    looking: dict[str, Any] = {"look": comparison.look, "looked": comparison.take} if report else {}
                     with system.PeakOfAnonymous() as peak:
-                        run(watched, writer, threads=threads, hashing=lock, progress=tell, holding=self._holding())
+                        run(
+                            jobs, writer, engine=self.engine, threads=threads, hashing=lock, hashes=self.hashes,
+                            progress=tell, holding=self._holding(), memory=job_memory, visible=self._folders(),
+                            **looking,
+                        )  # fmt: skip
                     self._peak_anonymous = peak.bytes
                 self._vanished = {name: lost.underflow for name, lost in writer.lost.items() if lost.underflow}
                 written = writer.written or self._completed(writer, comparison, jobs, options, lock, report)
@@ -202,6 +233,10 @@ class Merged:
             self.kept.discard()
         self.seconds = time.perf_counter() - self.started
         return written
+
+    def _folders(self) -> list[Path]:
+        """What every worker has to see."""
+        return [checkpoint.folder for checkpoint in self.inputs.values() if checkpoint.folder is not None]
 
     def _holding(self) -> Callable[[Job], AbstractContextManager[None]]:
         """What all workers hold together is bounded, however many they are."""
@@ -226,7 +261,7 @@ class Merged:
             for name, text in files.items():
                 writer.add(name, text.encode())
         writer.stage()
-        require_unchanged(self.inputs.values(), writer.out)
+        require_unchanged(self.inputs.values(), writer.out, [path for one in self.data for path in one.data.changed()])
         return writer.commit()
 
     def verify(self, written: Written) -> bool:
@@ -241,6 +276,11 @@ class Merged:
 
     def write_report(self, written: Written) -> Path | None:
         """Write report.html beside the weights, with what this run took and found; None where jinja2 is missing."""
+        if written.url is not None:
+            raise RequestError(
+                f"Writing the report of {written.url}: report.html is written beside a model in a folder. Save to a "
+                "folder, write the report, then upload both; or use `isomerge merge`, which does all of it."
+            )
         report = self.report()
         run = {
             "seconds": report.seconds, "peak_memory_bytes": report.peak_memory_bytes,
@@ -290,7 +330,7 @@ class MergedCheckpoint(Checkpoint):
         self._merged = merged
         self.jobs = {job.name: job for job in merged.jobs}
         self.tensors = {name: self.jobs[name].info for name in sorted(self.jobs)}
-        self._files = _own_files(merged) if merged.vocabulary or merged.chat_template else None
+        self._files = _own_files(merged) if _has_own_files(merged) else None
         if self._files is not None:
             self.folder = Path(self._files.name)
         self._last = threading.local()  # each worker reads one tensor in blocks; what it holds is its own
@@ -324,6 +364,10 @@ class MergedCheckpoint(Checkpoint):
     def forget(self) -> None:
         """Let go of the tensor this thread has read last."""
         self._last.name = self._last.tensor = None
+
+
+def _has_own_files(merged: Merged) -> bool:
+    return bool(merged.vocabulary or merged.chat_template or merged.tensor_plans.tokens_of)
 
 
 def _own_files(merged: Merged) -> tempfile.TemporaryDirectory[str]:

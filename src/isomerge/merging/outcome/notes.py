@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from isomerge.merging.outcome.merged import Merged
 
 
-def name_strangers(plan: RecipePlan, models: Mapping[ModelReference, Checkpoint]) -> list[str]:
-    """A note for each model that has strangers among those it is merged with.
+Strangers = dict[str, dict[str, float]]
+"""Of a model, those that have nothing in common with it, with their cosines."""
+
+
+def strangers_among(plan: RecipePlan, models: Mapping[ModelReference, Checkpoint]) -> Strangers:
+    """The models that meet strangers in a merge.
 
     Three layers are looked at, some rows of each matrix. Vocabulary tables say more of tokens than of kinship, and
     where different layers meet (in stacks) nothing can be said.
@@ -33,17 +37,25 @@ def name_strangers(plan: RecipePlan, models: Mapping[ModelReference, Checkpoint]
         first = meeting[name][0]
         shape = models[first.model].tensors[first.tensor].shape
         groups.setdefault(tuple(rows), []).append(relation(name, shape, None, rows, reference=None))
-    strangers: dict[str, dict[str, str]] = {}
+    strangers: Strangers = {}
     for (reference, *_), relations in groups.items():
         for (one, other), cosine in cosines(relations, "after").items():
             if one == reference and not are_related(cosine):
-                strangers.setdefault(one, {})[other] = f"{other} (cosine {round(cosine, 2) + 0.0:.2f})"
-    return [
-        f"{' and '.join(others.values())} {'has' if len(others) == 1 else 'have'} nothing in common with the layers of "
-        f"{reference}, where siblings have a cosine near 1. Merged as they are, such models hardly work: align them at "
-        "level full (`align`). See isomerge check"
-        for reference, others in strangers.items()
-    ]
+                strangers.setdefault(one, {})[other] = round(cosine, 2) + 0.0
+    return strangers
+
+
+def name_strangers(strangers: Strangers) -> list[str]:
+    """A note for each model that has strangers among those it is merged with."""
+    notes = []
+    for reference, cosines_of in strangers.items():
+        others = " and ".join(f"{other} (cosine {cosine:.2f})" for other, cosine in cosines_of.items())
+        notes.append(
+            f"{others} {'has' if len(cosines_of) == 1 else 'have'} nothing in common with the layers of {reference}, "
+            "where siblings have a cosine near 1. Merged as they are, such models hardly work: align them at level "
+            "full (`align`). See isomerge check"
+        )
+    return notes
 
 
 def _meeting(plan: TensorPlan, models: Mapping[ModelReference, Checkpoint]) -> list[TensorInput]:

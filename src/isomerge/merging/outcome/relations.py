@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.kinship import Relation, Rows, relation
@@ -17,17 +14,6 @@ from isomerge.reporting.measured import measured, touched_files
 
 if TYPE_CHECKING:
     from isomerge.merging.outcome.merged import Merged
-
-
-@dataclass(frozen=True)
-class _ObservedJob(Job):
-    """A job that is looked at once its last block has passed, before anything is let go of."""
-
-    look: Callable[[Job], None] = field(kw_only=True)
-
-    def pieces(self) -> Iterator[tuple[int, Tensor]]:
-        yield from super().pieces()
-        self.look(self)
 
 
 class InputRelations:
@@ -47,16 +33,12 @@ class InputRelations:
         self._found: dict[str, Relation] = {}
         self._seen: set[str] = set()
 
-    def watched(self, jobs: Sequence[Job]) -> list[Job]:
-        """The same jobs, observed."""
-        return [_ObservedJob(**{f.name: getattr(job, f.name) for f in fields(Job)}, look=self._look) for job in jobs]
-
     def record(self, jobs: Sequence[Job]) -> dict[str, Any] | None:
         """The numbers of a report; None where there was nothing to compare. Jobs that an interrupted run had finished
         are looked at now."""
         for job in jobs:
             if job.name not in self._seen:
-                self._look(job)
+                self.take(job.name, self.look(job))
                 job.release()
         if not self._found:
             return None
@@ -64,24 +46,28 @@ class InputRelations:
         spaces = touched_files(self._donor)
         return measured(self._found, models=self._models, reference=self._reference, base=base, spaces=spaces)
 
-    def _look(self, job: Job) -> None:
-        self._seen.add(job.name)
+    def take(self, name: str, found: Relation | None) -> None:
+        """What a look at this tensor's job has found."""
+        self._seen.add(name)
+        if found is not None:
+            self._found[name] = found
+
+    def look(self, job: Job) -> Relation | None:
+        """How the models relate in this tensor; None where there is nothing to compare."""
         plan = self._plans.get(job.name)
         if plan is None or not job.info.dtype.is_floating_point:
-            return
+            return None
         named = {str(given.model): given for given in plan.every}
         if len(named) < 2:
-            return
+            return None
         merged = self._as_merged(job, plan)
-        stored = self._as_stored(named, job.info.shape) if self._anchor is not None or merged is None else None
+        stored = self._as_stored(named, job.merged_shape) if self._anchor is not None or merged is None else None
         if self._anchor is None:  # nothing moved: how the models are stored is how they are merged
             merged, stored = merged or stored, None
         if merged is None and stored is None:
-            return
+            return None
         reference = self._reference if self._reference in named else None
-        self._found[job.name] = relation(
-            job.name, job.info.shape, stored, merged, reference=reference, base=_base_of(plan)
-        )
+        return relation(job.name, job.merged_shape, stored, merged, reference=reference, base=_base_of(plan))
 
     def _as_merged(self, job: Job, plan: TensorPlan) -> dict[str, Rows] | None:
         """The rows that the method was given; None for a method that is given whole models."""

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isomerge.adapters.adapter import CONFIG, has_adapter_beside, is_adapter
+from isomerge.adapters.adapter import CONFIG, has_adapter_beside, holds_adapter, is_adapter
 from isomerge.adapters.applied import apply_adapter
+from isomerge.addresses import is_url
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.config_meaning import TELLING, unequal
@@ -18,17 +19,25 @@ from isomerge.merging.vocabulary.files import other_ids
 
 
 def open_model(reference: ModelReference, model: Any = None) -> Checkpoint:
-    """A model by its header, with its adapter on top."""
+    """A model by its header, with its adapter on top; `model` is what the reference stands for, if not for itself."""
     named = model is None or isinstance(model, (str, Path, ModelReference))
+    if isinstance(model, (str, Path)):
+        reference = ModelReference.parse(str(model))
     if named and is_adapter(reference.path):
-        raise RequestError(
-            f"Opening {reference.path}: it is an adapter and not a model. Write base+adapter to merge the model it "
-            "makes, or name only adapters (isomerge merge adapter-a adapter-b -o OUT) to merge these."
-        )
+        raise _no_model(reference)
     checkpoint = open_checkpoint(reference.path, revision=reference.revision) if named else open_checkpoint(model)
+    if named and is_url(reference.path) and holds_adapter(checkpoint):
+        raise _no_model(reference)
     if reference.adapter is None or not named:
         return checkpoint
     return apply_adapter(checkpoint, reference.adapter, revision=reference.adapter_revision, name=str(reference))
+
+
+def _no_model(reference: ModelReference) -> RequestError:
+    return RequestError(
+        f"Opening {reference.path}: it is an adapter and not a model. Write base+adapter to merge the model it "
+        "makes, or name only adapters (isomerge merge adapter-a adapter-b -o OUT) to merge these."
+    )
 
 
 def open_models(
@@ -90,9 +99,10 @@ def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe], *, id
     if problems:
         raise RequestError(
             f"Merging: {'; '.join(problems)}. Only models of one architecture have weights that mean the same; merge "
-            "fine-tunes of one base, or models trained alike."
+            "fine-tunes of one base, or models trained alike. reconstruct with joint features takes other shapes."
         )
-    if ids and not any(document.tokenizer for document in documents):
+    by_text = all(getattr(ALL_METHODS[document.merge_method], "any_depth", False) for document in documents)
+    if ids and not by_text and not any(document.tokenizer for document in documents):
         notes += [
             f"{text}: their rows are merged with those of other tokens. Set `tokenizer` to union to match them by text"
             for text in other_ids(described)

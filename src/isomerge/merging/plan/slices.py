@@ -116,7 +116,11 @@ class _SliceReader:
         sources = tuple(LayerRange(m, 0, self._depth(m, part), s, p) for m, s, p in entries)
         if len({source.stop for source in sources}) > 1:
             depths = ", ".join(f"{source.model} has {source.stop}" for source in sources)
-            text = f"the models differ in the number of layers of {part} ({depths}); say with 'slices' which to merge"
+            whose = "" if part == "default" else f" of {part}"
+            text = (
+                f"the models differ in the number of layers{whose} ({depths}); say with 'slices' which to merge, or "
+                "use reconstruct with joint features and data, which matches layers by what they compute"
+            )
             self.problems.add(self.recipe.places, path, text)
             return []
         return [LayerSlice(sources, self._used(base), scopes)]

@@ -33,6 +33,8 @@ class TensorPlan:
     """Where each value came from: by option, or by 'option of model' where the models differ."""
     vocabulary: bool = False
     """Axis 0 counts the tokens."""
+    longest: TensorInput | None = None
+    """Of tables of different length the one whose rows follow those that all have; None where they are equally long."""
 
     @property
     def every(self) -> list[TensorInput]:
@@ -49,6 +51,10 @@ class RecipePlan:
     """Whose config and side files the output gets."""
     config_changes: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
+    """Those of the notes that say whose rows tables of different length have."""
+    tokens_of: ModelReference | None = None
+    """Whose tokenizer belongs to the vocabulary tables, where they differ in length; None: the donor's."""
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from isomerge.merging.plan.model_parts import (
 )
 from isomerge.merging.plan.option_values import UNSET, OptionResolver, is_filters, rejections
 from isomerge.merging.plan.slices import LayerRange, LayerSlice, Origin, depth_changes, slices_of
+from isomerge.merging.plan.tables import UnequalTables
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
 from isomerge.merging.recipe.definitions import Recipe
 from isomerge.merging.recipe.entries import parameter_blocks
@@ -32,6 +34,7 @@ from isomerge.merging.recipe.problem_list import Problems
 
 COPY = "passthrough"
 MOST_SHAPES = 20  # of one kind in a message; nobody reads the three-hundredth
+FEW_SHAPES = 3  # of models that differ in size, where all tensors have the same reason
 
 
 def plan_tensors(recipe: Recipe, checkpoints: Mapping[ModelReference, Checkpoint]) -> RecipePlan:
@@ -47,7 +50,9 @@ def plan_tensors(recipe: Recipe, checkpoints: Mapping[ModelReference, Checkpoint
     planner.plan()
     problems.raise_if_any()
     tensors = {name: planner.tensors[name] for name in sorted(planner.tensors, key=natural)}
-    return RecipePlan(tensors, planner.donor, planner.config_changes, list(dict.fromkeys(planner.notes)))
+    tables = planner.unequal.notes()
+    notes = list(dict.fromkeys([*planner.notes, *tables]))
+    return RecipePlan(tensors, planner.donor, planner.config_changes, notes, tables, planner.unequal.tokens_of)
 
 
 class _Planner:
@@ -59,6 +64,7 @@ class _Planner:
         self.tensors: dict[str, TensorPlan] = {}
         self.config_changes: dict[str, Any] = {}
         self.notes: list[str] = []
+        self.unequal = UnequalTables()
         self._missing: dict[ModelReference, list[str]] = defaultdict(list)
         self._shapes: list[str] = []
         self._vocabularies: list[str] = []
@@ -67,6 +73,11 @@ class _Planner:
         self._mixed: list[str] = []
 
     def plan(self) -> None:
+        depths = [{name: part.depth for name, part in build.parts.items()} for build in self.builds.values()]
+        if getattr(self.method, "any_depth", False) and any(own != depths[0] for own in depths):
+            for part in self.builds[self.donor].parts.values():  # the method says which layers go together
+                self._copy_part(part)
+            return
         parts = slices_of(self.recipe, self.builds, self.donor, self.problems, self.notes)
         if self.problems.found:  # ranges are wrong: their tensors would only repeat it
             return
@@ -146,20 +157,22 @@ class _Planner:
     # --- tensors ------------------------------------------------------------------------------------------------------
     def _tensor(self, name: str, wanted: list[tuple[LayerRange, str]], one: LayerSlice, t: float) -> None:
         held = [(s, n) for s, n in wanted if n in self._checkpoint(s).tensors]
-        if is_harmless_buffer(name) and (len(held) < len(wanted) or not self._floating(held)):
+        if is_harmless_buffer(name) and (len(held) < len(wanted) or not self._floating(held) or self._differ(held)):
             first = next(((s, n) for s, n in held if s.model in (self.donor, wanted[0][0].model)), None)
             if first is not None:
-                self._copy(name, TensorInput(first[0].model, first[1]))
+                # The mask or the numbers of the longest table of positions: the first of equally large ones.
+                source, tensor = max([first, *held], key=lambda one: math.prod(self._shape(*one)))
+                self._copy(name, TensorInput(source.model, tensor))
             return
         present = self._with_stand_ins(name, wanted, held)
         if present is None:
             return
         vocabulary = any(self.builds[s.model].is_vocabulary(n) for s, n in present)
-        self._check_shapes(name, present, vocabulary)
         whole = [str(s.model) for s, n in present if not self._floating([(s, n)])]
         if whole and len(whole) < len(present):
             self._mixed.append(f"'{name}' holds whole numbers in {name_some(whole)} and fractions in the others")
             return
+        longest = self._longest(name, present, vocabulary, one.base)
         if whole:
             self._copied.append(name)
             source, tensor = next(((s, n) for s, n in present if s.model == self.donor), present[0])
@@ -169,7 +182,7 @@ class _Planner:
         inputs = tuple(TensorInput(s.model, n) for s, n in present if s.model != one.base)
         asked = [(s, n) for s, n in wanted if s.model != one.base]  # filters look at the name a model should have
         options, origins = self._options(name, asked, one, t)
-        self.tensors[name] = TensorPlan(name, inputs, base, self.method.name, options, origins, vocabulary)
+        self.tensors[name] = TensorPlan(name, inputs, base, self.method.name, options, origins, vocabulary, longest)
 
     def _copy(self, name: str, source: TensorInput, vocabulary: bool = False) -> None:
         self.tensors[name] = TensorPlan(name, (source,), None, COPY, {}, {}, vocabulary)
@@ -214,15 +227,35 @@ class _Planner:
         self.notes.append(f"{name} is tied to the input table in some of the models; the output has one of its own")
         return inputs
 
-    def _check_shapes(self, name: str, inputs: list[tuple[LayerRange, str]], vocabulary: bool) -> None:
-        shapes = {s.model: self._checkpoint(s).tensors[n].shape for s, n in inputs}
-        if len(set(shapes.values())) == 1 or getattr(self.method, "any_width", False):
-            return
-        rows_only = vocabulary and len({shape[1:] for shape in shapes.values()}) == 1
-        if rows_only and self.recipe.tokenizer is not None:
-            return
-        text = f"{name} is " + ", ".join(f"{shape} in {model}" for model, shape in shapes.items())
-        (self._vocabularies if rows_only else self._shapes).append(text)
+    def _shape(self, source: LayerRange, tensor: str) -> tuple[int, ...]:
+        return self._checkpoint(source).tensors[tensor].shape
+
+    def _differ(self, inputs: list[tuple[LayerRange, str]]) -> bool:
+        return len({self._shape(*one) for one in inputs}) > 1
+
+    def _longest(
+        self, name: str, inputs: list[tuple[LayerRange, str]], vocabulary: bool, base: ModelReference | None
+    ) -> TensorInput | None:
+        """Where only the number of rows differs and row i means the same in all: the longest table, the base's first
+        of equally long ones. Other tensors of different shapes are a problem."""
+        if not self._differ(inputs) or getattr(self.method, "any_width", False):
+            return None
+        rows_only = len({self._shape(*one)[1:] for one in inputs}) == 1
+        if rows_only and vocabulary and self.recipe.tokenizer is not None:
+            return None
+        text = f"{name} is " + ", ".join(f"{self._shape(s, n)} in {s.model}" for s, n in inputs)
+        ordered = sorted(inputs, key=lambda one: one[0].model != base)
+        tables = {TensorInput(s.model, n): self._checkpoint(s) for s, n in ordered}
+        why = self.unequal.why_not(tables, vocabulary) if rows_only else ""
+        if why is None and isinstance(self.method, Method):
+            longest, changes = self.unequal.add(name, tables, vocabulary, self._config())
+            self.config_changes |= changes
+            return longest
+        if rows_only and vocabulary:
+            self._vocabularies.append(f"{text}{f'; {why}' if why else ''}")
+        else:
+            self._shapes.append(text)
+        return None
 
     # --- options ------------------------------------------------------------------------------------------------------
     def _options(
@@ -262,8 +295,12 @@ class _Planner:
             self.problems.general(f"{model} lacks {lacks} that others have: {name_some(names)}; {step}")
         for text in _shortened(self._mixed):
             self.problems.general(f"{text}; use a copy that stores it as the others do")
-        for text in _shortened(self._shapes):
-            self.problems.general(f"{text}; tensors of different shapes cannot be merged")
+        if self._shapes:
+            more = f"; and {len(self._shapes) - FEW_SHAPES} more tensors" if len(self._shapes) > FEW_SHAPES else ""
+            self.problems.general(
+                f"{'; '.join(self._shapes[:FEW_SHAPES])}{more}; tensors of different shapes cannot be merged, but "
+                "reconstruct with joint features takes models of other widths and depths"
+            )
         for text in _shortened(self._vocabularies):
             remedy = "set tokenizer to union to match tokens by text"
             self.problems.general(f"{text}; the vocabularies differ: {remedy}", key="tokenizer")

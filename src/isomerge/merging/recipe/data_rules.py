@@ -68,6 +68,20 @@ class _Rules:
     def entries(self) -> list[tuple[Path, Mapping[str, Any]]]:
         return [(entry.path, entry.content) for entry in walk(self.data) if entry.kind == "model"]
 
+    @property
+    def each(self) -> bool:
+        """Every model has data of its own."""
+        return bool(self.entries) and all(entry.get("data") is not None for _, entry in self.entries)
+
+    @property
+    def looks(self) -> bool:
+        """Whether an alignment was asked to look at data, in so many words."""
+        align = self.data.get("align")
+        settings = align if isinstance(align, dict) else {}
+        evidence = settings.get("evidence")
+        words = list(evidence.values()) if isinstance(evidence, dict) else [evidence]
+        return bool(settings.get("learn")) or any(word in ("activations", "mix") for word in words)
+
     def has(self, key: str) -> bool:
         return self.data.get(key) not in (None, False)
 
@@ -120,8 +134,11 @@ class _Rules:
     def repair(self) -> None:
         if not self.has("repair"):
             return
-        if not self.has("data"):
+        if not self.has("data") and not self.each:
             self.lack_data(("repair",), "'repair' measures the units of the models on data: it needs 'data'")
+        repair = self.data.get("repair")
+        if isinstance(repair, dict) and repair.get("goals") == "own" and not self.each:
+            self.add(("repair", "goals"), "goals own needs data beside every model; use expert or mean goals")
         for key in ("slices", "modules"):
             if self.has(key):
                 self.add(
@@ -134,10 +151,11 @@ class _Rules:
         align = self.data.get("align")
         if not isinstance(align, dict):
             return
-        some = align.get("data") is not None or self.has("data")
-        evidence = align.get("evidence")
-        words = list(evidence.values()) if isinstance(evidence, dict) else [evidence]
-        if not some and any(word in ("activations", "mix") for word in words):
+        if align.get("data") is not None or self.has("data") or self.each or not self.looks:
+            return
+        if align.get("learn"):
+            self.lack_data(("align", "learn"), "it is learned on data: give the recipe 'data', or 'align' its own")
+        else:
             self.lack_data(
                 ("align", "evidence"), "activations are seen on data: give the recipe 'data', or 'align' its own"
             )
@@ -156,7 +174,7 @@ class _Rules:
         yield from self._unused_data()
 
     def _unused_of_models(self) -> Iterator[tuple[Path, str]]:
-        if self.measured or self.whole in ("each", "together"):
+        if self.measured or self.whole in ("each", "together") or (self.each and (self.has("repair") or self.looks)):
             return
         why = f"{self.method.name} has files of statistics" if self.files else f"{self.method.name} does not"
         for path, entry in self.entries:
@@ -167,11 +185,11 @@ class _Rules:
         align = self.data.get("align")
         if not isinstance(align, dict):
             return
-        some = align.get("data") is not None or self.has("data")
+        some = align.get("data") is not None or self.has("data") or (self.each and self.looks)
         for key in ("measure", "site"):
             if align.get(key) is not None and (not some or align.get("evidence") == "weights"):
                 yield ("align", key), f"'{key}' is about activations, and the weights decide here: leave it out"
-        if align.get("data") is not None and align.get("evidence") == "weights":
+        if align.get("data") is not None and align.get("evidence") == "weights" and not align.get("learn"):
             step = "leave 'data' out, or let the evidence be activations or mix"
             yield ("align", "data"), f"nothing uses it: the evidence is the weights; {step}"
 
@@ -184,7 +202,8 @@ class _Rules:
         )
         align = self.data.get("align")
         settings = align if isinstance(align, dict) else {}
-        by_align = bool(align or align == {}) and settings.get("data") is None and settings.get("evidence") != "weights"
+        looks = settings.get("evidence") != "weights" or bool(settings.get("learn"))
+        by_align = bool(align or align == {}) and settings.get("data") is None and looks
         if not by_method and not by_align:
             method = f"{self.method.name} {'has its files' if self.files else 'takes none here'}"
             steps = "neither an 'align' that looks at activations nor 'repair'"

@@ -32,6 +32,7 @@ from isomerge.merging.recipe.fields import (
     Settings,
     Switch,
     Text,
+    as_text,
     kind_of,
     read_reference,
 )
@@ -148,7 +149,7 @@ def _read_tokenizer_source(value: Any) -> Any:
 TokenizerSource = Annotated[
     InstanceOf[ModelReference] | Literal["union", "base"],
     BeforeValidator(_read_tokenizer_source),
-    PlainSerializer(str),
+    PlainSerializer(as_text),
     WithJsonSchema(
         {"type": "string", "minLength": 1, "description": "union, base, or the model whose tokenizer the output gets."}
     ),

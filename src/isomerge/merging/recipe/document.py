@@ -41,7 +41,7 @@ def _pitfall(text: str, line: int | None) -> str:
     here = lines[line - 1] if line is not None and line <= len(lines) else ""
     if "\t" in here[: len(here) - len(here.lstrip())] or "\t" in here:
         return "; there is a tab on this line, and YAML is indented with spaces only"
-    return "; look at the indentation of this line and of those before it"
+    return "; look at the indentation, the colons and the brackets of this line and of those before it"
 
 
 class _NodeReader:

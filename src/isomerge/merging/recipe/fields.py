@@ -63,11 +63,16 @@ def kind_of(value: Any) -> str:
     return "empty" if value is None or value == "" else f"{words.get(type(value), 'something else')} ({value!r})"
 
 
+def as_text(value: Any) -> str:
+    """`str` as a function with a signature, which older versions of pydantic ask for."""
+    return str(value)
+
+
 REFERENCE = "A model: a folder, a file or a hub id, with @revision and +adapter where needed."
 Reference = Annotated[
     InstanceOf[ModelReference],
     BeforeValidator(read_reference),
-    PlainSerializer(str),
+    PlainSerializer(as_text),
     WithJsonSchema({"type": "string", "minLength": 1, "description": REFERENCE}),
 ]
 

@@ -21,6 +21,7 @@ from isomerge.merging.recipe.model_reference import ModelReference
 from isomerge.merging.recipe.options import check_method
 from isomerge.merging.recipe.problem_list import Path, Places, Problems
 from isomerge.merging.recipe.problem_texts import complain
+from isomerge.yaml_files import LARGEST
 
 EXAMPLE = "merge_method: linear, and models: with entries '- model: PATH'"
 
@@ -54,8 +55,14 @@ def _text(source: str | os.PathLike[str]) -> tuple[str, str]:
     if isinstance(source, str) and "\n" in source:
         return text, "the recipe"
     file = usable_path(source, "reading the recipe")
+    if file.name == "config.json" and file.is_file():
+        raise RequestError(
+            f"While reading the recipe {text}: it describes a model. Models are named by their folders, two or more at "
+            "a time."
+        )
     try:
-        return _decoded(file.read_bytes()), text
+        with file.open("rb") as content:  # a device has no end; what is longer than this is refused as YAML
+            return _decoded(content.read(4 * LARGEST)), text
     except FileNotFoundError:
         why = "there is no such file. Check the path"
         if file.is_symlink():
@@ -85,7 +92,7 @@ def _decoded(content: bytes) -> str:
 
 def _recipe(data: Any, places: Places, problems: Problems) -> Recipe | None:
     if not isinstance(data, Mapping):
-        kind = "a list" if isinstance(data, list) else f"the text '{data}'"
+        kind = "a list" if isinstance(data, list) else f"the text {' '.join(str(data).split())!r:.60}"
         problems.add(places, (), f"a recipe is a mapping with {EXAMPLE}, and this is {kind}")
         return None
     plain = _plain(data)
@@ -221,7 +228,8 @@ def recipe_of(
 
     An option's value holds for all models; a list gives an option that every model has for itself one value per model,
     in the order of `models`, and is a gradient over the layers for any other option. `data` is a path, a mapping, or a
-    list with one of these for each model.
+    list with one of these for each model. Of two models for a method that goes from a base to one other (`slerp`), the
+    first is the base where none is named.
 
     >>> recipe = recipe_of(["a", "b"], "linear", options={"weight": [0.3, 0.7]})
     >>> recipe.models[1].parameters
@@ -252,6 +260,9 @@ def recipe_of(
         for entry, own in zip(entries, data, strict=True):
             entry["data"] = own
         data = None
+    known = ALL_METHODS.get(method)
+    if base is None and len(models) == 2 and known is not None and known.base == "required" and known.most == 1:
+        base = models[0]
     content = {
         "name": name, "merge_method": method, "base_model": None if base is None else _reference(base),
         "models": entries, "parameters": shared or None, "dtype": dtype, "out_dtype": out_dtype,

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from isomerge.addresses import require_no_secrets
+
 
 @dataclass(frozen=True, eq=False)
 class ModelReference:
@@ -35,6 +37,7 @@ class ModelReference:
     @classmethod
     def parse(cls, text: str) -> ModelReference:
         """Read a reference. What exists on this machine is a path, whatever characters are in it."""
+        require_no_secrets(text, "reading model")
         model, adapter = _at_plus(text)
         path, revision = _at_sign(model)
         if adapter is None:

@@ -202,7 +202,7 @@ FOR_MORE = {
 def _check_count(
     method: AnyMethod, count: int, with_base: bool, path: Path, places: Places, problems: Problems
 ) -> None:
-    beside = " besides the base" if with_base else ""
+    beside = " besides the base" if with_base or method.base == "required" else ""
     if count < method.least or (method.most is not None and count > method.most):
         if method.most == method.least:
             wanted = f"exactly {method.least}"

@@ -53,8 +53,8 @@ def _options(method: Method | DataMethod, *, of_model: bool) -> dict[str, Any]:
     return {
         "type": ["object", "null"],
         "additionalProperties": False,
-        "properties": {name: {"type": "boolean"} for name in WITHOUT_EFFECT}
-        | {o.name: _option(o, varies=not whole) for o in options},
+        "properties": {o.name: _option(o, varies=not whole) for o in options}
+        | {name: {"type": "boolean"} for name in WITHOUT_EFFECT if name not in {o.name for o in options}},
     }
 
 

@@ -8,7 +8,20 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema, model_validator
 
 from isomerge.alignment.scope import parse_layers
-from isomerge.choices import EVIDENCE, FISHER_KINDS, DataKind, Evidence, FisherKind, Level, Many, Measure, Part, Site
+from isomerge.choices import (
+    EVIDENCE,
+    FISHER_KINDS,
+    DataKind,
+    Evidence,
+    FisherKind,
+    Goals,
+    LearnTowards,
+    Level,
+    Many,
+    Measure,
+    Part,
+    Site,
+)
 from isomerge.errors import RequestError
 from isomerge.merging.recipe.fields import Count, Definition, Reference, Switch, Text, kind_of
 from isomerge.name_patterns import NamePattern
@@ -98,6 +111,12 @@ class RepairSettings(Definition):
     only: Pattern | None = Field(
         None, description="Only maps whose name contains this; by default those into feed-forward units."
     )
+    goals: Goals = Field(
+        "auto",
+        description="Whose units count on an example: those of all models, of the model whose data it is, or of the "
+        "expert. auto is own where every model has data, else mean.",
+    )
+    temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="Of the expert's posterior.")
 
 
 def read_switch(value: Any) -> Any:
@@ -143,15 +162,24 @@ class AlignSettings(Definition):
     )
     measure: Measure = Field("covariance", description="How activations are compared.")
     site: Site = Field("post", description="Feed-forward units before or after their activation.")
-    data: DataEntry | None = Field(None, description="The data to see activations on; the recipe's if not named.")
+    learn: Annotated[int, Field(ge=0)] = Field(
+        0, description="Then learn the alignment for this many gradient steps on the data; no labels are needed."
+    )
+    learn_towards: LearnTowards = Field(
+        "predictions", description="What is learned towards: the predictions of the models, or the labels of the data."
+    )
+    data: DataEntry | None = Field(
+        None, description="The data to see activations on, and to learn from; the recipe's if not named."
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> AlignSettings:
         if self.level == "permutation" and self.scale:
             raise ValueError("nothing can be rescaled at level permutation: leave 'scale' out")
+        if self.learn_towards != "predictions" and not self.learn:
+            raise ValueError("nothing is learned: give 'learn' a number of steps, or leave 'learn_towards' out")
         return self
 
     def options(self) -> dict[str, Any]:
         """The arguments of `isomerge.align` that these settings are, besides the anchor and the data."""
-        keys = ("level", "many", "layers", "scale", "sweeps", "only", "evidence", "measure", "site")
-        return {key: getattr(self, key) for key in keys}
+        return {key: getattr(self, key) for key in type(self).model_fields if key not in ("anchor", "data")}

@@ -31,7 +31,7 @@ def job_memory(job: Job) -> int:
     block = min(max(BLOCK_ELEMENTS // max(row, 1), 1), max(rows, 1)) * row
     whole = math.prod(job.info.shape)
     held = (inputs + TEMPORARIES) * block * width
-    every = [*job.sources, *([job.base] if job.base is not None else [])]
+    every = job.stored_sources
     held += sum(whole * s.info.dtype.itemsize for s in every if isinstance(s, Computed))
     held += sum(whole * 4 + job_memory(s.inner) for s in every if isinstance(s, Stored) and s.inner is not None)
     held += whole * inputs // 8  # masks that random methods remember, a bit an element
@@ -71,8 +71,9 @@ class Room:
 
 
 def fitting_threads(jobs: Sequence[Job], threads: int | None, max_memory: int | str | None) -> int:
-    """As many workers as the memory allows; an error where it does not allow one."""
-    count = thread_count(threads)
+    """As many workers as the memory allows; an error where it does not allow one. Unless a number is asked for, one
+    more than there are processors: one of them waits for the disk."""
+    count = thread_count(threads) + (threads is None)
     if max_memory is None:
         return count
     limit, used = parse_size(max_memory), system.present_memory() + RESERVE

@@ -14,7 +14,7 @@ from isomerge.merging.moved_grams import gram_sources
 from isomerge.merging.plan.tensor_plan import TensorPlan
 from isomerge.merging.recipe import ModelReference
 from isomerge.merging.run.rows import TensorSource, gram_options
-from isomerge.merging.run.sources import InputHashes, Stored
+from isomerge.merging.run.sources import InputHashes, fitting_source
 
 if TYPE_CHECKING:
     from isomerge.merging.aligned_tensors import AlignedTensors
@@ -78,7 +78,7 @@ class TensorFiles:
                     "measure again, then merge."
                 )
             sources[option.name] = [
-                self._source(file, tensor, option.name, shape, hashes)
+                self._source(file, tensor, option.name, shape, hashes, longer=plan.longest is not None)
                 for file, tensor in zip(files, names, strict=True)
             ]
         return sources
@@ -119,19 +119,22 @@ class TensorFiles:
             self.opened[file] = statistics.stored
         return self._statistics[file]
 
-    def _source(self, file: Any, tensor: str, option: str, shape: tuple[int, ...], hashes: InputHashes) -> TensorSource:
+    def _source(
+        self, file: Any, tensor: str, option: str, shape: tuple[int, ...], hashes: InputHashes, *, longer: bool
+    ) -> TensorSource:
         if file is None:
             raise RequestError(f"Merging: '{option}' is given for some of the models only. Name a file for each.")
         if file not in self.opened:
             self.opened[file] = self._given[file].stored if file in self._given else open_checkpoint(file)
         held: Mapping[str, Any] = self.opened[file].tensors
-        if tensor not in held or held[tensor].shape != shape:
+        source = fitting_source(self.opened[file], tensor, shape, hashes, longer=longer)
+        if source is None:
             state = f"{held[tensor].shape} there and {shape} in the models" if tensor in held else "not there"
             raise RequestError(
                 f"Merging with '{option}' from {file}: tensor '{tensor}' is {state}. The file has to hold every tensor "
                 "of the model, under its name and in its shape."
             )
-        return Stored(self.opened[file], tensor, hashes)
+        return source
 
 
 def _name(plan: TensorPlan) -> str:

@@ -160,6 +160,8 @@ class TensorGroup:
         self.dtype = torch.float64 if any(s.info.dtype == torch.float64 for s in every) else torch.float32
         self._rows, self._row_elements = rows_of(self.shape)
         self._block_elements = block_elements
+        self._known_finite = 0
+        """Rows up to here have been looked at."""
 
     @property
     def models(self) -> int:
@@ -209,7 +211,11 @@ class TensorGroup:
         return RowBlock(start * self._row_elements, tensors, base, option_tensors)
 
     def _require_finite(self, start: int, stop: int, tensors: Tensor, base: Tensor | None) -> None:
-        """A mask or a maximum can swallow a NaN, so every input is looked at and not the result."""
+        """A mask or a maximum can swallow a NaN, so every input is looked at and not the result; once is enough."""
+        if stop <= self._known_finite:
+            return
+        if start <= self._known_finite:
+            self._known_finite = stop
         looks = tensors.sum() if base is None else tensors.sum() + base.sum()
         if math.isfinite(looks):
             return  # a finite sum has only finite terms; finite terms may overflow, so otherwise look closer
@@ -225,6 +231,26 @@ class TensorGroup:
             return flat[block.start : block.start + like.numel()].reshape(like.shape)
 
         return combine
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """The part of a longer table that all models have."""
+
+    source: TensorSource
+    count: int
+
+    @property
+    def info(self) -> TensorInfo:
+        return TensorInfo((self.count, *self.source.info.shape[1:]), self.source.info.dtype)
+
+    @property
+    def label(self) -> str:
+        return self.source.label
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        rows = self.source.rows(start, stop)
+        return rows if len(self.source.info.shape) > 1 else rows[: self.count]
 
 
 @dataclass(frozen=True)

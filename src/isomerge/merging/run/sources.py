@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, TensorInfo
-from isomerge.checkpoint.hashing import raw_bytes
+from isomerge.checkpoint.hashing import TENSOR_HASH, TENSOR_HASHES, raw_bytes
 from isomerge.checkpoint.local import FileCheckpoint
+from isomerge.merging.run.rows import FirstRows, TensorSource
 
 
 class InputHashes:
-    """The sha256 of every input tensor that some pass has read from end to end, taken on the way."""
+    """The hash of every input tensor that some pass has read from end to end, taken on the way."""
 
-    def __init__(self) -> None:
-        self.wanted = True
+    def __init__(self, wanted: bool = True) -> None:
+        self.wanted = wanted
         self.taken: dict[tuple[int, str], str] = {}
         self._claimed: set[tuple[int, str]] = set()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return InputHashes, ()  # hashes are of checkpoints in this process: elsewhere they are taken again
+        return InputHashes, (self.wanted,)  # hashes are of checkpoints in this process: elsewhere they are taken again
 
     def claim(self, key: tuple[int, str]) -> Any:
         """A fresh hash, unless this tensor has been hashed or somebody is at it."""
@@ -33,15 +33,29 @@ class InputHashes:
             if key in self._claimed:
                 return None
             self._claimed.add(key)
-            return hashlib.sha256()
+            return TENSOR_HASHES[TENSOR_HASH]()
 
     def give_up(self, key: tuple[int, str]) -> None:
         with self._lock:
             self._claimed.discard(key)
 
+    def found(self, checkpoint: Checkpoint, hashes: Mapping[str, str]) -> None:
+        """Take over what another process has found of this checkpoint."""
+        self.taken |= {(id(checkpoint), name): digest for name, digest in hashes.items()}
+
+    def hand_over(self, checkpoints: Sequence[Checkpoint]) -> dict[int, dict[str, str]]:
+        """What was found since the last call, by the place of the checkpoint."""
+        places = {id(checkpoint): place for place, checkpoint in enumerate(checkpoints)}
+        taken, self.taken = self.taken, {}
+        found: dict[int, dict[str, str]] = {}
+        for (model, name), digest in taken.items():
+            if model in places:
+                found.setdefault(places[model], {})[name] = digest
+        return found
+
     def of(self, checkpoint: Checkpoint) -> dict[str, str]:
         """By tensor name."""
-        return {name: sha256 for (model, name), sha256 in self.taken.items() if model == id(checkpoint)}
+        return {name: digest for (model, name), digest in self.taken.items() if model == id(checkpoint)}
 
 
 class Stored:
@@ -72,6 +86,10 @@ class Stored:
             self._hash(rows, start, stop, self._hashes)
         return rows
 
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self._checkpoint
+
     def release(self) -> None:
         """A result that feeds another merge is held while it is read."""
         if hasattr(self._checkpoint, "forget"):
@@ -91,6 +109,18 @@ class Stored:
         if len(self.info.shape) < 2 or stop == self.info.shape[0]:
             hashes.taken[self._key] = self._running.hexdigest()
             self._running = None
+
+
+def fitting_source(
+    checkpoint: Checkpoint, tensor: str, shape: tuple[int, ...], hashes: InputHashes | None = None, *, longer: bool
+) -> TensorSource | None:
+    """What a file of statistics holds for a tensor of this shape, or None; if the models' tables are of different
+    length, it may have more rows than `shape`, which is what all have."""
+    info = checkpoint.tensors.get(tensor)
+    if info is None or (info.shape != shape and not (longer and info.shape[1:] == shape[1:] and info.shape > shape)):
+        return None
+    stored = Stored(checkpoint, tensor, hashes)
+    return stored if info.shape == shape else FirstRows(stored, shape[0])
 
 
 class Computed:

@@ -11,6 +11,7 @@ from typing import Any
 from isomerge import json_files
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.checkpoint.tokenizer_file import read_tokenizer
+from isomerge.json_files import read_text
 
 TOKENIZER_FILE = re.compile(
     r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt|bpe)|merges\.txt|tekken\.json"
@@ -58,7 +59,7 @@ def tokens_in_files(checkpoint: Checkpoint) -> dict[str, int] | None:
         return {**_numbers(files["vocab.json"]), **added}
     if "vocab.txt" in files:
         # Not splitlines, which ends a line at characters that are tokens too.
-        lines = files["vocab.txt"].read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+        lines = read_text(files["vocab.txt"], errors="replace").removesuffix("\n").split("\n")
         return {**{token: place for place, token in enumerate(lines)}, **added}
     return None
 
@@ -112,6 +113,23 @@ def other_ids(models: Sequence[Checkpoint]) -> list[str]:
                 sentences.append(f"{count} {ids} in {name} than in {earlier} ({name_some(moved, SHOWN)})")
                 break
         before.append((name, tokens))
+    return sentences
+
+
+def other_tokens(models: Sequence[Checkpoint], rows: int) -> list[str]:
+    """One sentence for each model that has another token than one before it under an id below `rows`, as far as files
+    tell."""
+    sentences: list[str] = []
+    before: list[tuple[str, dict[int, str]]] = []
+    for name, tokens in _numberings(models):
+        named = {id: token for token, id in tokens.items() if id < rows}
+        for earlier, known in before:
+            other = sorted(id for id, token in named.items() if known.get(id, token) != token)
+            if other:
+                first = f"{other[0]} is {known[other[0]]!r} and {named[other[0]]!r}"
+                sentences.append(f"{earlier} and {name} have different tokens under {len(other)} ids (id {first})")
+                break
+        before.append((name, named))
     return sentences
 
 

@@ -10,7 +10,7 @@ from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.local import FileCheckpoint
 from isomerge.checkpoint.side_files import is_weight, side_files_of
 from isomerge.choices import ROWS
-from isomerge.errors import RequestError
+from isomerge.errors import NotFoundError, RequestError, near_miss
 from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
 from isomerge.merging.plan.models import open_model
 from isomerge.merging.plan.tensor_plan import RecipePlan
@@ -27,7 +27,8 @@ from isomerge.merging.vocabulary.vocabulary import Vocabulary
 
 def require_same_ids(document: Recipe, models: Sequence[Checkpoint]) -> None:
     """Refuse to merge rows of different tokens. A recipe may want just that, as mergekit does; flags have to say so."""
-    moved = other_ids(models) if document.tokenizer is None else []
+    matches = getattr(ALL_METHODS[document.merge_method], "any_depth", False)
+    moved = other_ids(models) if document.tokenizer is None and not matches else []
     if not moved:
         return
     if document.merge_method in DATA_METHODS or document.repair is not None or measures_of(document):
@@ -62,7 +63,12 @@ def merged_vocabulary(document: Recipe, models: Mapping[ModelReference, Checkpoi
     rows = _table_lengths(plan, models, name_of)
     _require_tables(document, rules, rows)
     if source not in known and source not in ("union", "base"):  # a tokenizer may come from a model that is not merged
-        known[source] = _tokenizer_alone(ModelReference.parse(source))
+        try:
+            known[source] = _tokenizer_alone(ModelReference.parse(source))
+        except NotFoundError as error:
+            hint = near_miss(source, ("union", "base"))
+            words = f"tokenizer: '{source}' is neither 'union', 'base' nor a model that is there"
+            raise RequestError(f"While merging vocabularies: {words}. {hint or error}", keys=("tokenizer",)) from error
     return merge_vocabularies(
         known,
         source=source,

@@ -7,11 +7,13 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from isomerge.checkpoint.base import Checkpoint
-from isomerge.errors import IsomergeError, RequestError, did_you_mean
+from isomerge.errors import CheckpointError, IsomergeError, RequestError, did_you_mean
+from isomerge.json_files import read_text
 from isomerge.merging.vocabulary.files import read_json, tokenizer_files
-from isomerge.packages import is_installed, require_version, why_not_imported
+from isomerge.packages import why_not_imported
 
 # Written from the published formats. transformers drops the newline after a block, so the lines below add nothing.
 BUILT_IN = {
@@ -80,14 +82,25 @@ def stored_template(checkpoint: Checkpoint) -> str | None:
     """A model's own (default) template, from its files: the newest place first, as transformers looks."""
     files = tokenizer_files(checkpoint)
     if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].read_text(encoding="utf-8").strip() or None
+        return _text(files["chat_template.jinja"], checkpoint.name).strip() or None
     for name in ("tokenizer_config.json", "chat_template.json"):
         stored = read_json(files[name]).get("chat_template") if name in files else None
         if isinstance(stored, list):
-            stored = {entry.get("name"): entry.get("template") for entry in stored}.get("default")
+            default = [one.get("template") for one in stored if isinstance(one, dict) and one.get("name") == "default"]
+            stored = default[-1] if default else None
         if isinstance(stored, str) and stored.strip():
             return stored.strip()
     return None
+
+
+def _text(path: Path, model: str) -> str:
+    try:
+        return read_text(path)
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"While reading {path.name} of {model}: byte {error.start} is not UTF-8. Get the file again from where the "
+            "model came."
+        ) from error
 
 
 def write_chat_template(folder: Path, template: str) -> list[Path]:
@@ -105,23 +118,30 @@ def write_chat_template(folder: Path, template: str) -> list[Path]:
 
 
 def _require_syntax(template: str) -> None:
-    """Refuse what transformers could not compile. An error while rendering is the template's own affair: it may refuse
-    the test message on purpose."""
+    """Refuse what no Jinja is. It is parsed and neither rendered nor compiled, which could go on forever."""
     try:
-        require_version("transformers")
-        from jinja2 import TemplateSyntaxError
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from jinja2 import Environment, TemplateSyntaxError
+        from jinja2.ext import Extension, loopcontrols
     except ImportError as error:
         raise IsomergeError(
-            "While checking the chat template: this needs transformers and jinja2, and "
-            f"{why_not_imported('transformers' if is_installed('jinja2') else 'jinja2', error)}."
+            f"While checking the chat template: this needs jinja2, and {why_not_imported('jinja2', error)}."
         ) from error
+
+    class Generation(Extension):
+        """The tag by which transformers marks what a model has said."""
+
+        tags = {"generation"}  # noqa: RUF012  as jinja2 has it
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
     try:
-        render_jinja_template([[{"role": "user", "content": "Hello"}]], chat_template=template)
+        Environment(extensions=[loopcontrols, Generation]).parse(template)
     except TemplateSyntaxError as error:
         raise RequestError(
             f"While reading the chat template: line {error.lineno} is not valid Jinja ({error.message}). "
             "Correct the template, or name a built-in one: " + ", ".join(sorted(BUILT_IN)) + "."
         ) from error
-    except Exception:
-        return
+    except RecursionError as error:
+        raise RequestError("While reading the chat template: it is nested too deep. Write it flatter.") from error

@@ -85,6 +85,23 @@
   });
   document.addEventListener("pointerleave", () => { tip.hidden = true; });
 
+  // Copying: where the clipboard is not to be had, the text is selected for the keyboard.
+  const copies = async (text, shown) => {
+    try { await navigator.clipboard.writeText(text); return true; } catch { /* not allowed here */ }
+    const range = document.createRange();
+    range.selectNodeContents(shown);
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    return document.execCommand("copy");
+  };
+  for (const button of all(".copy")) {
+    const shown = button.previousElementSibling;
+    button.addEventListener("click", async () => {
+      button.textContent = (await copies(shown.textContent, shown)) ? "Copied" : "Selected";
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+  }
+
   // On paper everything is unfolded.
   addEventListener("beforeprint", () => all("details").forEach((fold) => { fold.dataset.was = fold.open; fold.open = true; }));
   addEventListener("afterprint", () => all("details").forEach((fold) => { fold.open = fold.dataset.was === "true"; }));
