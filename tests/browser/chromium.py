@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import shutil
 from collections.abc import Iterator
@@ -47,6 +48,20 @@ def show_on(driver: Any, media: str, scheme: str) -> None:
     """Lay the page out for a screen or for paper."""
     preference = [{"name": "prefers-color-scheme", "value": scheme}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": preference})
+
+
+def printed(driver: Any, attempts: int = 3) -> bytes:
+    """The page as a PDF. On a busy machine Chromium's printing process sometimes gives up; it is started again then."""
+    from selenium.common.exceptions import WebDriverException
+
+    for left in reversed(range(attempts)):
+        try:
+            return base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})["data"])
+        except WebDriverException as error:
+            if not left or "Printing failed" not in str(error):
+                raise
+            driver.refresh()
+    raise AssertionError("no attempt was made")
 
 
 def picture(driver: Any, width: int, path: Path) -> None:

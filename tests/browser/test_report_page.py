@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from browser.chromium import HEIGHT, chromium, picture, show_on
+from browser.chromium import HEIGHT, chromium, picture, printed, show_on
 from demonstration.short_demo import short_demo
 from reporting.heat_cells import cell_numbers
 from reporting.outputs import made, record_of, said, verb, workshop
@@ -407,7 +406,7 @@ def test_a_value_shows_under_the_pointer(view: Any, folder: Path) -> None:
 def test_it_prints(view: Any, folder: Path) -> None:
     driver, _, scheme = view
     opened(driver, folder / "ties.html")
-    pdf = base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})["data"])
+    pdf = printed(driver)
     assert pdf.startswith(b"%PDF") and len(pdf) > 10_000
     show_on(driver, "print", scheme)
     hidden = driver.execute_script("return getComputedStyle(document.querySelector('nav')).display")
