@@ -56,11 +56,12 @@ def advise(
     level: str,
     data: Sequence[str] = (),
     one_vocabulary: bool,
+    by_features: bool,
     gain: float,
 ) -> Advice | None:
     """What to try first. `gain` is the share of the squared distance that an alignment takes away; `data` are paths,
-    each model or one for all."""
-    if len(data) > 1 and verdict in (SIBLINGS, STRANGERS) and one_vocabulary:
+    each model's or one for all. `by_features`: joint features can bring their vocabularies together."""
+    if len(data) > 1 and (one_vocabulary if verdict == SIBLINGS else verdict == STRANGERS and by_features):
         why = "each model has data of its own: there the merged model follows it, feature by feature"
         return reconstruction(data, why)
     aligned: bool | dict[str, Any] = True if level == "full" else {"level": level}
@@ -69,8 +70,12 @@ def advise(
         who = "one model or siblings with units in another order" if one else "strangers share no basis"
         if not one_vocabulary:
             who = who if one else "strangers with different tokens"
+            if data and by_features and not one:
+                return reconstruction(
+                    data, f"{who}: each reads the texts in its own tokens, and the features are joined"
+                )
             why = f"{who}: each is moved next to the first, then rows are matched by their token"
-            return Advice("linear", why, align=aligned)
+            return Advice("linear", why, MORE if by_features and not one else None, align=aligned)
         if one:
             return Advice("linear", f"{who}: their weights suffice to bring them back, then their mean", align=aligned)
         if data:
@@ -98,8 +103,8 @@ def reconstruction(data: Sequence[str], why: str, **options: Any) -> Advice:
 
 
 def tokenizer_of(advice: Advice, models: Sequence[str], tokens: TokenizerComparison) -> str | None:
-    """Whose tokens the result is to have, where they are not the same."""
-    if tokens.vocabulary is not False:
+    """Whose tokens the result is to have, where they are not the same and the method does not say so."""
+    if tokens.vocabulary is not False or advice.method == "reconstruct":
         return None
     if (tokens.shared or 0.0) >= ONE_KIND:
         return "union"
@@ -201,10 +206,10 @@ def sentence(
     return f"{who} are strangers{near}: align them before merging{tokens}, since their plain average would be noise."
 
 
-def incompatible(models: Sequence[str], problems: Sequence[str]) -> str:
-    """The same for models that do not fit together."""
+def incompatible(models: Sequence[str], problems: Sequence[str], what: str = "merged") -> str:
+    """The same for models that do not fit together; `what` cannot be done with them."""
     first, more = problems[0].split(". ")[0].rstrip("."), len(problems) - 1
-    return f"{listed(models)} cannot be merged: {first}{f', and {more} more' if more else ''}."
+    return f"{listed(models)} cannot be {what}: {first}{f', and {more} more' if more else ''}."
 
 
 def listed(models: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from isomerge.checking.headers import (
     stated_base,
 )
 from isomerge.checking.mergeability import SAFE, MeasuredMerges, Mergeability, expected_loss, told
+from isomerge.checking.other_shapes import by_features, joins_features, why_by_features
 from isomerge.checking.pair import AlignmentGain, LowRankDifference, PairCheck, judge_pair
 from isomerge.checking.tokenizers import TokenizerComparison, compare_tokenizers
 from isomerge.checking.trial import LONGER, SMALL, Candidate, Trial
@@ -159,6 +160,16 @@ def _check(models: list[Checkpoint], base: Checkpoint | None, data: list[Any]) -
         "architecture": {"same": not problems, "model_type": models[0].config.get("model_type"), **facts},
         "tokenizer": compare_tokenizers(everyone),
     }
+    if problems and joins_features(models):
+        paths = _paths(data)
+        return CheckResult(
+            summary=incompatible(names, problems, "averaged or aligned"),
+            verdict=INCOMPATIBLE,
+            reasons=[*problems, *differences],
+            suggestion=by_features(names, paths),
+            why=why_by_features(names[0], bool(paths)),
+            **head,
+        )
     if problems:
         return CheckResult(
             summary=incompatible(names, problems),
@@ -271,7 +282,7 @@ class _Weighed:
 
     def _mergeability(self, progress: Progress | None) -> tuple[Mergeability | None, Advice | None]:
         """What a merge would lose, and what to try: where merges were measured, the best of them."""
-        advice = self._advice(self._paths())
+        advice = self._advice(_paths(self.data))
         if self.worst.verdict == IDENTICAL or self.compared.not_finite:
             return None, advice
         distance = max((pair.distance for pair in self.pairs if pair.distance is not None), default=None)
@@ -314,18 +325,13 @@ class _Weighed:
         if by_weights is not None and (by_weights.method, bool(by_weights.align)) != ("linear", False):
             others = [Candidate(named.get(by_weights.method, by_weights.method), by_weights)]
         if self.worst.verdict == SIBLINGS and (self.worst.cosine or 0.0) >= ONE_BASE:  # of mean features, none leans
-            return [mean, *others, Candidate("reconstruct", reconstruction(self._paths(), "", features="mean"))]
+            return [mean, *others, Candidate("reconstruct", reconstruction(_paths(self.data), "", features="mean"))]
         joint = {"features": "joint"} if self.worst.verdict == STRANGERS else {}
-        quick = reconstruction(self._paths(), "", **joint, lean="no")
-        whole = reconstruction(self._paths(), "", **joint)
+        quick = reconstruction(_paths(self.data), "", **joint, lean="no")
+        whole = reconstruction(_paths(self.data), "", **joint)
         return [
             mean, *others, Candidate("reconstruct, not leaning", quick), Candidate("reconstruct", whole, LONGER)
         ]  # fmt: skip
-
-    def _paths(self) -> list[str]:
-        """Of the data, for a recipe; data in memory has none."""
-        paths = [source.get("path") if isinstance(source, Mapping) else source for source in self.data]
-        return [os.fspath(path) for path in paths if isinstance(path, (str, os.PathLike))]
 
     def _advice(self, data: Sequence[str]) -> Advice | None:
         base = None if self.base is None else self.base.name
@@ -341,6 +347,7 @@ class _Weighed:
             level=self.worst.alignment.level or "full",
             data=data,
             one_vocabulary=self.tokens.vocabulary is not False,
+            by_features=self.tokens.vocabulary is not False or joins_features(self.models),
             gain=self.worst.gain,
         )
 
@@ -362,6 +369,12 @@ class _Weighed:
         if advice is None:
             return "nothing to merge: the models are the same"
         return command(advice, self.names, self.tokens)
+
+
+def _paths(data: Sequence[Any]) -> list[str]:
+    """Of the data, for a recipe; data in memory has none."""
+    paths = [source.get("path") if isinstance(source, Mapping) else source for source in data]
+    return [os.fspath(path) for path in paths if isinstance(path, (str, os.PathLike))]
 
 
 def _fitting(models: list[Checkpoint], base: Checkpoint | None) -> tuple[Checkpoint | None, list[str]]:

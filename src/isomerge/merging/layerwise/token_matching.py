@@ -263,6 +263,17 @@ class OwnTokens:
 # --- which models -----------------------------------------------------------------------------------------------------
 def find_matches(models: Sequence[Checkpoint]) -> dict[int, TokenMatch]:
     """The models whose vocabulary is not that of the first, by place."""
+    others = of_other_tokens(models)
+    if not others:
+        return {}
+    sizes = [declared_rows(model.config) for model in models]
+    pending = PendingTexts()
+    read = {m: TokenTexts(models[m], tokenizer_for(models[m]), sizes[m] or 0) for m in [0, *others]}
+    return {m: TokenMatch(read[0], read[m], models[m].name, pending) for m in others}
+
+
+def of_other_tokens(models: Sequence[Checkpoint]) -> list[int]:
+    """The places of models whose vocabulary is not that of the first; each must have its tokenizer."""
     sizes = [declared_rows(model.config) for model in models]
     others = [
         m
@@ -270,13 +281,11 @@ def find_matches(models: Sequence[Checkpoint]) -> dict[int, TokenMatch]:
         if sizes[m] is not None and (sizes[m] != sizes[0] or other_ids([models[0], models[m]]))
     ]
     if not others or sizes[0] is None:
-        return {}
+        return []
     for m in [0, *others]:
         if not has_tokenizer(models[m]):
             raise _refused(f"{models[m].name}, of {sizes[m]} tokens, has no tokenizer beside it")
-    pending = PendingTexts()
-    read = {m: TokenTexts(models[m], tokenizer_for(models[m]), sizes[m] or 0) for m in [0, *others]}
-    return {m: TokenMatch(read[0], read[m], models[m].name, pending) for m in others}
+    return others
 
 
 def _refused(why: str) -> RequestError:
