@@ -15,7 +15,7 @@ import isomerge
 from isomerge.cli.app import app
 from models import model
 
-WORDS = "the cat sat on a mat and saw one hat".split()
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "hat"]
 
 
 @pytest.mark.parametrize("change", [{"hidden_size": 48}, {"num_hidden_layers": 3}, {"intermediate_size": 24}])
