@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz.readers import WEIGHTS, Seed
-from fuzz.worker import OUTCOMES, SECONDS, save_finding, work
+from fuzz.worker import OUTCOMES, PATIENCE, save_finding, work
 
 FINDINGS = Path("build/fuzz/findings")
 
@@ -65,7 +65,7 @@ class Overseer:
             while process.is_alive():
                 self._collect(reports)
                 process.join(0.2)
-                if time.monotonic() - state[1] > 2 * SECONDS:  # inside C code, where no signal arrives
+                if time.monotonic() - state[1] > 1.2 * PATIENCE:  # inside C code, where no signal arrives
                     process.kill()
                     process.join()
                     ended = "hang"

@@ -24,6 +24,10 @@ from typing import Any
 from fuzz.readers import READERS, Reader, Seed
 
 SECONDS = 5.0
+"""Of the processor, so that other work on the machine makes no hang."""
+PATIENCE = 60.0
+"""Seconds on the clock, for what waits and does not compute."""
+LIMITS = ((signal.SIGPROF, signal.ITIMER_PROF, SECONDS), (signal.SIGALRM, signal.ITIMER_REAL, PATIENCE))
 MEMORY = 1_000_000_000  # bytes of address space that reading one input may take
 OUTCOMES = ("accepted", "refused", "raw", "hang", "memory", "laxer")
 """`laxer`: accepted here, and refused by the safetensors library."""
@@ -41,8 +45,9 @@ def outcome(reader: Reader, folder: Path) -> tuple[str, str]:
     """What reading a folder comes to, and where it went wrong."""
     from isomerge.errors import IsomergeError
 
-    signal.signal(signal.SIGALRM, _too_long)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    for number, timer, seconds in LIMITS:
+        signal.signal(number, _too_long)
+        signal.setitimer(timer, seconds)
     try:
         reader.read(folder)
     except IsomergeError as error:
@@ -57,7 +62,8 @@ def outcome(reader: Reader, folder: Path) -> tuple[str, str]:
     except Exception:
         return "raw", _place()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for _, timer, _ in LIMITS:
+            signal.setitimer(timer, 0)
     return ("laxer", "") if reader.safetensors and _refused(folder / reader.safetensors) else ("accepted", "")
 
 
