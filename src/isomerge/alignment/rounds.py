@@ -19,6 +19,7 @@ from torch import Tensor
 
 from isomerge.alignment.activations import TIE, Activations
 from isomerge.alignment.evidence import LEAST_CHANGE, Block, Pair, distance_weight, is_noise, stream_cross, unit_blocks
+from isomerge.alignment.shortlist import has_too_many, solve_likeliest
 from isomerge.alignment.solvers.assignment import identity_is_optimal
 from isomerge.alignment.solvers.by_group import SOLVERS, solve
 from isomerge.alignment.units import Elements, Unit
@@ -178,7 +179,11 @@ class Sweeper:
     def _solve_unit(self, unit: Unit, around: Transform, roughly: bool = False) -> tuple[Elements, Tensor]:
         if self._keeps_its_order(unit, around):
             return {unit.root: unit.spaces[unit.root].identity()}, torch.zeros((), dtype=torch.float64)
-        solved, score = unit.solve(self._blocks(unit, around, roughly), roughly=roughly)
+        heard = self.activations is not None and self.activations.speaks_of(unit)
+        if not heard and has_too_many(unit, self.pair):
+            solved, score = solve_likeliest(unit, self._seen(roughly), around, roughly=roughly)
+        else:
+            solved, score = unit.solve(self._blocks(unit, around, roughly), roughly=roughly)
         return {s: e.cpu() for s, e in solved.items()}, score.cpu()
 
     def judged_by_weights(self, transform: Transform) -> Transform:

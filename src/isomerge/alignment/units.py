@@ -77,7 +77,7 @@ class Unit:
     def _solve(self, space: str, blocks: Sequence[Block], roughly: bool = False) -> tuple[Elements, Tensor]:
         group = self.spaces[space]
         if not self.children[space]:
-            C, unsigned = _sum(blocks)
+            C, unsigned = sum_of_blocks(blocks)
             element, scores = solve(group, C, unsigned, spoil=space == self.root, roughly=roughly)
             return {space: element}, scores
         direct = [b for b in blocks if b.depth == 1]
@@ -89,7 +89,7 @@ class Unit:
         else:
             scored = self._solve_children(space, [_all_pairs(b) for b in inner], build=False)[1]
             table = scored.reshape(pairs, group.size, group.size)
-            C, unsigned = _sum(direct) if direct else (torch.zeros_like(table), None)
+            C, unsigned = sum_of_blocks(direct) if direct else (torch.zeros_like(table), None)
             if group.signed:  # the inner scores do not depend on the sign
                 unsigned = table if unsigned is None else unsigned + table
             else:
@@ -111,7 +111,15 @@ class Unit:
         """Its units keep their places."""
         return not self.spaces[space].reorders
 
-    def _solve_children(self, space: str, blocks: Sequence[Block], *, build: bool = True) -> tuple[Elements, Tensor]:
+    def solve_inside(
+        self, blocks: Sequence[Block], *, build: bool = True, roughly: bool = False
+    ) -> tuple[Elements, Tensor]:
+        """The best elements inside every pair of root units, and what they earn; without `build` only the latter."""
+        return self._solve_children(self.root, blocks, build=build, roughly=roughly)
+
+    def _solve_children(
+        self, space: str, blocks: Sequence[Block], *, build: bool = True, roughly: bool = False
+    ) -> tuple[Elements, Tensor]:
         """The best inner elements of every pair, and what they earn together; without `build` only the latter."""
         blocks = [self._uncoupled(b) for b in blocks]
         if self._coupled(blocks):
@@ -121,11 +129,11 @@ class Unit:
         for child in self.children[space]:
             own = [b for b in blocks if b.spaces[0] == child]
             if own and (build or self.children[child]):
-                solved, earned = self._solve(child, own)
+                solved, earned = self._solve(child, own, roughly)
                 elements |= solved
                 scores.append(earned)
             elif own:
-                scores.append(score(self.spaces[child], *_sum(own)))
+                scores.append(score(self.spaces[child], *sum_of_blocks(own)))
         return elements, _total(scores)
 
     def _coupled(self, blocks: Sequence[Block]) -> bool:
@@ -222,7 +230,7 @@ def _total(scores: Sequence[Tensor]) -> Tensor:
     return reduce(operator.add, scores)
 
 
-def _sum(blocks: Sequence[Block]) -> tuple[Tensor, Tensor | None]:
+def sum_of_blocks(blocks: Sequence[Block]) -> tuple[Tensor, Tensor | None]:
     """(signed, unsigned) sums of blocks over one space."""
     signed = [b.value for b in blocks if not b.unsigned]
     unsigned = [b.value for b in blocks if b.unsigned]
