@@ -47,7 +47,7 @@ def distill(
     weights: Annotated[str | None, option("LIST", "One number per teacher, as in 0.5,0.5; equal by default.")] = None,
     steps: Annotated[int, option("N", "Gradient steps, each on one batch.", min=1)] = 500,
     rate: Annotated[
-        float | None, option("SHARE", "Size of the first steps, relative to a tensor's; 0.01, and 0.05 with --fresh.")
+        float | None, option("SHARE", "Size of the first steps, relative to a tensor's; 0.003, and 0.05 with --fresh.")
     ] = None,
     temperature: Annotated[float, option("T", "Divide all scores by this before they are compared.")] = 1.0,
     reading: Reading,

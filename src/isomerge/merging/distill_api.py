@@ -54,9 +54,11 @@ def distill(
     ['student before', 'student after']
     """
     progress = callback(progress)
+    if isinstance(teachers, (str, os.PathLike, Mapping)) or not isinstance(teachers, Sequence):
+        raise RequestError("Distilling: teachers must be a list of models, as in distill([a, b], c).")
     require_types(
         goals=(goals, str), steps=(steps, int), rate=(rate, float, int, None), temperature=(temperature, float, int),
-        fresh=(fresh, bool),
+        fresh=(fresh, bool), resume=(resume, str, os.PathLike, None), dtype=(dtype, str, torch.dtype, None),
     )  # fmt: skip
     require_choice("goals", goals, GOALS)
     require_shared_types(batch_size=batch_size, device=device, seed=seed, progress=progress)

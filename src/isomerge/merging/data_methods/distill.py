@@ -27,7 +27,7 @@ from isomerge.merging.layerwise.token_matching import find_matches
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.methods.method import PerModel, each
 
-RATE, FRESH_RATE = 0.01, 0.05
+RATE, FRESH_RATE = 0.003, 0.05
 
 
 @data_method(
@@ -54,7 +54,7 @@ def distill(
         weight: how much each teacher counts, divided by their sum
         goals: whose predictions count: the mean of all teachers', each teacher's own on its own data, or on each example the posterior of the teachers (expert). auto is own where teachers have data of their own, else expert where they know different things, else mean
         steps: gradient steps, each on one batch
-        rate: size of the first steps, relative to a tensor's. If not named 0.01, and 0.05 for a fresh student
+        rate: size of the first steps, relative to a tensor's. If not named 0.003, and 0.05 for a fresh student
         temperature: what all scores are divided by before they are compared; more shows more of what is unlikely
         fresh: start from random weights of the student's class; its folder may hold a config.json alone
     """  # noqa: E501

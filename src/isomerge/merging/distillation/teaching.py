@@ -44,7 +44,7 @@ Scores = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class ExamplesKeptAside:
     """Examples that no step is made on, and their labels where they have some."""
 
     data: GoalData
@@ -76,7 +76,7 @@ class Teaching:
         self._matches = matches
 
     # --- data ---------------------------------------------------------------------------------------------------------
-    def data(self, goals: str) -> tuple[str, GoalData, HeldOut]:
+    def data(self, goals: str) -> tuple[str, GoalData, ExamplesKeptAside]:
         """The goals that auto stands for, the examples to learn from, and those kept aside."""
         parts, new = self._divided(labels=False)
         train, held_out = (
@@ -84,9 +84,7 @@ class Teaching:
         )
         self._require_same_scores(held_out.first())
         goals = self._resolved(goals, parts[1], held_out)
-        labelled = DataPass(self._divided(labels=True)[0][1], device=self.inputs.device, hashed=False)
-        known = labelled if self._has_labels(labelled) else None
-        held = HeldOut(self._believed(goals, parts[1], held_out), known, new)
+        held = ExamplesKeptAside(self._believed(goals, parts[1], held_out), self._labelled(), new)
         return goals, self._believed(goals, parts[0], train), held
 
     def _divided(self, *, labels: bool) -> tuple[list[OwnedBatches], bool]:
@@ -94,13 +92,15 @@ class Teaching:
         *parts, new = OwnedBatches(sets, self.inputs.owners or [range(len(self.teachers))] * len(sets)).divided()
         return parts, new
 
-    @staticmethod
-    def _has_labels(examples: DataPass) -> bool:
-        """Whether the data has some that the student's outputs stand for: nothing is learned from them."""
+    def _labelled(self) -> DataPass | None:
+        """The examples that are kept aside, where the data has labels that the student's outputs stand for. Nothing is
+        learned from them."""
         try:
-            return "labels" in examples.first(1)
-        except RequestError:
-            return False
+            (_, part), _ = self._divided(labels=True)
+            examples = DataPass(part, device=self.inputs.device, hashed=False)
+            return examples if "labels" in examples.first(1) else None
+        except RequestError:  # labels of something else
+            return None
 
     def _resolved(self, goals: str, data: OwnedBatches, examples: DataPass) -> str:
         if goals == "own" and not data.apart:
@@ -162,7 +162,7 @@ class Teaching:
         )  # fmt: skip
 
     # --- where they stand ---------------------------------------------------------------------------------------------
-    def standing(self, held_out: HeldOut, *, alone: bool = False) -> list[dict[str, Any]]:
+    def standing(self, held_out: ExamplesKeptAside, *, alone: bool = False) -> list[dict[str, Any]]:
         """Of the student, each teacher and their mean (of the student `alone`): the distance to the goals on held-out
         examples and, where these have labels, loss and metric."""
         loss = replace(self._loss_on(held_out.data), temperature=1.0)
@@ -184,7 +184,7 @@ class Teaching:
             for field in given[0]
         }
 
-    def _task(self, held_out: HeldOut) -> Task | None:
+    def _task(self, held_out: ExamplesKeptAside) -> Task | None:
         first = self.checkpoints[0]
         if held_out.labelled is None:
             return None
