@@ -50,6 +50,10 @@ def distill(
         float | None, option("SHARE", "Size of the first steps, relative to a tensor's; 0.003, and 0.05 with --fresh.")
     ] = None,
     temperature: Annotated[float, option("T", "Divide all scores by this before they are compared.")] = 1.0,
+    agree: Annotated[
+        float | None,
+        option("SHARE", "Choose the teachers' shares on each batch, none above this, so that none is contradicted."),
+    ] = None,
     reading: Reading,
     running: Running,
     out_dtype: OutDtype = None,
@@ -75,7 +79,7 @@ def distill(
     with place_of(out, force=force) as place, voice.work("both") as progress:
         merged = isomerge.distill(
             teachers, student, data=read[0] if len(read) == 1 else read, goals=goals, weights=shares, steps=steps,
-            rate=rate, temperature=temperature, fresh=fresh, device=running.device, seed=running.seed,
+            rate=rate, temperature=temperature, agree=agree, fresh=fresh, device=running.device, seed=running.seed,
             resume=place.folder, progress=progress,
         )  # fmt: skip
         written = merged.save(place.folder, out_dtype=out_dtype, force=force, report=report, finish=False)

@@ -29,6 +29,7 @@ def distill(
     steps: int = 500,
     rate: float | None = None,
     temperature: float = 1.0,
+    agree: float | None = None,
     fresh: bool = False,
     batch_size: int | None = None,
     dtype: str | torch.dtype | None = None,
@@ -45,9 +46,10 @@ def distill(
     are drawn by `seed`. `data` is one data set for all, or a list with one for each teacher.
 
     `goals` says whose predictions count: "mean" of all by `weights`, each teacher's "own" on its own data, or on each
-    example the posterior of the teachers ("expert"). Every eighth example is held out; `report().to_dict()` has under
-    `distilled` how far the student was and is from the goals there, and beside it each teacher and their mean. `resume`
-    names the folder that `save` will be given: a run that was killed goes on from there, to the same bytes.
+    example the posterior of the teachers ("expert"). `agree`, a share from 1 / teachers to 1, chooses the shares on
+    each batch so that no teacher is contradicted. Every eighth example is held out; `report().to_dict()` has under
+    `distilled` how far the student was and is from the goals there, and beside it each teacher and their mean.
+    `resume` names the folder that `save` will be given: a run that was killed goes on from there, to the same bytes.
 
     >>> student = isomerge.distill(["model-a", "model-b"], "model-a", data="cifar10.tar.xz", steps=2)
     >>> [row["model"] for row in student.details["distilled"]["held_out"]][0::4]
@@ -58,6 +60,7 @@ def distill(
         raise RequestError("Distilling: teachers must be a list of models, as in distill([a, b], c).")
     require_types(
         goals=(goals, str), steps=(steps, int), rate=(rate, float, int, None), temperature=(temperature, float, int),
+        agree=(agree, float, int, None),
         fresh=(fresh, bool), resume=(resume, str, os.PathLike, None), dtype=(dtype, str, torch.dtype, None),
     )  # fmt: skip
     require_choice("goals", goals, GOALS)
@@ -72,7 +75,7 @@ def distill(
     return merge(
         teachers, method="distill", base=student, weights=weights, data=_in_batches(data, batch_size), dtype=dtype,
         device=device, seed=seed, resume=resume, progress=progress, goals=goals, steps=steps, rate=rate,
-        temperature=temperature, fresh=fresh,
+        temperature=temperature, agree=agree, fresh=fresh,
     )  # fmt: skip
 
 

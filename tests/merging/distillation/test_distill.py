@@ -256,3 +256,37 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
     refused("no config.json", [first], tmp_path, fresh=True)
     with pytest.raises(RequestError, match="leave 'align' out"):
         isomerge.merge([first, second], method="distill", data=str(digits()), align=True)
+
+
+@pytest.mark.parametrize("most", [1.0, 0.5])
+def test_shares_of_teachers_that_disagree_are_the_best_of_a_grid(most: float) -> None:
+    from isomerge.merging.distillation.agreement import agreed_shares
+
+    draw = torch.Generator().manual_seed(3)
+    student, *teachers = (2 * torch.randn(7, 4, generator=draw, dtype=torch.float64) for _ in range(4))
+
+    def length(shares: Sequence[float]) -> float:
+        away = student.softmax(-1) - sum(s * t.softmax(-1) for s, t in zip(shares, teachers, strict=True))
+        return float(away.square().sum())
+
+    found = agreed_shares(student, teachers, most)
+    assert sum(found) == pytest.approx(1) and 0 <= min(found) and max(found) <= most + 1e-9
+    grid = [(a / 50, b / 50, 1 - (a + b) / 50) for a in range(51) for b in range(51 - a)]
+    best = min(length(shares) for shares in grid if max(shares) <= most)
+    assert best - 2e-3 < length(found) <= best + 1e-9 < length([1 / 3] * 3)
+
+
+def test_agreement_with_the_least_share_is_the_plain_mean_and_more_is_not() -> None:
+    folders, batches = [model("vit", seed) for seed in (0, 1)], data(model("vit", 0), 2, 3, size=8)
+
+    def weights(**options: Any) -> dict[str, Tensor]:
+        made = isomerge.distill(folders, model("vit", 2), data=batches, steps=5, rate=0.01, progress=False, **options)
+        return made.state_dict()
+
+    mean, least, free = (weights(goals="mean"), weights(agree=0.5), weights(agree=1.0))
+    assert max(float((mean[name] - least[name]).abs().max()) for name in mean) < 1e-8
+    assert max(float((mean[name] - free[name]).abs().max()) for name in mean) > 1e-4
+    with pytest.raises(RequestError, match="from 0.5 .* to 1"):
+        weights(agree=0.4)
+    with pytest.raises(RequestError, match="agree chooses the teachers' shares"):
+        weights(agree=0.7, goals="expert")

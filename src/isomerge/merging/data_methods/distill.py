@@ -46,6 +46,7 @@ def distill(
     steps: int = 500,
     rate: float | None = None,
     temperature: float = 1.0,
+    agree: float | None = None,
     fresh: bool = False,
 ) -> MergedWeights:
     """Draw a student, which is the base, to the predictions of all models, by gradient steps and without labels.
@@ -56,15 +57,16 @@ def distill(
         steps: gradient steps, each on one batch
         rate: size of the first steps, relative to a tensor's. If not named 0.003, and 0.05 for a fresh student
         temperature: what all scores are divided by before they are compared; more shows more of what is unlikely
+        agree: choose the teachers' shares on each batch so that their joint gradient is the shortest, none larger than this (AE-KD); for teachers that contradict each other
         fresh: start from random weights of the student's class; its folder may hold a config.json alone
     """  # noqa: E501
     require_choice("goals", goals, GOALS)
-    _check(inputs, weight, steps, rate, temperature, fresh)
+    _check(inputs, weight, steps, rate, temperature, agree, fresh)
     student = inputs.base or inputs.models[0]
     for teacher in inputs.models:
         _require_one_head(student, teacher)
     matches = find_matches([student, *inputs.models])
-    teaching = Teaching(inputs, inputs.shares(weight), temperature, matches)
+    teaching = Teaching(inputs, inputs.shares(weight), temperature, agree, matches)
     chosen, train, held_out = teaching.data(goals)
     controls = teaching.standing(held_out)
     rate = (FRESH_RATE if fresh else RATE) if rate is None else rate
@@ -73,7 +75,14 @@ def distill(
     before = {**controls[0], "model": "student before"}
     rows = [before, *controls[1:], {**after, "model": "student after"}]
     record: dict[str, Any] = {
-        "distilled": {"steps": steps, "rate": rate, "temperature": temperature, "fresh": fresh, "held_out": rows},
+        "distilled": {
+            "steps": steps,
+            "rate": rate,
+            "temperature": temperature,
+            "agree": agree,
+            "fresh": fresh,
+            "held_out": rows,
+        },
         "examples": train.examples.examples,
         "goals": {"kind": chosen, **({"examples": train.beliefs.totals()} if train.beliefs else {})},
         "weights": inputs.shares(weight),
@@ -93,8 +102,9 @@ def distill(
 
 
 def _check(
-    inputs: MergeInputs, weight: list[float], steps: int, rate: float | None, temperature: float, fresh: bool
-) -> None:
+    inputs: MergeInputs, weight: list[float], steps: int, rate: float | None, temperature: float,
+    agree: float | None, fresh: bool,
+) -> None:  # fmt: skip
     if steps < 1:
         raise RequestError(f"distill: steps is {steps}. Write 1 or more.", keys=("steps",))
     for key, value in (("rate", 1.0 if rate is None else rate), ("temperature", temperature)):
@@ -102,6 +112,12 @@ def _check(
             raise RequestError(f"distill: {key} is {value}. Write a number above 0.", keys=(key,))
     if not min(weight) >= 0:
         raise RequestError(f"distill: the weights are {weight}. None of them may be negative.", keys=("weight",))
+    least = 1 / len(inputs.models)
+    if agree is not None and not least <= agree <= 1:
+        raise RequestError(
+            f"distill: agree is {agree}. Write a share from {least:.4g} (the mean of the teachers) to 1.",
+            keys=("agree",),
+        )
     if fresh and (inputs.base is None or inputs.base.kind != "fresh"):
         raise RequestError(
             "distill: a fresh student needs a folder of its own with its config.json, beside those of the teachers. "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from isomerge.data.base import Batch
 from isomerge.errors import RequestError
 from isomerge.evaluation.task_choice import choose_task, task_name
 from isomerge.evaluation.tasks import Task
+from isomerge.merging.distillation.agreement import agreed_shares
 from isomerge.merging.distillation.reading import ModelReader, reading
 from isomerge.merging.layerwise.goals import (
     APART,
@@ -65,9 +67,11 @@ class Teaching:
     """Models in memory; the first of `inputs.models` is the student where there is no base."""
 
     def __init__(
-        self, inputs: MergeInputs, shares: Sequence[float], temperature: float, matches: Mapping[int, TokenMatch]
-    ) -> None:
+        self, inputs: MergeInputs, shares: Sequence[float], temperature: float, agree: float | None,
+        matches: Mapping[int, TokenMatch],
+    ) -> None:  # fmt: skip
         self.inputs, self.shares, self.temperature = inputs, list(shares), temperature
+        self._agree = agree
         self.checkpoints = [inputs.base or inputs.models[0], *inputs.models]
         tokens = [OwnTokens(place, matches.get(place)) for place in range(len(self.checkpoints))]
         self.student, *self.teachers = (
@@ -109,6 +113,14 @@ class Teaching:
                 "or use expert goals.",
                 keys=("goals", "data"),
             )
+        if self._agree is not None and goals not in ("auto", "mean"):
+            raise RequestError(
+                f"distill: agree chooses the teachers' shares on each batch, and goals {goals} gives them. Use one of "
+                "the two.",
+                keys=("agree", "goals"),
+            )
+        if self._agree is not None:
+            return "mean"
         if goals == "expert":
             require_evidence(self.student.model, examples, "distill", "own or mean goals")
         if goals != "auto":
@@ -147,7 +159,10 @@ class Teaching:
         return list(range(len(self.teachers)))
 
     def _loss_on(self, data: Any) -> PredictionLoss:
-        return PredictionLoss(self.student, self.teachers, self.shares, data, self.temperature, own_tokens=True)
+        agreed = partial(agreed_shares, most=self._agree) if self._agree is not None else None
+        return PredictionLoss(
+            self.student, self.teachers, self.shares, data, self.temperature, own_tokens=True, shares=agreed
+        )
 
     def learn(self, data: GoalData, steps: int, rate: float) -> None:
         """`steps` steps, of which those that an earlier run has kept are not made again."""

@@ -183,6 +183,8 @@ class PredictionLoss:
     """All scores are divided by it, and the distance multiplied by its square (Hinton et al. 2015)."""
     own_tokens: bool = False
     """The tokens are those of the merged model itself; otherwise they are those of the first parent."""
+    shares: Callable[[Tensor, Sequence[Tensor]], Sequence[float]] | None = None
+    """The parents' weights on a batch, from the rows of its own scores and of theirs; None: always the same."""
 
     def of(self, numbered: tuple[int, Batch]) -> Tensor:
         """On one batch."""
@@ -192,9 +194,10 @@ class PredictionLoss:
         given = self.given(batch, heard, scores)
         parts = []
         for field, own, theirs, believed in self.rows(number, batch, scores, given):
-            shares = self.weights if believed is None else believed[heard][:, :, None].to(own)
-            softened = [one.to(own) / self.temperature for one in theirs]
-            parts.append(distance(self.merged.model, field, own / self.temperature, softened, shares))
+            own, softened = own / self.temperature, [one.to(own) / self.temperature for one in theirs]
+            weights = self.weights if self.shares is None else self.shares(own, softened)
+            shares = weights if believed is None else believed[heard][:, :, None].to(own)
+            parts.append(distance(self.merged.model, field, own, softened, shares))
         return sum_of(parts) * self.temperature**2
 
     def rows(
