@@ -145,11 +145,11 @@ class ParallelTexts(Data):
             seen = min(readings[number].read(text) for readings in others.values())
             kept = [at for at, end in enumerate(own[number].ends) if end <= seen or end > len(text.encode())] or [0]
             own[number] = TokenReading([own[number].ids[at] for at in kept], [own[number].ends[at] for at in kept])
-        batch = collate([Encoded(one.ids) for one in own], encoder, task)
+        batch = collate([Encoded(one.ids, [0] * len(one.ids)) for one in own], encoder, task)
         length = batch["input_ids"].shape[1]
         batch[part(BYTES, 0)] = _bytes(own, texts)
         for who, readings in others.items():
-            tokens = collate([Encoded(one.ids) for one in readings], encoders[who], task)
+            tokens = collate([Encoded(one.ids, [0] * len(one.ids)) for one in readings], encoders[who], task)
             batch |= {part(name, who): tensor for name, tensor in tokens.items()}
             batch[part(BYTES, who)] = _bytes(readings, texts)
             places, pending = np.zeros((2, len(texts), length), int)

@@ -270,7 +270,7 @@ def test_shares_of_teachers_that_disagree_are_the_best_of_a_grid(most: float) ->
         return float(away.square().sum())
 
     found = agreed_shares(student, teachers, most)
-    assert sum(found) == pytest.approx(1) and 0 <= min(found) and max(found) <= most + 1e-9
+    assert sum(found) == pytest.approx(1) and min(found) >= 0 and max(found) <= most + 1e-9
     grid = [(a / 50, b / 50, 1 - (a + b) / 50) for a in range(51) for b in range(51 - a)]
     best = min(length(shares) for shares in grid if max(shares) <= most)
     assert best - 2e-3 < length(found) <= best + 1e-9 < length([1 / 3] * 3)

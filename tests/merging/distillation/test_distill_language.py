@@ -65,6 +65,15 @@ def test_a_teacher_whose_tokens_have_other_numbers_teaches_the_same(folder: Path
     assert any("vocabulary of its own" in note for note in other.notes)
 
 
+def test_classifiers_read_texts_in_their_own_tokens(folder: Path, tmp_path: Path) -> None:
+    for seed, name in enumerate("ab"):
+        random_model(tmp_path / name, 280, seed, "BertForSequenceClassification")
+    renumbered(tmp_path / "b", tmp_path / "c")
+    (tmp_path / "texts.jsonl").write_text((folder / "texts.jsonl").read_text())
+    same, other = (student(tmp_path, name).state_dict() for name in "bc")
+    assert max(float((same[name] - other[name]).abs().max()) for name in same) < 1e-8
+
+
 def test_another_vocabulary_without_its_tokenizer_is_refused(folder: Path) -> None:
     with pytest.raises(RequestError, match="the vocabularies of the models differ"):
         isomerge.distill([folder / "bare"], folder / "a", data=str(folder / "texts.jsonl"), progress=False)

@@ -83,7 +83,7 @@ def distill(
             "fresh": fresh,
             "held_out": rows,
         },
-        "examples": train.examples.examples,
+        "examples": sum(data.examples for data in inputs.data),
         "goals": {"kind": chosen, **({"examples": train.beliefs.totals()} if train.beliefs else {})},
         "weights": inputs.shares(weight),
     }

@@ -33,7 +33,7 @@ from isomerge.merging.layerwise.goals import (
     own_beliefs,
     require_evidence,
 )
-from isomerge.merging.layerwise.gradient_steps import NumberedBatches, PredictionLoss, descend, spread
+from isomerge.merging.layerwise.gradient_steps import NumberedBatches, PredictionLoss, descend
 from isomerge.merging.layerwise.kept_steps import KeptSteps
 from isomerge.merging.layerwise.token_matching import OwnTokens, TokenMatch
 from isomerge.merging.merge_inputs import MergeInputs
@@ -167,10 +167,7 @@ class Teaching:
     def learn(self, data: GoalData, steps: int, rate: float) -> None:
         """`steps` steps, of which those that an earlier run has kept are not made again."""
         parameters = [p for p in self.student.model.parameters() if p.is_floating_point()]
-        if not data.examples.count:
-            for _ in data.examples:
-                pass
-        batches = spread(NumberedBatches(data.examples), data.examples.count, steps)
+        batches = itertools.chain.from_iterable(itertools.repeat(NumberedBatches(data.examples)))
         descend(
             parameters, self._loss_on(data).of, batches, steps, rate,
             lambda step: self.inputs.report(step, steps, "distilling"), KeptSteps(self.inputs.kept, "distilling"),
