@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import isomerge
 from isomerge.checkpoint.kept import KeptWork
 from isomerge.choices import STAGING
 from isomerge.merging.layerwise import kept_steps
+from isomerge.merging.layerwise.gradient_steps import descend
 from models import model
 from samples import digits
 
@@ -106,6 +109,7 @@ CHILD = """
 import sys
 import isomerge
 from isomerge.merging.layerwise import kept_steps
+from isomerge.merging.layerwise.gradient_steps import descend
 kept_steps.SECONDS = 0.0
 first, second, student, data, out = sys.argv[1:]
 made = isomerge.distill([first, second], student, data={"path": data, "batch_size": 8}, goals="mean", steps=400,
@@ -139,3 +143,27 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path: Path) -> N
     assert kills == 3 and not (out / "model.safetensors").exists()
     again, _ = start(out).communicate(timeout=300)
     assert again == whole and again.strip()
+
+
+def test_parameters_without_a_part_in_the_loss_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_steps, "SECONDS", 0.0)
+
+    def after(steps: int, kept: kept_steps.KeptSteps | None = None) -> list[torch.Tensor]:
+        used, unused = torch.ones(3), torch.full((2,), 5.0)
+
+        def loss(number: int) -> torch.Tensor:
+            if number == steps:
+                raise KeyboardInterrupt
+            return (used - number).square().sum()
+
+        with contextlib.suppress(KeyboardInterrupt):
+            descend([used, unused], loss, iter(range(9)), 9, 0.1, kept=kept)
+        return [used, unused]
+
+    whole = after(9)
+    after(4, kept_steps.KeptSteps(KeptWork(tmp_path, "a" * 64), "steps"))
+    again = after(9, kept_steps.KeptSteps(KeptWork(tmp_path, "a" * 64), "steps"))
+    assert torch.equal(whole[0], again[0]) and not torch.equal(whole[0], torch.ones(3))
+    assert whole[1].tolist() == again[1].tolist() == [5.0, 5.0]

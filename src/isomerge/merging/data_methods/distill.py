@@ -21,6 +21,7 @@ from isomerge.choices import GOALS
 from isomerge.data.task_heads import heads_apart
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods.method import data_method
+from isomerge.merging.distillation.controls import standing
 from isomerge.merging.distillation.teaching import Teaching
 from isomerge.merging.layerwise.goals import HELD_OUT
 from isomerge.merging.layerwise.token_matching import find_matches
@@ -68,37 +69,28 @@ def distill(
     matches = find_matches([student, *inputs.models])
     teaching = Teaching(inputs, inputs.shares(weight), temperature, agree, matches)
     chosen, train, held_out = teaching.data(goals)
-    controls = teaching.standing(held_out)
+    loss = teaching.loss_on(train)
+    controls = standing(loss, held_out, student, [one.name for one in inputs.models])
     rate = (FRESH_RATE if fresh else RATE) if rate is None else rate
     teaching.learn(train, steps, rate)
-    (after,) = teaching.standing(held_out, alone=True)
-    before = {**controls[0], "model": "student before"}
-    rows = [before, *controls[1:], {**after, "model": "student after"}]
+    controls += standing(loss, held_out, student, None)
+    before, after = controls[0], controls[-1]
+    before["model"], after["model"] = "student before", "student after"
+    about = {"steps": steps, "rate": rate, "temperature": temperature, "agree": agree, "fresh": fresh}
     record: dict[str, Any] = {
-        "distilled": {
-            "steps": steps,
-            "rate": rate,
-            "temperature": temperature,
-            "agree": agree,
-            "fresh": fresh,
-            "held_out": rows,
-        },
+        "distilled": {**about, "held_out": controls},
         "examples": sum(data.examples for data in inputs.data),
         "goals": {"kind": chosen, **({"examples": train.beliefs.totals()} if train.beliefs else {})},
         "weights": inputs.shares(weight),
     }
-    state = {name: tensor.detach().cpu() for name, tensor in saved_state(teaching.student.model, "student").items()}
-    usual = main_dtype(student.tensors.values()) or torch.float32
-    plan = {
-        name: TensorInfo(tuple(tensor.shape), student.tensors[name].dtype if name in student.tensors else usual)
-        for name, tensor in state.items()
-    }
     notes = [_told(before, after), *(match.note() for match in matches.values())]
     if not held_out.is_new:
-        notes.append(
-            f"a data set has fewer than {HELD_OUT} examples: the held-out distances are of examples it has seen"
-        )
-    return MergedWeights(state, plan, notes=notes, record=record)
+        notes.append(f"with fewer than {HELD_OUT} examples none are kept aside: the distances are of those it has seen")
+    tensors = saved_state(teaching.student.model, "the student")
+    usual = main_dtype(student.tensors.values()) or torch.float32
+    dtypes = {name: student.tensors[name].dtype if name in student.tensors else usual for name in tensors}
+    plan = {name: TensorInfo(tuple(tensor.shape), dtypes[name]) for name, tensor in tensors.items()}
+    return MergedWeights({name: one.detach().cpu() for name, one in tensors.items()}, plan, notes=notes, record=record)
 
 
 def _check(
