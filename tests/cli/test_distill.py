@@ -27,6 +27,7 @@ def test_the_table_has_the_controls_and_the_folder_is_a_model(tmp_path: Path) ->
         assert words in done.stdout
     for file in ("model.safetensors", "README.md", "isomerge.json", "isomerge.lock.json", "report.html"):
         assert (tmp_path / "out" / file).is_file()
+    assert "by 4 gradient steps without labels" in (tmp_path / "out" / "README.md").read_text()
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Distance to the goals on held-out examples" in page and "4 steps" in page
     record = json.loads((tmp_path / "out" / "isomerge.json").read_text())
