@@ -1,10 +1,11 @@
 """Distillation beside merging: one student for two teachers, without labels
 
 Teachers of one task, trained apart, and teachers that know five digits each. The students see the 600 images of the
-validation part, which no teacher was trained on, and no labels: the better teacher, the merge by features, and fresh
-models of the teachers' shape and of half of it. Equal steps on the better teacher, on the merge, and in
+validation part, which no teacher was trained on, and no labels: the first teacher, the merge by features, and fresh
+models of the teachers' shape and of half of it. Equal steps on the first teacher, on the merge, and in
 `reconstruct --polish`; fresh students get four times as many. The control of the small student is the same model
-trained on the teachers' own labelled images.
+trained on the teachers' own labelled images. With two skills, own goals are told which images are whose, and all others
+are not.
 
 Use it where a student may not be larger than one teacher, or has another shape, and there are unlabelled examples that
 the teachers have not seen: on those they were trained on, all of them say the same, and there is nothing to learn.
