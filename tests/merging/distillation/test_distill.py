@@ -254,6 +254,8 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
     refused("heads of .* differ: output 4 is 'x' in the first and 'e' in the second", [names[0]], names[1])
     refused("gives {'logits': \\(2, 4\\)}", [first], model("vit", 2, torch.float32, num_labels=4))
     refused("no config.json", [first], tmp_path, fresh=True)
+    deep = small_config(tmp_path / "deep", first, num_hidden_layers=10**9)
+    refused("num_hidden_layers is 1,000,000,000", [first], deep, fresh=True)
     with pytest.raises(RequestError, match="leave 'align' out"):
         isomerge.merge([first, second], method="distill", data=str(digits()), align=True)
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from isomerge.checkpoint.config import config_problems
 from isomerge.checkpoint.identity import described
 from isomerge.checkpoint.local import read_config
 from isomerge.checkpoint.memory import quiet_transformers, saved_state
 from isomerge.checkpoint.side_files import side_files_of
 from isomerge.checkpoint.stock_classes import class_config, not_built
-from isomerge.errors import RequestError
+from isomerge.errors import NotFoundError
 from isomerge.running.stock import stock_class
 
 
@@ -50,9 +51,10 @@ def fresh_student(source: Any, seed: int) -> FreshStudent:
     if folder is not None and folder.is_dir():
         problems: list[str] = []
         config = read_config(folder / "config.json", problems)
+        problems += config_problems(config, 0)
         if problems or not config:
             why = "; ".join(problems) or "there is no config.json in it"
-            raise RequestError(f"Making a fresh student of {source}: {why}. Name a folder with the student's config.")
+            raise NotFoundError(f"Making a fresh student of {source}: {why}. Name a folder with the student's config.")
         return FreshStudent(str(source), config, folder, lambda: side_files_of(folder), seed)
     like = open_checkpoint(source)
     return FreshStudent(like.name, dict(like.config), like.folder, like.side_files, seed)
