@@ -1,7 +1,7 @@
 """`python docs/generate.py` rewrites what is generated from the code. A test fails when any of it is out of date.
 
-These are the JSON Schema of recipes, the tables of flags in cli.md and of options in methods.md, and in trust.md the
-counts that `make fuzz` and `make fuzz-faults` recorded.
+These are the JSON Schema of recipes, the tables of flags in cli.md and of options in methods.md, in trust.md the counts
+that `make fuzz` and `make fuzz-faults` recorded, and in survey.md the map of survey.json.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ SECTION = re.compile(r"^### ([\w+]+)\n.*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 ATTACK = re.compile(r"(<!-- the attack, from trust.json -->\n).*?(<!-- end of the attack -->)", re.DOTALL)
 FAULTS = re.compile(r"(<!-- the faults, from faults.json -->\n).*?(<!-- end of the faults -->)", re.DOTALL)
+MAP = re.compile(r"(<!-- the map, from survey.json -->\n).*?(<!-- end of the map -->)", re.DOTALL)
 EVERYWHERE = {"json", "quiet", "debug"}
 
 
@@ -29,6 +30,7 @@ def generated() -> dict[Path, str]:
         FILE: lambda current: text(),
         DOCS / "cli.md": lambda current: FLAGS.sub(_flags_of_verb, current),
         DOCS / "methods.md": lambda current: SECTION.sub(_options_of_method, current),
+        DOCS / "survey.md": lambda current: MAP.sub(_map_of_survey, current),
         DOCS / "trust.md": lambda current: FAULTS.sub(_counts_of_faults, ATTACK.sub(_counts_of_attack, current)),
     }
     return {path: write(path.read_text(encoding="utf-8")) for path, write in sources.items()}
@@ -133,6 +135,44 @@ def _ran_with(records: list[dict[str, Any]]) -> str:
         if "commit" in one
     }
     return "".join(sorted(shown))
+
+
+# --- the survey -------------------------------------------------------------------------------------------------------
+def _map_of_survey(found: re.Match[str]) -> str:
+    survey = json.loads((DOCS / "survey.json").read_text(encoding="utf-8"))
+    text = ""
+    for table in survey["tables"]:
+        rows = [(f"{one['system']} ({one['paper']})", *_of_system(one)) for one in table["rows"]]
+        text += f"\n## {table['title']}\n\n{_table('system', 'here', 'note', rows)}"
+    text += "\n## What is left out, and why\n\n"
+    for reason, words in survey["reasons"].items():
+        rows = [one for table in survey["tables"] for one in table["rows"] if one.get("left_out") == reason]
+        names = dict.fromkeys(one["system"] for one in rows)
+        text += f"- **{', '.join(names)}.** {words}\n"
+    links = ", ".join(_link(f"method {name}") for name in survey["newer"])
+    return f"{found[1]}{text}\n## Newer than the survey\n\n{links}.\n\n{found[2]}"
+
+
+def _of_system(one: dict[str, Any]) -> tuple[str, str]:
+    if "by" in one:
+        return ", ".join(map(_link, one["by"])), one.get("note", "")
+    if "planned" in one:
+        return "planned", one["planned"]
+    return "left out", "[why](#what-is-left-out-and-why)"
+
+
+def _link(target: str) -> str:
+    """A target of survey.json: "method NAME[.OPTION]", "verb NAME [--FLAG[=VALUE]]", "function NAME[.ARGUMENT]" or
+    "callback NAME"."""
+    kind, _, rest = target.partition(" ")
+    if kind == "verb":
+        shown = f"isomerge {rest}".replace("=", " ")
+        return f"[`{shown}`](cli.md#{rest.partition(' ')[0]})"
+    name, _, option = rest.partition(".")
+    if kind == "method":
+        shown = f"{name}: {option}" if option else name
+        return f"[`{shown}`](methods.md#{'regmean_1' if name == 'regmean++' else name})"
+    return f"[`{rest}`]({'api.md' if kind == 'function' else 'methods.md#averages-over-a-training-run'})"
 
 
 def _shown(default: Any) -> str:

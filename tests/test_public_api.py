@@ -155,6 +155,7 @@ RESULTS: dict[str, Callable[[str, str, Path], Any]] = {
         linear_recipe(a, b), data=digits(), limit=12, algorithm="random", evaluations=3
     ),
     "best": lambda a, b, out: isomerge.best(a, b, data=digits(), limit=12, algorithm="random", evaluations=4),
+    "distill": lambda a, b, out: isomerge.distill([a, b], data=digits(), steps=1),
     "demo": lambda a, b, out: isomerge.demo(out / "demo"),
 }  # fmt: skip
 """A way to make each kind of result, from two models and a folder to write in."""
@@ -202,6 +203,7 @@ WORKING: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {
     "catalogue": lambda a, b, out: {"kind": "methods"},
     "check": lambda a, b, out: {"models": (a, b)},
     "demo": lambda a, b, out: {"out": out},
+    "distill": lambda a, b, out: {"teachers": [a, b], "data": digits(), "steps": 1},
     "ensemble": lambda a, b, out: {"models": [a, b], "data": digits()},
     "evaluate": lambda a, b, out: {"model": a, "data": digits()},
     "extract": lambda a, b, out: {"base": a, "finetuned": b, "out": out},

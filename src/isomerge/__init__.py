@@ -31,6 +31,7 @@ _WHERE = {
     "catalogue": "isomerge.listing",
     "check": "isomerge.checking.api",
     "demo": "isomerge.demonstration.run",
+    "distill": "isomerge.merging.distill_api",
     "ensemble": "isomerge.evaluation.ensemble",
     "extract": "isomerge.adapters.extract",
     "evaluate": "isomerge.evaluation.evaluate",
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from isomerge.merging.api import merge as merge
     from isomerge.merging.api import merge_recipe as merge_recipe
     from isomerge.merging.api import plan as plan
+    from isomerge.merging.distill_api import distill as distill
     from isomerge.merging.outcome.merged import Merged as Merged
     from isomerge.merging.reproduce import reproduce as reproduce
     from isomerge.merging.state_dicts import merge_state_dicts as merge_state_dicts

@@ -120,7 +120,7 @@ def require_form(words: list[str]) -> None:
     if not words or words[0].startswith("-") or PLACEHOLDER.search(words[0]):
         return
     assert words[0] in verbs(), f"there is no verb {words[0]}"
-    for flag in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(words[1:])):
+    for flag in re.findall(r"(?<![\w-])--?[a-z][a-z\d-]*", " ".join(words[1:])):
         assert flag in verbs()[words[0]], f"isomerge {words[0]} has no flag {flag}"
 
 

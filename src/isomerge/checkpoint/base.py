@@ -51,6 +51,8 @@ class Checkpoint(ABC):
     """The commit of a hub checkpoint."""
     tensors: Mapping[str, TensorInfo]
     """Sorted by name, from headers only."""
+    kind: str = "model"
+    """What a lock calls it."""
     in_memory: bool = False
     """No path names these weights, though side files may lie in `folder`."""
 

@@ -156,7 +156,7 @@ def locked_tensors(
 
 def locked_input(reference: str, checkpoint: Checkpoint, hashes: Mapping[str, str]) -> LockedInput:
     """What the lock says about an input whose tensors have these hashes."""
-    kind = "adapter" if adapter_config(checkpoint) else "model"
+    kind = "adapter" if adapter_config(checkpoint) else checkpoint.kind
     return LockedInput(
         reference=reference,
         source=checkpoint.name,

@@ -113,11 +113,7 @@ def merge(
             place.folder, shard_size=shard_size, out_dtype=out_dtype, force=force, lock=lock, report=report,
             copy_tokenizer=copy_tokenizer, finish=False,
         )  # fmt: skip
-        record = as_record(merged.report()) | written_record(written)
-        if verify:
-            record["verified"] = merged.verify(written)
-        if report:
-            add_report(record, merged.write_report(written))
+        record = finished(merged, written, verify=verify, report=report)
         if push:
             from isomerge.checkpoint.push import push as upload
 
@@ -125,6 +121,16 @@ def merge(
         record = place.send(record, progress)
         written.finish()
     voice.show(record, merge_table)
+
+
+def finished(merged: Any, written: Any, *, verify: bool, report: bool) -> dict[str, Any]:
+    """The record of a model that was written, checked and reported as asked for."""
+    record = as_record(merged.report()) | written_record(written)
+    if verify:
+        record["verified"] = merged.verify(written)
+    if report:
+        add_report(record, merged.write_report(written))
+    return record
 
 
 def written_record(written: Any) -> dict[str, Any]:

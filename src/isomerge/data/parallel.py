@@ -19,7 +19,7 @@ from isomerge.data.encode import Encoded, Encoder, collate
 from isomerge.data.task_heads import task_of
 from isomerge.data.tokenizer import padding_id
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pixel_values", "decoder_input_ids")
 PLACES, PENDING, BYTES = "places", "pending", "bytes"
 UNKNOWN = -1
 """Pending text that cannot be named: half a character, or more was read than by the first model."""
@@ -32,9 +32,8 @@ def part(name: str, who: int) -> str:
 
 def read_by(batch: Mapping[str, torch.Tensor], who: int) -> Batch:
     """What one model is given of a batch: its own tokens, or those of the first where it shares that vocabulary."""
-    if part("input_ids", who) in batch:
-        return {name: batch[part(name, who)] for name in INPUTS if part(name, who) in batch}
-    return {name: tensor for name, tensor in batch.items() if ":" not in name}
+    own = {name: batch[part(name, who)] for name in INPUTS if part(name, who) in batch}
+    return own or {name: tensor for name, tensor in batch.items() if ":" not in name}
 
 
 @dataclass
@@ -146,11 +145,11 @@ class ParallelTexts(Data):
             seen = min(readings[number].read(text) for readings in others.values())
             kept = [at for at, end in enumerate(own[number].ends) if end <= seen or end > len(text.encode())] or [0]
             own[number] = TokenReading([own[number].ids[at] for at in kept], [own[number].ends[at] for at in kept])
-        batch = collate([Encoded(one.ids) for one in own], encoder, task)
+        batch = collate([Encoded(one.ids, [0] * len(one.ids)) for one in own], encoder, task)
         length = batch["input_ids"].shape[1]
         batch[part(BYTES, 0)] = _bytes(own, texts)
         for who, readings in others.items():
-            tokens = collate([Encoded(one.ids) for one in readings], encoders[who], task)
+            tokens = collate([Encoded(one.ids, [0] * len(one.ids)) for one in readings], encoders[who], task)
             batch |= {part(name, who): tensor for name, tensor in tokens.items()}
             batch[part(BYTES, who)] = _bytes(readings, texts)
             places, pending = np.zeros((2, len(texts), length), int)

@@ -18,6 +18,7 @@ from isomerge.choices import ROWS
 from isomerge.engine import engine_of
 from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_methods import ALL_METHODS
+from isomerge.merging.distillation.fresh_student import fresh_student
 from isomerge.merging.merge_documents import merge_documents
 from isomerge.merging.outcome.estimate import MergePlan, estimate
 from isomerge.merging.outcome.merged import Merged
@@ -92,6 +93,8 @@ def merge(
         **_run_arguments(threads, device, max_memory, progress),
     )  # fmt: skip
     require_choice("method", method, ALL_METHODS)
+    if options.get("fresh") and base is not None:
+        base = fresh_student(base, seed)
     every = with_config(models if base is None else [*models, base], config)
     models, base = (every, None) if base is None else (every[:-1], every[-1])
     if not models:
@@ -147,9 +150,7 @@ def merge_recipe(
         models=(models, Mapping, None), seed=(seed, int, None), same_ids=(same_ids, bool),
         resume=(resume, str, os.PathLike, None), **_run_arguments(threads, device, max_memory, progress),
     )  # fmt: skip
-    documents, checkpoints = _opened(recipe, models)
-    if seed is not None:  # into the recipe, which is what the lock file repeats
-        documents = [document.model_copy(update={"seed": seed}) for document in documents]
+    documents, checkpoints = _opened(recipe, models, seed)
     settings = RunSettings(threads, device, max_memory, progress, resume=resume, engine=engine_of(engine, address))
     return merge_documents(documents, checkpoints, settings, same_ids=same_ids)
 
@@ -188,7 +189,7 @@ def explain_tensor(recipe: RecipeSource, tensor: str, *, same_ids: bool = False)
 
 
 def _opened(
-    recipe: RecipeSource, models: Mapping[str, Any] | None
+    recipe: RecipeSource, models: Mapping[str, Any] | None, seed: int | None = None
 ) -> tuple[list[Recipe], dict[ModelReference, Checkpoint]]:
     """The documents of a recipe, and their models by headers only."""
     if not isinstance(recipe, (str, os.PathLike, Mapping, list, tuple)):
@@ -196,6 +197,8 @@ def _opened(
     documents = list(recipe) if isinstance(recipe, (list, tuple)) else load_recipe(recipe)
     if not documents or not all(isinstance(document, Recipe) for document in documents):
         raise RequestError("Merging: recipe is a list of other things than recipes. Pass a path, YAML text or a dict.")
+    if seed is not None:  # into the recipe, which is what the lock file repeats
+        documents = [document.model_copy(update={"seed": seed}) for document in documents]
     given = {ModelReference.parse(reference): model for reference, model in (models or {}).items()}
     checkpoints = open_models(documents, given)
     unknown = sorted(str(reference) for reference in set(given) - set(checkpoints))

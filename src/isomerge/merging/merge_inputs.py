@@ -22,7 +22,7 @@ class MergeInputs:
     """What a data method gets."""
 
     models: Sequence[Checkpoint]
-    """In the recipe's order; the first gives config, names and dtypes."""
+    """In the recipe's order; the first gives config, names and dtypes, where there is no base."""
     data: Sequence[DataSet]
     """As the method declares its need; empty where it can do without and none is given."""
     align: Callable[[], AlignedTensors | None] | None = None
@@ -33,6 +33,8 @@ class MergeInputs:
     """For each data set, the places of the models that name it; empty: all of them."""
     kept: KeptWork | None = None
     """Where to keep finished parts for a run that is made again; None: nowhere."""
+    base: Checkpoint | None = None
+    """For methods that take one."""
 
     def aligned(self) -> AlignedTensors | None:
         """The models next to the first, where that is asked for and there are several."""

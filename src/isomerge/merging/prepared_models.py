@@ -106,8 +106,9 @@ def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSett
         owners = [data_owners(recipe, use.settings) for use in uses]
         aligned_once = align if recipe.align is not None else None
         inputs = MergeInputs(
-            ordered, data, aligned_once, settings.device, settings.progress, owners=owners, kept=settings.kept
-        )
+            ordered, data, aligned_once, settings.device, settings.progress, owners=owners, kept=settings.kept,
+            base=models[recipe.base_model] if recipe.base_model is not None else None,
+        )  # fmt: skip
         solved = method(inputs, method.options_in(recipe))
         return PreparedModels(solved=solved, notes=[*solved.notes, *settings.data.notes], align=align)
     aligned = _aligned(recipe, donor, models, settings)

@@ -25,6 +25,7 @@ from isomerge.data import open_data
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
 from isomerge.evaluation.verify import differences
 from isomerge.merging.api import merge_recipe
+from isomerge.merging.distillation.fresh_student import fresh_student
 from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.results import Result
 from isomerge.running.stock import run_versions
@@ -108,7 +109,7 @@ def changed_inputs(lock: Lock, threads: int, progress: Progress | None = None) -
     changes: list[dict[str, Any]] = []
     for entry in lock.inputs:
         try:
-            checkpoint = open_locked(entry)
+            checkpoint = open_locked(entry, lock.seed)
         except CheckpointError as error:
             changes.append({"reference": entry.source, "changed": [str(error)]})
             continue
@@ -163,8 +164,10 @@ def _as_many_threads(lock: Lock) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def open_locked(entry: LockedInput) -> Checkpoint:
+def open_locked(entry: LockedInput, seed: int = 0) -> Checkpoint:
     """An input again, a hub model at the commit that was merged, whatever its branch has become."""
+    if entry.kind == "fresh":
+        return fresh_student(entry.source, seed)
     if entry.kind == "adapter":
         return open_adapter(entry.source, revision=entry.revision).checkpoint
     return open_checkpoint(entry.source, revision=entry.revision)
@@ -179,7 +182,7 @@ def pinned_inputs(lock: Lock) -> dict[str, Checkpoint]:
     for reference, entries in parts.items():
         if not any(entry.revision for entry in entries):
             continue
-        pinned[reference] = open_locked(entries[0])
+        pinned[reference] = open_locked(entries[0], lock.seed)
         for adapter in entries[1:]:
             pinned[reference] = apply_adapter(pinned[reference], open_locked(adapter), name=reference)
     return pinned

@@ -115,9 +115,10 @@ def card_text(record: Record, notes: Sequence[str]) -> str:
         method += f" Reference: {record['paper']}."
     if record.get("features"):
         method += f"\n\n{features_words(record['features'])}"
+    trained = f"by {steps} gradient steps without labels" if (steps := record.get("steps")) else "without training"
     parts = [
         f"# {inert(record['name'])}",
-        f"Made from {models} models with isomerge {record['version']}, without training.",
+        f"Made from {models} models with isomerge {record['version']}, {trained}.",
         "\n".join(["## Inputs", "", "| model | role | commit |", "|---|---|---|", *rows]),
         f"Config and side files come from {code(record['donor'])}.",
         f"## Method\n\n{method}",

@@ -37,6 +37,8 @@ def method_section(record: Record) -> b.Section:
         polished = record["polished"]
         change = " → ".join(b.number(polished[f"loss_{when}"]).text for when in WHEN)
         blocks.append(b.FactList({"polished": f"{_steps(polished)}, distance to the models' predictions {change}"}))
+    if isinstance(record.get("distilled"), Mapping):
+        blocks += _distilled(record["distilled"])
     if record.get("scores"):
         blocks.append(_scores(record))
     return b.Section("method", f"What {record.get('method')} did", blocks)
@@ -45,6 +47,20 @@ def method_section(record: Record) -> b.Section:
 def _steps(polished: Mapping[str, Any]) -> str:
     size = f", the first {100 * polished['rate']:g} % of a tensor's size" if "rate" in polished else ""
     return f"{polished['steps']} steps{size}"
+
+
+def _distilled(distilled: Mapping[str, Any]) -> list[Any]:
+    """The steps, and the controls: where the student was and is, its teachers and their mean."""
+    facts = {"steps": _steps(distilled), "temperature": f"{distilled['temperature']:g}"}
+    rows = distilled["held_out"]
+    columns = tuple(dict.fromkeys(key for row in rows for key in row if key != "model"))
+    cells = [
+        b.Row([b.text(row["model"], code=True), *(b.number(row[key]) if key in row else b.text("") for key in columns)])
+        for row in rows
+    ]
+    title = "Distance to the goals on held-out examples, and loss and metric where they have labels"
+    numbers = frozenset(range(1, len(columns) + 1))
+    return [b.FactList(facts), b.TableBlock(title, ("model", *columns), cells, numbers)]
 
 
 def _features(record: Record) -> Record | None:

@@ -41,6 +41,9 @@ class DataMethod:
     old_options: Mapping[str, str] = field(default_factory=dict)
     """Earlier name of an option -> its name."""
     base: Base = "ignored"
+    """'optional': the base gives the shape of the result, and where it starts."""
+    any_architecture: bool = False
+    """Models may be of any architecture: nothing but their predictions counts."""
 
     def __call__(self, inputs: MergeInputs, options: Mapping[str, Any]) -> MergedWeights:
         return self.function(inputs, **{option.argument: options[option.name] for option in self.options})
@@ -73,6 +76,8 @@ def data_method(
     labels: bool = False,
     any_width: bool = False,
     any_shape: bool = False,
+    any_architecture: bool = False,
+    base: Base = "ignored",
     old_options: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., MergedWeights]], DataMethod]:
     """Enter a function `(inputs, *, options…) -> MergedWeights`; options and their descriptions as for `method`."""
@@ -82,7 +87,8 @@ def data_method(
         known = name or function.__name__
         DATA_METHODS[known] = DataMethod(
             known, function, data, passes, least, most, read_options(function, document), document.split("\n", 1)[0],
-            reference, labels, any_width or any_shape, any_shape, dict(old_options or {}),
+            reference, labels, any_width or any_shape or any_architecture, any_shape or any_architecture,
+            dict(old_options or {}), base, any_architecture,
         )  # fmt: skip
         return DATA_METHODS[known]
 

@@ -17,6 +17,7 @@ from isomerge.merging.layerwise.goals import GoalData, text_above
 from isomerge.merging.layerwise.gradient_steps import POLISH_RATES, BlockRefinement, PredictionLoss, polish, put_back
 from isomerge.merging.layerwise.joint import find_assembly
 from isomerge.merging.layerwise.kept_stages import KeptStages, owners_of
+from isomerge.merging.layerwise.kept_steps import KeptSteps
 from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
 from isomerge.merging.layerwise.output_fit import finite, fit_output, output_stage
 from isomerge.merging.layerwise.solver import LayerReport, LayerSolver, LayerTargets
@@ -74,7 +75,10 @@ class Candidates:
         known = kept.restore("polished")
         if known is not None:
             return dict(known["note"])
-        done = polish(self._loss(data), steps, rate, lambda step: self.run.inputs.report(step, steps, "polishing"))
+        done = polish(
+            self._loss(data), steps, rate, lambda step: self.run.inputs.report(step, steps, "polishing"),
+            KeptSteps(self.run.inputs.kept if keep else None, "polishing"),
+        )  # fmt: skip
         kept.store("polished", [""], done)
         return done
 

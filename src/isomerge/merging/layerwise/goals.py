@@ -162,14 +162,15 @@ def _column(shares: Sequence[float], examples: int, device: torch.device) -> Ten
 
 @torch.no_grad()
 def expert_beliefs(
-    examples: DataPass, models: Sequence[Any], shares: Sequence[float], temperature: float
+    examples: DataPass, models: Sequence[Any], shares: Sequence[float], temperature: float, first: int = 0
 ) -> tuple[Beliefs, float]:
-    """The posterior of every parent on every example, and how far apart the parents' evidence is (see `APART`)."""
+    """The posterior of every parent on every example, and how far apart the parents' evidence is (see `APART`). `first`
+    is the number under which batches hold what the first of the models reads in its own way."""
     prior = torch.tensor([math.log(max(share, 1e-30)) for share in shares], dtype=torch.float64)
     batches, gaps = [], []
     for batch in examples:
-        given = [_evidence(model, read_by(batch, m)) for m, model in enumerate(models)]
-        nats = torch.stack([evidence * _as_much(batch, m) for m, (evidence, _) in enumerate(given)])
+        given = [_evidence(model, read_by(batch, m)) for m, model in enumerate(models, first)]
+        nats = torch.stack([evidence * _as_much(batch, m) for m, (evidence, _) in enumerate(given, first)])
         per_answer = nats / given[0][1]
         gaps.append(per_answer.amax(0) - per_answer.amin(0))
         batches.append((nats / temperature + prior.to(nats)[:, None]).softmax(0).float())

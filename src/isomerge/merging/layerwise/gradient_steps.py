@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly, sum_of
 from isomerge.merging.layerwise.goals import GoalData
+from isomerge.merging.layerwise.kept_steps import KeptSteps
 from isomerge.merging.layerwise.roles import ParameterRoles
 from isomerge.merging.layerwise.stage_runner import StageRunner
 from isomerge.merging.layerwise.stages import StagePlan
+from isomerge.merging.layerwise.token_matching import OwnTokens
 from isomerge.running.blocks import BlockIndex, copied, tensors_in
 from isomerge.running.call_recorder import ForwardDone
 from isomerge.running.padding import PaddingMask
@@ -159,38 +161,66 @@ def _in_common(names: Sequence[str]) -> str:
 
 
 # --- the whole model --------------------------------------------------------------------------------------------------
+class RunsOnBatches(Protocol):
+    """A model, and how it reads."""
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def tokens(self) -> OwnTokens: ...
+
+
 @dataclass
 class PredictionLoss:
     """How far the merged model's predictions are from those of its parents, each as far as it is believed."""
 
-    merged: StageRunner
-    parents: Sequence[StageRunner]
+    merged: RunsOnBatches
+    parents: Sequence[RunsOnBatches]
     weights: Sequence[float]
     data: GoalData
+    temperature: float = 1.0
+    """All scores are divided by it, and the distance multiplied by its square (Hinton et al. 2015)."""
+    own_tokens: bool = False
+    """The tokens are those of the merged model itself; otherwise they are those of the first parent."""
+    shares: Callable[[Tensor, Sequence[Tensor]], Sequence[float]] | None = None
+    """The parents' weights on a batch, from the rows of its own scores and of theirs; None: always the same."""
 
     def of(self, numbered: tuple[int, Batch]) -> Tensor:
         """On one batch."""
         number, batch = numbered
         heard = self.data.heard(number, len(self.parents))
-        with torch.no_grad():
-            given = self._given(batch, heard)
-        parts, padding = [], PaddingMask(batch, self.merged.model)
-        for field, own in scores_in(self.merged.model(**batch)).items():
+        scores = scores_in(self.merged.model(**batch))
+        given = self.given(batch, heard, scores)
+        parts = []
+        for field, own, theirs, believed in self.rows(number, batch, scores, given):
+            own, softened = own / self.temperature, [one.to(own) / self.temperature for one in theirs]
+            weights = self.weights if self.shares is None else self.shares(own, softened)
+            shares = weights if believed is None else believed[heard][:, :, None].to(own)
+            parts.append(distance(self.merged.model, field, own, softened, shares))
+        return sum_of(parts) * self.temperature**2
+
+    def rows(
+        self, number: int, batch: Batch, scores: Mapping[str, Tensor], given: Sequence[Mapping[str, Tensor]]
+    ) -> Iterator[tuple[str, Tensor, list[Tensor], Tensor | None]]:
+        """For every field of the scores: its name, rows of the model's own and of others, and who is believed."""
+        padding = PaddingMask(batch, self.merged.model)
+        for field, own in scores.items():
             rows = own[..., 0].numel()
             valid = padding.of_side(rows, encoder=False)
-            theirs = [rows_of(scores[field], valid) for scores in given]
-            believed = self.data.believed(number, rows, valid)
-            shares = self.weights if believed is None else believed[heard][:, :, None].to(own)
-            parts.append(distance(self.merged.model, field, rows_of(own, valid), theirs, shares))
-        return sum_of(parts)
+            theirs = [rows_of(one[field], valid) for one in given]
+            yield field, rows_of(own, valid), theirs, self.data.believed(number, rows, valid)
 
-    def _given(self, batch: Batch, heard: Sequence[int]) -> list[dict[str, Tensor]]:
-        """What these parents give; of other vocabularies, as scores for the tokens of the first."""
+    @torch.no_grad()
+    def given(self, batch: Batch, heard: Sequence[int], merged: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """What these parents give; of other vocabularies, as scores for the tokens of the first, or the merged one."""
         others = {m for m in heard if self.parents[m].tokens.match is not None}
-        given = {m: scores_in(self.parents[m].model(**batch)) for m in ({0, *heard} if others else heard)}
+        wanted = {0, *heard} if others and not self.own_tokens else heard
+        given = {m: scores_in(self.parents[m].model(**batch)) for m in wanted}
+        first = merged if self.own_tokens else given.get(0, merged)
         for m in others:
             tokens = self.parents[m].tokens
-            given[m] = {field: tokens.scores(own, given[0][field], batch) for field, own in given[m].items()}
+            given[m] = {field: tokens.scores(own, first[field].detach(), batch) for field, own in given[m].items()}
         return [given[m] for m in heard]
 
     @torch.no_grad()
@@ -199,17 +229,19 @@ class PredictionLoss:
         return sum(values) / len(values)
 
 
-def polish(loss: PredictionLoss, steps: int, rate: float, report: Callable[[int], None]) -> dict[str, Any]:
+def polish(
+    loss: PredictionLoss, steps: int, rate: float, report: Callable[[int], None], kept: KeptSteps | None = None
+) -> dict[str, Any]:
     """What was done, and how far the merged model is from its parents' predictions before and after; never farther."""
     parameters = [p for p in loss.merged.model.parameters() if p.is_floating_point()]
-    kept = [p.detach().cpu().clone() for p in parameters]
+    old = [p.detach().cpu().clone() for p in parameters]
     examples = loss.data.examples
     before = loss.mean()
     batches = spread(NumberedBatches(examples), examples.count or 1, steps)
-    descend(parameters, loss.of, batches, steps, rate, report)
+    descend(parameters, loss.of, batches, steps, rate, report, kept)
     after = loss.mean()
     if not after < before:
-        put_back(parameters, kept)
+        put_back(parameters, old)
         after = before
     return {"steps": steps, "rate": rate, "loss_before": before, "loss_after": after}
 
@@ -232,15 +264,21 @@ def descend(
     steps: int,
     rate: float,
     report: Callable[[int], None] | None = None,
+    kept: KeptSteps | None = None,
 ) -> None:
-    """Lower `loss(batch)` by `steps` steps. `rate` is the first step, relative to a parameter's rms."""
+    """Lower `loss(batch)` by `steps` steps. `rate` is the first step, relative to a parameter's rms. What `kept` has of
+    these steps is not done again."""
     sizes = [float(p.detach().float().square().mean().sqrt()) for p in parameters]
     typical = sorted(sizes)[len(sizes) // 2] or 1.0
     groups = [{"params": [p], "first": rate * (size or typical)} for p, size in zip(parameters, sizes, strict=True)]
     optimiser = torch.optim.Adam(groups, lr=rate)
     for parameter in parameters:
         parameter.requires_grad_(True)
+    done = kept.restore(parameters, optimiser) if kept else 0
     for step in range(steps):
+        if step < done:
+            next(batches)
+            continue
         share = 0.5 * (1 + math.cos(math.pi * step / steps)) * min(1.0, (step + 1) / WARM_UP)
         for group in optimiser.param_groups:
             group["lr"] = group["first"] * share
@@ -249,6 +287,8 @@ def descend(
             optimiser.zero_grad(set_to_none=True)
             value.backward()
         optimiser.step()
+        if kept:
+            kept.store(step + 1, parameters, optimiser)
         if report:
             report(step + 1)
     for parameter in parameters:

@@ -154,6 +154,7 @@ def card_files(merged: Merged, writer: CheckpointWriter, sha256: str | None) -> 
         "recipe": "---\n".join(public_yaml(one) for one in merged.recipes),
         "data": [data.record() for data in merged.data],
         "features": merged.details.get("features"),
+        "steps": (merged.details.get("distilled") or merged.details.get("polished") or {}).get("steps"),
         "alignment": _alignment_facts(merged),
         "tables": merged.tensor_plans.tables,
         "sha256": sha256,

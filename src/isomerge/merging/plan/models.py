@@ -13,7 +13,8 @@ from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.config_meaning import TELLING, unequal
 from isomerge.errors import RequestError
-from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
+from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS, DataMethod
+from isomerge.merging.distillation.fresh_student import fresh_student
 from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.vocabulary.files import other_ids
 
@@ -33,6 +34,12 @@ def open_model(reference: ModelReference, model: Any = None) -> Checkpoint:
     return apply_adapter(checkpoint, reference.adapter, revision=reference.adapter_revision, name=str(reference))
 
 
+def is_fresh(document: Recipe) -> bool:
+    """Whether the base stands for its config alone, and its weights are drawn by the seed."""
+    among = any(entry.model == document.base_model for entry in document.models or ())
+    return bool((document.parameters or {}).get("fresh")) and document.base_model is not None and not among
+
+
 def _no_model(reference: ModelReference) -> RequestError:
     return RequestError(
         f"Opening {reference.path}: it is an adapter and not a model. Write base+adapter to merge the model it "
@@ -49,9 +56,13 @@ def open_models(
         reference for document in documents for reference in document.referenced_models() if str(reference) not in made
     )
     opened, problems = {}, []
+    fresh = {document.base_model: document for document in documents if is_fresh(document)}
     for reference in wanted:
         try:
-            opened[reference] = open_model(reference, (given or {}).get(reference))
+            model = (given or {}).get(reference)
+            if reference in fresh and model is None:
+                model = fresh_student(str(reference), fresh[reference].seed)
+            opened[reference] = open_model(reference, model)
         except Exception as error:  # told together with the others below
             problems.append(error)
     if len(problems) == 1:
@@ -78,7 +89,8 @@ def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe], *, id
             f"Merging: {name_some(bare)} has no config.json, so nothing says what its weights are. Copy it from where "
             "the model came; or name the weight file itself to merge it as it is."
         )
-    if len(described) < 2:
+    free = [getattr(ALL_METHODS[document.merge_method], "any_architecture", False) for document in documents]
+    if len(described) < 2 or all(free):
         return []
     first = described[0]
     lenient = {"passthrough", *(name for name, method in DATA_METHODS.items() if method.any_width)}
@@ -127,6 +139,8 @@ def base_among_models(document: Recipe) -> list[str]:
     method = ALL_METHODS[document.merge_method]
     listed = [entry.model for entry in document.models or ()]
     if document.base_model not in listed or method.base == "ignored" or method.most == 1:
+        return []
+    if isinstance(method, DataMethod):  # a student among its teachers
         return []
     return [
         f"{document.base_model} is the base and also one of the models: {method.name} merges the others into it, and "

@@ -97,10 +97,13 @@ class _Rules:
         for key in ("slices", "modules"):
             if self.has(key):
                 self.add((key,), f"{name} runs whole models, all layers of each: use 'models' instead of '{key}'")
-        if self.has("base_model"):
+        if self.has("base_model") and method.base == "ignored":
             self.add(("base_model",), f"{name} has no base: leave it out, or list it among the models")
         if self.has("tokenizer"):
             self.add(("tokenizer", "source"), f"{name} runs the models on data, and {ONE_TABLE}")
+        for key in ("align", "repair") if method.any_architecture else ():
+            if self.has(key):
+                self.add((key,), f"{name} looks at predictions, which have no basis and no units: leave '{key}' out")
         align = self.data.get("align")
         anchor = align.get("anchor") if isinstance(align, dict) else None
         first = self.entries[0][1].get("model") if self.entries else anchor
