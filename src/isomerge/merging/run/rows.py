@@ -81,6 +81,17 @@ class GramSource:
         return self.read()[start:stop]
 
 
+class LowRankUpdate:
+    """A matrix left @ right that is only formed in the rows that are asked for."""
+
+    def __init__(self, left: Tensor, right: Tensor, label: str) -> None:
+        self.left, self.right, self.label = left, right, label
+        self.info = TensorInfo((left.shape[0], right.shape[1]), left.dtype)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.left[start:stop] @ self.right
+
+
 def gram_option(name: str) -> Callable[[Callable[..., Combine]], Callable[..., Combine]]:
     """Declare that an option of a method names files of Gram matrices (one per linear map, found by the weight's name)
     and not of tensors like the model's. The group has them under `grams`, with an empty list where the files have
@@ -175,6 +186,12 @@ class TensorGroup:
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def factors(self) -> list[tuple[Tensor, Tensor]]:
+        """(out, r) and (r, in) of every model, if all are products of two, as the updates of adapters are."""
+        found = [(source.left, source.right) for source in self._sources if isinstance(source, LowRankUpdate)]
+        return found if len(found) == len(self._sources) else []
 
     def blocks(self) -> Iterator[RowBlock]:
         """All rows, in order. An empty tensor has no block."""
