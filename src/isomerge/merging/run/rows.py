@@ -153,10 +153,13 @@ class TensorGroup:
         seed: int = 0,
         device: str = "cpu",
         block_elements: int = BLOCK_ELEMENTS,
+        scales: Sequence[float] = (),
     ) -> None:
         """`name` is the output tensor's; with `seed` it names the random numbers of this tensor. `option_tensors` has,
-        for each option that names files of tensors, this tensor from each of them; Gram matrices become `grams`."""
+        for each option that names files of tensors, this tensor from each of them; Gram matrices become `grams`. With
+        `scales`, one for each model, the models are as far from the base as these say."""
         self.name, self.seed, self.device = name, seed, device
+        self._scales = list(scales)
         self._sources, self._base = list(sources), base
         given = dict(option_tensors or {})
         self.grams = {
@@ -221,6 +224,9 @@ class TensorGroup:
             base = torch.empty(shape, dtype=self.dtype, device=self.device)
             base.copy_(self._base.rows(start, stop).reshape(shape))
         self._require_finite(start, stop, tensors, base)
+        if self._scales and base is not None:
+            column = torch.tensor(self._scales, dtype=self.dtype, device=self.device)
+            tensors.sub_(base).mul_(column.reshape(-1, *[1] * base.dim())).add_(base)
         option_tensors = {
             name: torch.stack([s.rows(start, stop).reshape(shape).to(self.device, self.dtype) for s in sources])
             for name, sources in self.option_tensors.items()
