@@ -5,10 +5,10 @@ shifted, and three copies of it are fine-tuned, each on one of the last three ki
 three. Below, the same with LoRA adapters of rank 8 on every linear layer, which are merged as adapters and not cut.
 Columns: accuracy on the three kinds, averaged, of the method as it is by default (ties, consensus_ties, knots and
 core_space keep the largest 20 % of the changes, as TIES does in its paper), and with the best of five values of
-`lambda` on validation data (for LiNeS: of its slope); accuracy on upright digits with the latter. Task arithmetic at its
-best weight costs the same and is the control. ESM and RegMean see 32 unlabelled images of each kind. The rows called
-"each model again" write one model for each kind and test it on its kind: they need to know the kind, as the models
-alone do.
+`lambda` on validation data (for LiNeS: of its slope); accuracy on upright digits with the latter. Task arithmetic at
+its best weight costs the same and is the control. ESM and RegMean see 32 unlabelled images of each kind. The rows
+called "each model again" write one model for each kind and test it on its kind: they need to know the kind, as the
+models alone do.
 """
 
 from __future__ import annotations

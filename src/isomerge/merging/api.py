@@ -91,7 +91,8 @@ def merge(
         models, weights, method=(method, str), align=(align, bool, Mapping), level=(level, str),
         scale=(scale, bool, None), sweeps=(sweeps, int), calibrate=(calibrate, Mapping, None),
         repair=(repair, bool, Mapping), layer_scale=(layer_scale, str, None),
-        tokenizer=(tokenizer, str, os.PathLike, Mapping, None), dtype=(dtype, str, torch.dtype, None), seed=(seed, int), resume=(resume, str, os.PathLike, None),
+        tokenizer=(tokenizer, str, os.PathLike, Mapping, None), dtype=(dtype, str, torch.dtype, None),
+        seed=(seed, int), resume=(resume, str, os.PathLike, None),
         **_run_arguments(threads, device, max_memory, progress),
     )  # fmt: skip
     require_choice("method", method, ALL_METHODS)

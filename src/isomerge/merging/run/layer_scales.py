@@ -7,9 +7,9 @@ For a layer of a model, W₀ being a matrix of the base and τ its change, avera
     g = e √(ℓ / L) / (1 + softplus(c̃)),  c̃ = (c − mean c) / std c over the layers
     s = 1 + ½ tanh(3 (g − 1))
 
-The paper is arXiv 2602.09413. It prefers scales of two or three fixed sizes, which are not known to us, to this
-continuous one; nor does what we have of it say how the matrices of a layer are averaged, or that a model's own change
-is looked at and not the sum of all.
+The paper is arXiv 2602.09413. Three things are chosen here, as its text could not be had: the mean over a layer's
+matrices, that each model's own change is looked at and not their sum, and the continuous scale, although the paper
+prefers scales of two or three fixed sizes.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class LayerScales:
     matrices: Mapping[str, tuple[Sequence[TensorSource], TensorSource]]
     """By name, the models' and the base's."""
     device: str = "cpu"
-    _known: dict[Layer, list[float]] = field(default_factory=dict)
+    _known: dict[Layer, list[float]] | None = None
     _lock: Any = field(default_factory=threading.Lock)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}, "_lock": None}
+        return {**self.__dict__, "_known": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= {**state, "_lock": threading.Lock()}
@@ -52,9 +52,9 @@ class LayerScales:
     def of(self, name: str) -> list[float]:
         """Of a tensor: its layer's, for each model; nothing for what is outside the layers."""
         with self._lock:
-            if not self._known:
+            if self._known is None:
                 self._known = self._computed()
-        return self._known.get(place_of(name)[:2], [])
+            return self._known.get(place_of(name)[:2], [])
 
     def _computed(self) -> dict[Layer, list[float]]:
         measured: dict[Layer, list[Tensor]] = {}
@@ -63,6 +63,9 @@ class LayerScales:
             layer = place_of(name)[:2]
             if layer[1] >= 0 and is_linear_map(group):
                 measured.setdefault(layer, []).append(_measured(group))
+            for source in (*models, base):
+                if hasattr(source, "release"):  # what was computed for this look is not held for all tensors at once
+                    source.release()
         return _scales({layer: torch.stack(found).mean(0) for layer, found in measured.items()})
 
 
