@@ -37,7 +37,9 @@ TRIMMED = {"density": 0.2}
 METHODS: dict[str, dict[str, Any]] = {
     "task_arithmetic": {},
     "task_arithmetic, LiNeS": {"method": "task_arithmetic"},
+    "task_arithmetic, LARV": {"method": "task_arithmetic", "layer_scale": "larv"},
     "ties": TRIMMED,
+    "ties, LARV": {"method": "ties", "layer_scale": "larv", **TRIMMED},
     "geometric_median": {},
     "consensus_ties": TRIMMED,
     "localize_and_stitch": {},
