@@ -61,7 +61,7 @@ def _merged(vectors: Tensor, epsilon: float, threshold: float, share: float) -> 
         vectors.shape[2], dtype=vectors.dtype, device=vectors.device
     )
     prior = covariances.sum(0).mean(0, keepdim=True) / (sizes.mean() + NOTHING if uneven else 1.0)
-    merged = torch.linalg.solve(regular.sum(0) + prior, (centred @ regular).sum(0), left=False)
+    merged: Tensor = torch.linalg.solve(regular.sum(0) + prior, (centred @ regular).sum(0), left=False)
     if uneven:
         merged = merged + _refinement(merged + (vectors @ (covariances - regular.mean(0))).sum(0), share)
     return merged

@@ -88,7 +88,8 @@ def _effective_rank(matrix: Tensor) -> Tensor:
     """From 1, for a matrix of rank 1 or none, to its smaller side."""
     energies = torch.linalg.svdvals(matrix).square()
     shares = energies / energies.sum() if energies.any() else energies
-    return torch.special.entr(shares).sum().exp()
+    rank: Tensor = torch.special.entr(shares).sum().exp()
+    return rank
 
 
 def _scales(measured: Mapping[Layer, Tensor]) -> dict[Layer, list[float]]:
