@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from corpora import CORPORA
 from encoding import Inputs
-from language import Job, Plan, State, fine_tune, state_of
+from language import Job, Plan, State, fine_tune, new_model, state_of
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -52,6 +54,20 @@ def forget(jobs: Iterable[Job]) -> None:
     """What was measured takes twice the room of the models."""
     for job in jobs:
         measured_file(job).unlink(missing_ok=True)
+
+
+def start_of(job: Job) -> MemoryCheckpoint:
+    """What all models of a seed were fine-tuned from, with the head that they began with."""
+    return _start_of(job.base, CORPORA[job.corpus].task, job.seed, job.plan.layers)
+
+
+@lru_cache(maxsize=1)
+def _start_of(base: str, task: str, seed: int, layers: int | None) -> MemoryCheckpoint:
+    from isomerge.checkpoint.memory import MemoryCheckpoint, quiet_transformers
+
+    with tempfile.TemporaryDirectory() as folder, quiet_transformers():  # saved, so that names are those of the files
+        new_model(base, task, seed, layers).save_pretrained(folder)
+        return MemoryCheckpoint("base", state_of(Path(folder)), json.loads((Path(folder) / "config.json").read_text()))
 
 
 # --- as they are merged -----------------------------------------------------------------------------------------------

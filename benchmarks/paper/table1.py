@@ -19,9 +19,9 @@ import table1_report
 from corpora import prepare
 from crew import cells, side_by_side
 from language import Job, Judge, Plan, State, base_path, bases_of, origin, plan_for, seeds_for, title
-from parents import Parent, forget, inputs_for, made, measured_file, moved, parent_of
+from parents import Parent, forget, inputs_for, made, measured_file, moved, parent_of, start_of
 from runner import Result, Run, main
-from table1_report import BEYOND, METHODS
+from table1_report import BEYOND, METHODS, SIBLINGS
 
 MATCHINGS: dict[str, dict[str, Any] | None] = {
     "": None,
@@ -218,7 +218,11 @@ def merged(method: str, parents: Sequence[Parent], device: str) -> State:
     models, seen = [parent.checkpoint for parent in parents], [parent.seen for parent in parents]
     if method == "RegMean":
         return isomerge.merge(models, method="regmean", statistics=seen, device=device).state_dict()
-    normalize = method in BEYOND
+    if method in SIBLINGS:
+        more = {"statistics": seen} if method == "ESM" else {}
+        base = start_of(parents[0].job)
+        return isomerge.merge(models, base=base, device=device, **SIBLINGS[method], **more).state_dict()
+    normalize = method == "Fisher normalized"
     return isomerge.merge(models, method="fisher", importance=seen, normalize=normalize, device=device).state_dict()
 
 

@@ -12,7 +12,16 @@ from language import Plan
 from runner import Mean, Plot, Result, Run, Table
 
 METHODS = ("Simple", "Fisher", "RegMean")
-BEYOND = ("Fisher normalized",)
+SIBLINGS: dict[str, dict[str, Any]] = {
+    "TIES": {"method": "ties", "density": 0.2}, "TSV-M": {"method": "tsv"}, "Iso-C": {"method": "iso_c"},
+    "Iso-CTS": {"method": "iso_cts"}, "WUDI": {"method": "wudi"}, "SVC": {"method": "svc"},
+    "DC-Merge": {"method": "dc_merge"}, "OrthoMerge": {"method": "ortho_merge"}, "ACE": {"method": "ace"},
+    "EMR, unified": {"method": "emr"}, "Consensus TIES": {"method": "consensus_ties", "density": 0.2},
+    "Localize-and-Stitch": {"method": "localize_and_stitch"}, "KnOTS-TIES": {"method": "knots", "density": 0.2},
+    "Core Space-TIES": {"method": "core_space", "density": 0.2}, "ESM": {"method": "esm"},
+}  # fmt: skip
+"""By name, how the newest methods for models of one base merge."""
+BEYOND = ("Fisher normalized", *SIBLINGS)
 """Not in the paper, and merged without matching only."""
 MARKS = {"": "without matching", "+match": "+match (rotation, attention)", "+full": "+full"}
 KINDS = {"inside": "in pairs, in-domain", "outside": "all together, out-of-domain"}
@@ -48,8 +57,8 @@ def notes(run: Run, plans: Mapping[str, Plan]) -> None:
         )
         run.note(f"Left out: {skipped}.")
     run.note(
-        f"RegMean sees {plan.grams:,} training examples of each model, Fisher {plan.informed:,} with their labels "
-        "(empirical). Models of a seed begin with one head; out-of-domain it is merged like the rest."
+        f"RegMean and ESM see {plan.grams:,} training examples of each model, Fisher {plan.informed:,} with their "
+        "labels (empirical). Models of a seed begin with one head; out-of-domain it is merged like the rest."
     )
 
 

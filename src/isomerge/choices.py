@@ -44,6 +44,8 @@ GOALS: tuple[str, ...] = get_args(Goals)
 STATISTICS = ("gram", "activations", "units", "fisher")
 
 # Merging, sweeping, writing and listing.
+LayerScale = Literal["larv"]
+LAYER_SCALES: tuple[str, ...] = get_args(LayerScale)
 ROWS = "rows"
 DEFAULT_RANK = 16
 """Of an extracted adapter, where neither rank nor energy is named."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from adapters.peft_adapters import load_adapted, merged_by_peft, save_adapter
 from isomerge.adapters import apply_adapter
+from isomerge.adapters.adapter import open_adapter
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import RequestError
 from isomerge.merging.adapters import merge_adapters
@@ -248,3 +249,38 @@ def test_bad_requests_are_refused_before_anything_is_written(llama: tuple[Path, 
         assert not out.exists()
     with pytest.raises(RequestError, match="inputs are never modified"):
         merge_adapters(adapters, out=adapters[0])
+
+
+def core_space(factors: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Core Space as in its paper: bases from the stacked factors, TIES on the cores, in float64."""
+    left = torch.linalg.svd(torch.cat([b for b, _ in factors], 1), full_matrices=False)[0]
+    right = torch.linalg.svd(torch.cat([a for _, a in factors]), full_matrices=False)[2]
+    return left @ elected([left.T @ b @ a @ right.T for b, a in factors]) @ right
+
+
+def knots(parts: list[Tensor]) -> Tensor:
+    u, s, v = torch.linalg.svd(torch.cat(parts, 1), full_matrices=False)
+    kept = s > 1e-6 * s[0]
+    return u[:, kept] @ elected(list((s[kept, None] * v[kept]).chunk(len(parts), 1)))
+
+
+def test_core_space_merges_adapters_by_their_own_factors(llama: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    base, adapters = llama
+    record = merge_adapters(adapters, out=tmp_path / "out", method="core_space", rank=64)
+    name = "model.layers.0.self_attn.q_proj"
+    opened = [open_adapter(adapter) for adapter in adapters]
+    factors = [one.factors(one.targets[name]) for one in opened]
+    scaled = [(b.double() * one.targets[name].scale, a.double()) for (b, a), one in zip(factors, opened, strict=True)]
+    torch.testing.assert_close(updates(base, tmp_path / "out")[name], core_space(scaled), rtol=1e-4, atol=1e-5)
+    assert record["relative_error"] < 1e-5
+    assert {row["name"]: row["rank"] for row in record["targets"]}[name] <= 3 + 2 + 1
+
+
+def test_knots_merges_adapters_in_their_shared_outputs(llama: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    base, adapters = llama
+    merge_adapters(adapters, out=tmp_path / "out", method="knots", rank=64)
+    name = "model.layers.1.self_attn.q_proj"
+    truth = knots([updates(base, adapter)[name] for adapter in adapters])
+    torch.testing.assert_close(updates(base, tmp_path / "out")[name], truth, rtol=1e-4, atol=1e-5)
+    with pytest.raises(RequestError, match="must be one of task_arithmetic, ties"):
+        merge_adapters(adapters, out=tmp_path / "no", method="knots", options={"inner": "knots"})

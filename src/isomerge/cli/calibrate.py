@@ -32,8 +32,8 @@ def calibrate(
         str,
         typer.Option(
             metavar="LIST",
-            help="Any of gram (inputs of linear maps, for regmean), fisher (for fisher and ewc), units (for repair), "
-            "activations (of every space); several with commas.",
+            help="Any of gram (inputs of linear maps, for regmean and esm), fisher (for fisher and ewc), units (for "
+            "repair), activations (of every space); several with commas.",
         ),
     ] = "gram",
     fisher: Annotated[

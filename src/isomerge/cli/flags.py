@@ -248,6 +248,10 @@ class MergeFlags:
     level: Annotated[str | None, choice("--level", choices.LEVELS, "What may move when aligning; full by default.")] = (
         None
     )
+    layer_scale: Annotated[
+        str | None,
+        choice("--layer-scale", choices.LAYER_SCALES, "Scale each model's change in each layer before merging."),
+    ] = None
     tokenizer: Annotated[
         str | None,
         typer.Option(

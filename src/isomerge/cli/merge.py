@@ -79,6 +79,7 @@ def merge(
     if request.are_adapters:
         flags = {
             "--align": merging.align, "--level": merging.level, "--tokenizer": merging.tokenizer, "--push": push,
+            "--layer-scale": merging.layer_scale,
             "--out-dtype": out_dtype, "--max-memory": max_memory, "--threads": threads,
             "--shard-size": shard_size != "5GB", "--device": device != "cpu", "--engine": engine != "threads",
             "--address": address,

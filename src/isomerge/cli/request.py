@@ -109,6 +109,7 @@ class MergeRequest:
             recipe = recipe_of(
                 self.models, merging.method or "linear", base=merging.base, options=options, align=align,
                 data=_data_of(data.data or (), reading), repair=data.repair, seed=seed or 0,
+                layer_scale=merging.layer_scale,
                 calibrate={"fisher": data.fisher} if data.fisher is not None else None,
                 tokenizer=merging.tokenizer if merging.same_ids else None,
             )  # fmt: skip

@@ -18,27 +18,16 @@ from isomerge.adapters.layout import ModuleLayout
 from isomerge.adapters.lowrank import choose_rank, decompose, factorise, halves, squared_error
 from isomerge.adapters.write import lora_config, write_adapter
 from isomerge.arguments import require_choice
-from isomerge.checkpoint import Checkpoint, TensorInfo, refuse_overwrite, require_finite
+from isomerge.checkpoint import Checkpoint, refuse_overwrite, require_finite
 from isomerge.checkpoint.base import Progress
 from isomerge.errors import RequestError
 from isomerge.merging.methods import METHODS, Method
-from isomerge.merging.run.rows import InMemory, TensorGroup, TensorSource
+from isomerge.merging.run.rows import InMemory, LowRankUpdate, TensorGroup, TensorSource
 from isomerge.results import Result
 
 # Methods whose result is Σ c_k ΔW_k with the same c_k for every element: the sum of products is a product again.
 LINEAR = {"linear", "task_arithmetic"}
 ZERO = "an update that is zero"
-
-
-class LowRankUpdate:
-    """A matrix left @ right that is only formed in the rows that are asked for."""
-
-    def __init__(self, left: Tensor, right: Tensor, label: str) -> None:
-        self.left, self.right, self.label = left, right, label
-        self.info = TensorInfo((left.shape[0], right.shape[1]), left.dtype)
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        return self.left[start:stop] @ self.right
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ def merge(
     data: Any = None,
     calibrate: Mapping[str, Any] | None = None,
     repair: bool | Mapping[str, Any] = False,
+    layer_scale: str | None = None,
     tokenizer: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     dtype: str | torch.dtype | None = None,
     threads: int | None = None,
@@ -72,6 +73,8 @@ def merge(
     these), or a list with one of these for each model. Methods that need data, alignment and `repair` use it;
     `calibrate` says how models are measured. Options that name files of statistics take `Statistics` too.
 
+    `layer_scale="larv"` scales each model's change in each layer, by what the weights say of it, before it is merged.
+
     `tokenizer` matches tokens by their text: "union", "base", a model whose tokenizer the result gets, or a mapping as
     in recipes. Without it, models that give tokens different ids are refused; "rows" merges them row by row.
 
@@ -88,8 +91,9 @@ def merge(
     _check_arguments(
         models, weights, method=(method, str), align=(align, bool, Mapping), level=(level, str),
         scale=(scale, bool, None), sweeps=(sweeps, int), calibrate=(calibrate, Mapping, None),
-        repair=(repair, bool, Mapping), tokenizer=(tokenizer, str, os.PathLike, Mapping, None),
-        dtype=(dtype, str, torch.dtype, None), seed=(seed, int), resume=(resume, str, os.PathLike, None),
+        repair=(repair, bool, Mapping), layer_scale=(layer_scale, str, None),
+        tokenizer=(tokenizer, str, os.PathLike, Mapping, None), dtype=(dtype, str, torch.dtype, None),
+        seed=(seed, int), resume=(resume, str, os.PathLike, None),
         **_run_arguments(threads, device, max_memory, progress),
     )  # fmt: skip
     require_choice("method", method, ALL_METHODS)
@@ -115,7 +119,7 @@ def merge(
     settings: bool | dict[str, Any] = {**shared, **own} if align else False
     recipe = recipe_of(
         named, method, base=origin, options=options, align=settings, data=data_sets.named(data), calibrate=calibrate,
-        repair=repair, tokenizer=_tokenizer(tokenizer), dtype=dtype_name(dtype), seed=seed,
+        repair=repair, layer_scale=layer_scale, tokenizer=_tokenizer(tokenizer), dtype=dtype_name(dtype), seed=seed,
     )  # fmt: skip
     run = RunSettings(
         threads, device, max_memory, progress, data_sets, statistics, resume=resume, engine=engine_of(engine, address)

@@ -25,7 +25,7 @@ from isomerge.merging.prepared_models import Models, PreparedModels, RunSettings
 from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.recipe_data import repairing_data
 from isomerge.merging.repair import finished_job, parents_of, repaired
-from isomerge.merging.run.jobs import Job
+from isomerge.merging.run.jobs import Job, scaled_by_layer
 from isomerge.merging.run.option_files import TensorFiles
 from isomerge.merging.run.rows import FirstRows, GramSource, TensorSource
 from isomerge.merging.run.sources import Stored
@@ -144,6 +144,8 @@ def merge_document(
         jobs = _solved_jobs(recipe, prepared.solved)
     else:
         jobs = _jobs(recipe, plan, models, prepared, vocabulary, files, settings)
+    if recipe.layer_scale is not None:
+        jobs = scaled_by_layer(jobs, settings.device)
     if recipe.repair is not None and solve:
         jobs, about_repair = _repaired_jobs(
             recipe, prepared, jobs, donor, models, {**donor.config, **changes}, settings

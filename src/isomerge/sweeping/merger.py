@@ -22,7 +22,7 @@ from isomerge.merging.recipe.entries import parameter_blocks
 from isomerge.merging.recipe_data import data_uses, measures_of
 from isomerge.merging.vocabulary.from_recipe import require_same_ids
 
-AFTERWARDS = ("name", "dtype", "out_dtype", "tokenizer", "chat_template", "repair")
+AFTERWARDS = ("name", "dtype", "out_dtype", "tokenizer", "chat_template", "repair", "layer_scale")
 """Keys of a recipe that neither alignment nor the runs over data look at."""
 
 

@@ -20,8 +20,13 @@ NEEDED: dict[str, Any] = {"nearswap": {"t": 0.5}}
 ALSO: dict[str, list[dict[str, Any]]] = {
     "breadcrumbs": [{"density": 0.6, "gamma": 0.1}, {"density": 0.95, "gamma": 0.2, "paper": True}],
     "breadcrumbs_ties": [{"density": 0.6, "gamma": 0.1, "rescale": True}],
+    "ace": [{"threshold": 0.0}],
     "consensus_ties": [{"density": 0.5, "normalize": True}, {"elect": False}],
+    "core_space": [{"inner": "task_arithmetic"}],
+    "emr": [{"lambda": 0.5}],
     "karcher": [{"max_iter": 3}],
+    "knots": [{"density": 0.4}, {"inner": "tsv"}],
+    "localize_and_stitch": [{"density": 0.4}],
     "model_stock": [{"filter_wise": True}],
     "multislerp": [{"normalize_weights": False}],
     "nuslerp": [{"nuslerp_flatten": False}, {"nuslerp_flatten": False, "nuslerp_row_wise": True}],
@@ -55,8 +60,9 @@ def merge(
 ) -> Tensor:
     """The merged tensor; a base that the method does not know is left out."""
     option_tensors: dict[str, list[TensorSource]] = {}
-    if name == "regmean":
-        option_tensors = {"statistics": [gram(model) for model in models] if models[0].dim() > 1 else []}
+    if name in ("regmean", "esm"):
+        alike = name == "esm"  # which looks at each input of each model, so that they cannot change places
+        option_tensors = {"statistics": [gram(model, alike) for model in models] if models[0].dim() > 1 else []}
     if name in IMPORTANCE:
         weights = importance or [torch.ones_like(model) for model in [*models, models[0]]]
         option_tensors = {"importance": [InMemory(w) for w in weights[:-1]], "base_importance": [InMemory(weights[-1])]}
@@ -79,10 +85,11 @@ def merge(
     return torch.cat([piece.reshape(-1) for piece in pieces]).reshape(group.shape)
 
 
-def gram(model: Tensor) -> TensorSource:
-    """As if every model had seen the same data, whose inputs do not go together."""
+def gram(model: Tensor, alike: bool = False) -> TensorSource:
+    """As if every model had seen the same data, whose inputs do not go together; `alike`: and are all as large."""
     inputs = model[0].numel() if len(model) else model.flatten(1).shape[1]
     product = torch.diag(torch.arange(1.0, inputs + 1.0, dtype=torch.float64))
+    product = torch.eye(inputs, dtype=torch.float64) if alike else product
     return GramSource(100, False, "a Gram matrix", lambda: product, lambda: product.sum(0))
 
 

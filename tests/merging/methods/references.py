@@ -279,6 +279,7 @@ def consensus_ties(
     tall_lambda: float = 0.4,
     elect: bool = True,
     normalize: bool = False,
+    task: int | None = None,
     lambda_: float = 1.0,
 ) -> Array:
     T = trimmed(W - B, density)
@@ -288,7 +289,29 @@ def consensus_ties(
         merged = np.average(T, axis=0, weights=column(weight, len(T)).ravel())
         merged = merged if normalize else merged * column(weight, len(T)).sum()
     tall = np.abs(W - B) >= tall_lambda * np.abs(merged - (W - B))
+    if task is not None:
+        return B + lambda_ * merged * tall[task - 1]
     return B + lambda_ * merged * (tall.sum(0) >= k)
+
+
+def emr(W: Array, B: Array, task: int | None = None, lambda_: float = 1.0) -> Array:
+    T = W - B
+    elected = np.zeros_like(B)
+    for place in np.ndindex(B.shape):
+        votes = T[(slice(None), *place)]
+        elected[place] = votes.max() if votes.sum() > 0 else votes.min()
+    if task is None:
+        return B + lambda_ * elected
+    own = T[task - 1]
+    masked = np.where(own * elected > 0, elected, 0)
+    return B + lambda_ * masked * np.abs(own).mean() / np.abs(masked).mean()
+
+
+def localize_and_stitch(W: Array, B: Array, density: Any = 0.05, lambda_: float = 1.0) -> Array:
+    T = trimmed(W - B, density)
+    masks = (T != 0).astype(float)
+    shares = masks / np.maximum(masks.sum(0), 1)
+    return B + lambda_ * (shares * T).sum(0)
 
 
 def pcb(W: Array, B: Array, ratio: float = 0.1, lambda_: float = 1.0) -> Array:
@@ -383,7 +406,8 @@ def ortho_merge(W: Array, B: Array, lambda_: float = 1.0) -> Array:
     if B.shape[0] > B.shape[1]:
         return ortho_merge(W.transpose(0, 2, 1), B.T, lambda_).T
     one = np.eye(len(B))
-    R = [kabsch(w @ B.T) for w in W]
+    products = [w @ B.T for w in W]
+    R = [kabsch(product / np.linalg.norm(product) + 1e-9 * one) for product in products]  # held at none by so much
     A = [(r - one) @ np.linalg.inv(r + one) for r in R]
     turn = np.mean([np.linalg.norm(a) for a in A]) * sum(A) / np.linalg.norm(sum(A))
     residual = np.mean([w - r @ B for w, r in zip(W, R, strict=True)], axis=0)
@@ -398,6 +422,53 @@ def kabsch(matrix: Array) -> Array:
 
 def thin(matrix: Array) -> tuple[Array, Array, Array]:
     return np.linalg.svd(matrix, full_matrices=False)
+
+
+def ace(
+    W: Array, B: Array, epsilon: float = 0.01, threshold: float = 0.3, share: float = 0.3, lambda_: float = 1.0
+) -> Array:
+    T, one = W - B, np.eye(B.shape[1])
+    sizes = [np.trace(t.T @ t) for t in T]
+    uneven = np.var(np.log(sizes), ddof=1) / np.mean(np.log(sizes)) ** 2 > threshold
+    left, right, raw, regular = np.zeros_like(B), np.zeros_like(one), [], []
+    for t in T:
+        centred = t - np.ones((len(t), 1)) @ t.mean(0, keepdims=True)
+        S = centred.T @ centred
+        raw.append(S / np.trace(S) if uneven else S)
+        regular.append(raw[-1] + epsilon * one / (np.trace(S) if uneven else 1))
+        left, right = left + centred @ regular[-1], right + regular[-1]
+    row = sum(raw).sum(0) / B.shape[1] / (np.mean(sizes) if uneven else 1)
+    merged = left @ np.linalg.inv(right + np.outer(np.ones(B.shape[1]), row))
+    if uneven:
+        u, s, v = thin(merged + sum(t @ (S - right / len(T)) for t, S in zip(T, raw, strict=True)))
+        k = int(len(s) * share)
+        merged = merged + s[:k].mean() * u[:, :k] @ v[:k]
+    return B + lambda_ * merged
+
+
+def knots(
+    W: Array, B: Array, inner: str = "ties", weight: Any = 1.0, density: Any = 1.0, lambda_: float = 1.0
+) -> Array:
+    T = W - B
+    u, s, v = thin(np.hstack(list(T)))
+    cores = np.stack(np.split(np.diag(s) @ v, len(T), axis=1))
+    return B + lambda_ * u @ merged_cores(inner, cores, weight, density)
+
+
+def core_space(
+    W: Array, B: Array, inner: str = "ties", weight: Any = 1.0, density: Any = 1.0, lambda_: float = 1.0
+) -> Array:
+    T = W - B
+    parts = [thin(t) for t in T]
+    left = thin(np.hstack([u @ np.diag(s**0.5) for u, s, _ in parts]))[0]
+    right = thin(np.vstack([np.diag(s**0.5) @ v for _, s, v in parts]))[2]
+    cores = np.stack([left.T @ t @ right.T for t in T])
+    return B + lambda_ * left @ merged_cores(inner, cores, weight, density) @ right
+
+
+def merged_cores(inner: str, cores: Array, weight: Any, density: Any) -> Array:
+    options = {"weight": weight} | ({"density": density} if inner == "ties" else {})
+    return globals()[inner](cores, np.zeros_like(cores[0]), **(options if inner not in ("tsv", "iso_c") else {}))
 
 
 def wudi(W: Array, B: Array, normalize: bool = True, lambda_: float = 1.0) -> Array:

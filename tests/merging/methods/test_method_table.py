@@ -22,6 +22,9 @@ ALL_THE_WAY: dict[str, dict[str, Any]] = {
 }
 NOT_ITSELF = {
     "arcee_fusion": "takes over the outliers of the changes only",
+    "ace": "shrinks towards no change, and takes the mean row away",
+    "esm": "makes the kept directions of the change equally strong",
+    "localize_and_stitch": "keeps the strongest changes only",
     "pcb": "keeps the strongest tenth of the changes only",
     "dc_merge": "makes the kept directions of the change equally strong",
     "iso_c": "makes all directions of the change equally strong",

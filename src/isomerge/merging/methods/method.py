@@ -62,6 +62,8 @@ class Option:
     help: str
     nullable: bool = False
     share: bool = False
+    choices: tuple[str, ...] = ()
+    """The words it may be, if it is no name of a file."""
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -74,6 +76,8 @@ class Option:
             return f"'{self.name}' is a share between 0 and 1, and is {value}"
         if self.name in NOT_NEGATIVE and isinstance(value, (int, float)) and value < 0:
             return f"'{self.name}' must not be negative, and is {value}"
+        if self.choices and isinstance(value, str) and value not in self.choices:
+            return f"'{self.name}' must be one of {', '.join(self.choices)}, and is '{value}'"
         return None
 
     @property
@@ -185,13 +189,14 @@ def read_options(function: Callable[..., Any], document: str) -> tuple[Option, .
             hint, share = typing.get_args(hint)[0], True
         if PER_MODEL in getattr(hint, "__metadata__", ()):
             hint, per_model = typing.get_args(typing.get_args(hint)[0])[0], True
-        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
+        choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+        kinds = [str] if choices else [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
         default: Any = REQUIRED if parameter.default is inspect.Parameter.empty else parameter.default
         if per_model and default is not REQUIRED:
             (default,) = default  # what `each` wrapped
         key = parameter.name.removesuffix("_")
         nullable = type(None) in typing.get_args(hint)
-        options.append(Option(key, kinds[0], per_model, default, described[key], nullable, share))
+        options.append(Option(key, kinds[0], per_model, default, described[key], nullable, share, choices))
     return tuple(options)
 
 

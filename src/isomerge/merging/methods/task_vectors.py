@@ -8,12 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from isomerge.merging.methods.method import OptionError
 from isomerge.merging.run.rows import Combine, RowBlock
 
 
 def task_vectors(block: RowBlock) -> Tensor:
     """(models, rows, …): what each model added to the base, in new memory that may be overwritten."""
     return block.tensors.clone() if block.base is None else block.tensors - block.base
+
+
+def task_index(task: int, models: int, name: str) -> int:
+    """Its place in the list of models."""
+    if not 1 <= task <= models:
+        raise OptionError(f"{name} has {models} models and no model {task}: 'task' counts them from 1.", "task")
+    return task - 1
 
 
 @dataclass(frozen=True)

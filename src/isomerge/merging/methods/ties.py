@@ -7,7 +7,7 @@ from torch import Tensor
 
 from isomerge.merging.methods.method import PerModel, each, method
 from isomerge.merging.methods.pruning import largest
-from isomerge.merging.methods.task_vectors import add_agreeing, agreeing, onto_base, task_vectors
+from isomerge.merging.methods.task_vectors import add_agreeing, agreeing, onto_base, task_index, task_vectors
 from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
 
 
@@ -49,12 +49,13 @@ def consensus_ties(
     tall_lambda: float = 0.4,
     elect: bool = True,
     normalize: bool = False,
+    task: int | None = None,
     lambda_: float = 1.0,
 ) -> Combine:
     """Merge task vectors and keep the weights that at least k tasks need, by their TALL masks.
 
     Task t needs a weight where |τ_t| ≥ λ_tall |τ − τ_t|, τ being the merged task vector. With fewer than k models, all
-    of them must need it.
+    of them must need it. With `task`, those that this task needs: its model, written again from the merged vector.
 
     Options:
         weight: how much of each task vector
@@ -63,10 +64,12 @@ def consensus_ties(
         tall_lambda: how large a task's own change must be beside what the others add
         elect: elect signs as in TIES; otherwise add all, as in task arithmetic
         normalize: divide by the weights of the models merged
+        task: which task's weights are kept, counted from 1; none is those of at least k tasks
         lambda: how much of the merged task vector is added to the base
     """
     pruned = largest(group, density)
-    needed = min(k, group.models)
+    tasks = range(group.models) if task is None else [task_index(task, group.models, "consensus_ties")]
+    needed = min(k, len(tasks))
 
     def combine(block: RowBlock) -> Tensor:
         vectors = pruned.vectors(block)
@@ -76,8 +79,8 @@ def consensus_ties(
             merged = vectors.mul_(block.like(weight)).sum(dim=0)
             if normalize and abs(sum(weight)) >= 1e-8:
                 merged.div_(sum(weight))
-        votes = torch.zeros_like(merged)
-        for vector in task_vectors(block):
+        votes, own = torch.zeros_like(merged), task_vectors(block)
+        for vector in (own[each_task] for each_task in tasks):
             votes += vector.abs() >= (merged - vector).abs_().mul_(tall_lambda)
         return onto_base(block, merged.mul_((votes >= needed).to(merged.dtype)).mul_(lambda_))
 

@@ -123,7 +123,7 @@ def stand_ins(method: Method, shape: Sequence[int], models: int) -> dict[str, li
     sources: dict[str, list[TensorSource]] = {}
     width = shape[-1]
     for option in method.options:
-        if option.kind is not str:
+        if option.kind is not str or option.choices:
             continue
         count = models if option.per_model else 1
         if option.name in gram_options(method.function):

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from isomerge.checkpoint.dtypes import parse_dtype
+from isomerge.choices import LayerScale
 from isomerge.merging.recipe.document import as_data, dump
 from isomerge.merging.recipe.entries import walk
 from isomerge.merging.recipe.fields import (
@@ -197,6 +198,9 @@ class Recipe(Definition):
     chat_template: Text | None = Field(None, description="auto, the name of a known template, or a Jinja template.")
     align: Annotated[AlignSettings | None, BeforeValidator(read_switch)] = Field(
         None, description="Align the models first: true, or what to align and how."
+    )
+    layer_scale: LayerScale | None = Field(
+        None, description="Scale each model's change in each layer before merging: larv, by what the weights say of it."
     )
     data: DataEntry | None = Field(None, description="Data to run the models on: a path, or a path and how to read it.")
     calibrate: CalibrateSettings | None = Field(None, description="How models are measured on the data.")

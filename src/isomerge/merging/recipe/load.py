@@ -221,6 +221,7 @@ def recipe_of(
     data: Any = None,
     calibrate: Mapping[str, Any] | None = None,
     repair: bool | Mapping[str, Any] = False,
+    layer_scale: str | None = None,
     seed: int = 0,
     name: str | None = None,
 ) -> Recipe:
@@ -268,6 +269,7 @@ def recipe_of(
         "models": entries, "parameters": shared or None, "dtype": dtype, "out_dtype": out_dtype,
         "chat_template": chat_template,
         "align": align, "data": data, "calibrate": calibrate, "repair": repair, "seed": seed,
+        "layer_scale": layer_scale,
         "tokenizer": {"source": tokenizer} if isinstance(tokenizer, str) else tokenizer,
     }  # fmt: skip
     (recipe,) = load_recipe({key: value for key, value in content.items() if value is not None})

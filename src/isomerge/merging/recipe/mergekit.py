@@ -66,7 +66,7 @@ def mergekit_yaml(recipe: Recipe) -> str | None:
 
 
 def _in_mergekit(recipe: Recipe, data: dict[str, Any]) -> bool:
-    ours = (recipe.align, recipe.data, recipe.repair)
+    ours = (recipe.align, recipe.data, recipe.repair, recipe.layer_scale)
     if any(one is not None for one in ours) or recipe.seed or recipe.merge_method not in MERGEKIT:
         return False
     method = ALL_METHODS[recipe.merge_method]

@@ -34,6 +34,11 @@ def check_method(data: dict[str, Any], places: Places, problems: Problems) -> No
     method = ALL_METHODS[name]
     _check_options(method, data, places, problems)
     _check_models(method, data, places, problems)
+    if data.get("layer_scale") is not None and method.base != "required":
+        text = (
+            f"'layer_scale' scales what models add to a base, and {name} merges models without one; see task_arithmetic"
+        )
+        problems.add(places, ("layer_scale",), text)
     check_data(method, data, places, problems)
 
 

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from isomerge.engine import Engine, Threads
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.merging.methods import Method
 from isomerge.merging.regression import one_shortage_warning
+from isomerge.merging.run.layer_scales import LayerScales
 from isomerge.merging.run.rows import FirstRows, TensorGroup, TensorSource, spans
 from isomerge.merging.run.sources import InputHashes, Stored
 
@@ -43,6 +44,8 @@ class Job:
     device: str = "cpu"
     longest: TensorSource | None = None
     """Of tables of different length, which `sources` hold as far as all go: the one whose other rows follow."""
+    layer_scales: LayerScales | None = None
+    """By how much each model's change is scaled before it is merged."""
 
     @property
     def merged_shape(self) -> tuple[int, ...]:
@@ -65,8 +68,9 @@ class Job:
             yield from self._copied()
             return
         group = TensorGroup(
-            self.name, self.sources, self.base, option_tensors=self.option_tensors, seed=self.seed, device=self.device
-        )
+            self.name, self.sources, self.base, option_tensors=self.option_tensors, seed=self.seed, device=self.device,
+            scales=self.layer_scales.of(self.name) if self.layer_scales is not None else (),
+        )  # fmt: skip
         try:
             combine = self.method(group, **self.options)
             for block in group.blocks():
@@ -130,6 +134,13 @@ class Job:
             self.release()
         empty = torch.empty(0, dtype=self.info.dtype)
         return (torch.cat(parts) if parts else empty).reshape(self.info.shape)
+
+
+def scaled_by_layer(jobs: Sequence[Job], device: str) -> list[Job]:
+    """The same jobs, with every model's change scaled by what LARV makes of its layer."""
+    matrices = {job.name: (job.sources, job.base) for job in jobs if job.base is not None and job.method is not None}
+    scales = LayerScales(matrices, device)
+    return [replace(job, layer_scales=scales) if job.name in matrices else job for job in jobs]
 
 
 def _unwrapped(sources: Iterable[TensorSource]) -> list[TensorSource]:

@@ -62,7 +62,7 @@ class TensorFiles:
         chosen = METHODS[plan.method]
         for option in chosen.options:
             value = plan.options.get(option.name)
-            if option.kind is not str or value is None or value == [None] * len(plan.inputs):
+            if option.kind is not str or option.choices or value is None or value == [None] * len(plan.inputs):
                 continue
             names = [given.tensor for given in plan.inputs] if option.per_model else [_name(plan)]
             files = value if option.per_model else [value]

@@ -81,6 +81,17 @@ class GramSource:
         return self.read()[start:stop]
 
 
+class LowRankUpdate:
+    """A matrix left @ right that is only formed in the rows that are asked for."""
+
+    def __init__(self, left: Tensor, right: Tensor, label: str) -> None:
+        self.left, self.right, self.label = left, right, label
+        self.info = TensorInfo((left.shape[0], right.shape[1]), left.dtype)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.left[start:stop] @ self.right
+
+
 def gram_option(name: str) -> Callable[[Callable[..., Combine]], Callable[..., Combine]]:
     """Declare that an option of a method names files of Gram matrices (one per linear map, found by the weight's name)
     and not of tensors like the model's. The group has them under `grams`, with an empty list where the files have
@@ -142,10 +153,13 @@ class TensorGroup:
         seed: int = 0,
         device: str = "cpu",
         block_elements: int = BLOCK_ELEMENTS,
+        scales: Sequence[float] = (),
     ) -> None:
         """`name` is the output tensor's; with `seed` it names the random numbers of this tensor. `option_tensors` has,
-        for each option that names files of tensors, this tensor from each of them; Gram matrices become `grams`."""
+        for each option that names files of tensors, this tensor from each of them; Gram matrices become `grams`. With
+        `scales`, one for each model, the models are as far from the base as these say."""
         self.name, self.seed, self.device = name, seed, device
+        self._scales = list(scales)
         self._sources, self._base = list(sources), base
         given = dict(option_tensors or {})
         self.grams = {
@@ -176,6 +190,12 @@ class TensorGroup:
     def elements(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def factors(self) -> list[tuple[Tensor, Tensor]]:
+        """(out, r) and (r, in) of every model, if all are products of two, as the updates of adapters are."""
+        found = [(source.left, source.right) for source in self._sources if isinstance(source, LowRankUpdate)]
+        return found if len(found) == len(self._sources) else []
+
     def blocks(self) -> Iterator[RowBlock]:
         """All rows, in order. An empty tensor has no block."""
         for start, stop, _ in spans(self.shape, self._block_elements):
@@ -204,6 +224,9 @@ class TensorGroup:
             base = torch.empty(shape, dtype=self.dtype, device=self.device)
             base.copy_(self._base.rows(start, stop).reshape(shape))
         self._require_finite(start, stop, tensors, base)
+        if self._scales and base is not None:
+            column = torch.tensor(self._scales, dtype=self.dtype, device=self.device)
+            tensors.sub_(base).mul_(column.reshape(-1, *[1] * base.dim())).add_(base)
         option_tensors = {
             name: torch.stack([s.rows(start, stop).reshape(shape).to(self.device, self.dtype) for s in sources])
             for name, sources in self.option_tensors.items()
