@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from isomerge.errors import did_you_mean
 from isomerge.merging.methods.block_sums import mixture
 from isomerge.merging.methods.method import OptionError, PerModel, each, method
 from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
@@ -120,19 +121,45 @@ def geometric(group: TensorGroup, *, decay: float = 0.5) -> Combine:
     return _weighted([decay ** (group.models - 1 - i) for i in range(group.models)])
 
 
+WSM_CURVES: dict[str, Callable[[float, float], float]] = {
+    "power": lambda u, power: 1 - u**power,
+    "cosine": lambda u, power: (1 + math.cos(math.pi * u)) / 2,
+}
+
+
 @method(reference="https://arxiv.org/abs/2507.17634")
-def wsm(group: TensorGroup, *, power: float = 0.5) -> Combine:
+def wsm(
+    group: TensorGroup, *, power: float = 0.5, curve: str = "power", rate: PerModel[float | None] = each(None)
+) -> Combine:
     """Warm up, stay, merge: what a decay of the learning rate over the checkpoints would have given.
 
-    Scaling the j-th step between K checkpoints by w_j = 1 − (j / K)^p is the mean Σ c_j W_j with c_j = w_j − w_{j+1}.
+    Scaling the j-th step between K checkpoints by w_j is the mean Σ c_j W_j with c_j = w_j − w_{j+1}, w_0 = 1 and
+    w_K = 0. Between them w_j = 1 − u^p or (1 + cos πu) / 2 at u = j / K, or what `rate` says.
 
     Options:
         power: how the rate falls: 1 in a straight line, which is the plain mean; 0.5 fast at first, as 1 − √u
-    """
+        curve: power, cosine
+        rate: any other curve: the learning rate of the step that led to each checkpoint, that of the first being the run's own
+    """  # noqa: E501
     if not 0 < power < math.inf:
         raise OptionError(f"a power of {power} is no decay; it is above 0.", "power")
-    rates = [1 - (j / group.models) ** power for j in range(group.models + 1)]
-    return mixture([rate - later for rate, later in itertools.pairwise(rates)])
+    if curve not in WSM_CURVES:
+        raise OptionError(f"'{curve}' is not a curve of wsm. {did_you_mean(curve, WSM_CURVES)}", "curve")
+    given = _falling(rate)
+    rates = given or [WSM_CURVES[curve](j / group.models, power) for j in range(group.models)]
+    return mixture([own - later for own, later in itertools.pairwise([*rates, 0.0])])
+
+
+def _falling(rates: Sequence[float | None]) -> list[float]:
+    """As shares of the first; nothing where none is given."""
+    if all(rate is None for rate in rates):
+        return []
+    known = [rate for rate in rates if rate is not None]
+    if len(known) < len(rates) or known != sorted(known, reverse=True) or not 0 <= known[-1] <= known[0] < math.inf:
+        raise OptionError(f"the rates {rates} of wsm are no decay. Give every model one, none above the last.", "rate")
+    if known[0] == 0:
+        raise OptionError("the first rate of wsm is the run's own learning rate, and not 0.", "rate")
+    return [rate / known[0] for rate in known]
 
 
 def _weighted(weights: Sequence[float]) -> Combine:

@@ -1,0 +1,64 @@
+"""Lookahead in a real Trainer against the rule written out in numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isomerge.errors import RequestError
+from isomerge.training import Lookahead
+from training.runs import Watch, arrays, assert_near, train
+
+
+def test_every_k_steps_the_model_is_set_back_to_the_slow_weights(tmp_path: Path) -> None:
+    before, after = Watch(), Watch()
+    model = train(tmp_path, before, Lookahead(every=3, share=0.4), after, steps=11)
+    slow = before.begin
+    for step in range(1, 12):
+        if step % 3:
+            assert_near(after.after[step - 1], before.after[step - 1], 0)
+            continue
+        fast = before.after[step - 1]
+        slow = {name: slow[name] + 0.4 * (fast[name] - slow[name]) for name in slow}
+        assert_near(after.after[step - 1], slow)
+    assert_near(arrays(model), slow)  # step 9's: the two steps after it are left out
+
+
+def test_a_share_of_one_is_the_optimiser_alone(tmp_path: Path) -> None:
+    plain = train(tmp_path / "plain", steps=4)
+    assert_near(arrays(train(tmp_path / "same", Lookahead(every=2, share=1.0), steps=4)), arrays(plain), 0)
+
+
+def test_a_second_run_begins_with_its_own_weights(tmp_path: Path) -> None:
+    callback = Lookahead(every=2)
+    first = train(tmp_path / "first", callback, steps=4)
+    assert_near(arrays(train(tmp_path / "second", callback, steps=4)), arrays(first), 0)
+
+
+@pytest.mark.slow
+def test_a_run_resumed_at_a_multiple_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    from training.runs import small_model
+
+    draw = torch.Generator().manual_seed(0)
+    examples = [{"input_ids": torch.randint(0, 30, (6,), generator=draw), "labels": torch.tensor(1)} for _ in range(24)]
+    ended = []
+    for resume in (False, True):
+        settings = TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=4, max_steps=8, learning_rate=1e-2, report_to=[],
+            use_cpu=True, disable_tqdm=True, logging_strategy="no", save_strategy="steps", save_steps=4,
+        )  # fmt: skip
+        trainer = Trainer(small_model(), settings, train_dataset=examples, callbacks=[Lookahead(every=4)])
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4") if resume else None)
+        ended.append(arrays(trainer.model))
+    assert_near(ended[1], ended[0])
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(RequestError, match="share=0"):
+        Lookahead(share=0.0)
+    with pytest.raises(RequestError, match="every=0"):
+        Lookahead(every=0)
