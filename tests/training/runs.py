@@ -39,9 +39,9 @@ class Watch(TrainerCallback):
         self.after.append(arrays(kwargs["model"]))
 
 
-def train(
+def trainer(
     folder: Path, *callbacks: TrainerCallback, seed: int = 0, steps: int = 12, rate: float = 1e-2, **arguments: Any
-) -> BertForSequenceClassification:
+) -> Trainer:
     """`steps` of AdamW at a constant rate."""
     model = small_model(seed)
     draw = torch.Generator().manual_seed(seed)
@@ -53,8 +53,13 @@ def train(
         use_cpu=True, disable_tqdm=True, logging_strategy="no", lr_scheduler_type="constant",
         **{"save_strategy": "no", **arguments},
     )  # fmt: skip
-    Trainer(model, settings, train_dataset=examples, eval_dataset=examples[:8], callbacks=list(callbacks)).train()
-    return model
+    return Trainer(model, settings, train_dataset=examples, eval_dataset=examples[:8], callbacks=list(callbacks))
+
+
+def train(folder: Path, *callbacks: TrainerCallback, **settings: Any) -> BertForSequenceClassification:
+    made = trainer(folder, *callbacks, **settings)
+    made.train()
+    return made.model  # type: ignore[return-value]
 
 
 def assert_near(found: Weights, expected: Weights, tolerance: float = 1e-6) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from isomerge.errors import RequestError
 from isomerge.training import Lookahead
-from training.runs import Watch, arrays, assert_near, train
+from training.runs import Watch, arrays, assert_near, train, trainer
 
 
 def test_every_k_steps_the_model_is_set_back_to_the_slow_weights(tmp_path: Path) -> None:
@@ -38,22 +38,11 @@ def test_a_second_run_begins_with_its_own_weights(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_resumed_at_a_multiple_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
-    import torch
-    from transformers import Trainer, TrainingArguments
-
-    from training.runs import small_model
-
-    draw = torch.Generator().manual_seed(0)
-    examples = [{"input_ids": torch.randint(0, 30, (6,), generator=draw), "labels": torch.tensor(1)} for _ in range(24)]
     ended = []
-    for resume in (False, True):
-        settings = TrainingArguments(
-            output_dir=str(tmp_path), per_device_train_batch_size=4, max_steps=8, learning_rate=1e-2, report_to=[],
-            use_cpu=True, disable_tqdm=True, logging_strategy="no", save_strategy="steps", save_steps=4,
-        )  # fmt: skip
-        trainer = Trainer(small_model(), settings, train_dataset=examples, callbacks=[Lookahead(every=4)])
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4") if resume else None)
-        ended.append(arrays(trainer.model))
+    for resume in (None, str(tmp_path / "checkpoint-4")):
+        made = trainer(tmp_path, Lookahead(every=4), steps=8, save_strategy="steps", save_steps=4)
+        made.train(resume_from_checkpoint=resume)
+        ended.append(arrays(made.model))
     assert_near(ended[1], ended[0])
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +14,29 @@ from safetensors.torch import load_file, save_file
 
 from isomerge.errors import CheckpointError, RequestError
 from isomerge.training import PopulationAverage, hierarchical_average
-from training.runs import Watch, Weights, arrays, assert_near, small_model, train
+from training.runs import Watch, Weights, arrays, assert_near, small_model, train, trainer
 
 
 def side_by_side(folder: Path, callbacks: Callable[[str], list[Any]], names: str = "abc", steps: int = 9) -> list[Any]:
-    """Members of different seeds in threads of this process: what watched each before and after its callbacks."""
+    """Members of different seeds in threads of this process: what watched each before and after its callbacks.
+
+    The Trainers are made one after the other: accelerate, on which they rest, resets what all of them share."""
     watched = {name: (Watch(), Watch()) for name in names}
-    failed: list[BaseException] = []
-
-    def member(name: str) -> None:
-        before, after = watched[name]
-        try:
-            train(folder / f"run-{name}", before, *callbacks(name), after, seed=ord(name), steps=steps)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=member, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-    return [watched[name] for name in names]
+    made = [
+        trainer(folder / f"run-{name}", before, *callbacks(name), after, seed=ord(name), steps=steps)
+        for name, (before, after) in watched.items()
+    ]
+    with ThreadPoolExecutor(len(made)) as pool:
+        for done in [pool.submit(one.train) for one in made]:
+            done.result()
+    return list(watched.values())
 
 
 def mean(weights: list[Weights]) -> Weights:
     return {name: np.mean([own[name] for own in weights], 0) for name in weights[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pull", [0.25, 1.0])
 def test_every_n_steps_each_member_is_drawn_to_the_mean_of_all(pull: float, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
@@ -60,6 +54,7 @@ def test_every_n_steps_each_member_is_drawn_to_the_mean_of_all(pull: float, tmp_
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_hwa_is_the_mean_over_time_of_the_means_over_members(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     runs = side_by_side(

@@ -37,8 +37,12 @@ RUNS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:ValidationWindow found no minimum")
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize(("optimum", "overfit"), [(3, 2), (2, 4), (4, 1)])
+@pytest.mark.parametrize(
+    ("optimum", "overfit"),
+    [(3, 2), pytest.param(2, 4, marks=pytest.mark.slow), pytest.param(4, 1, marks=pytest.mark.slow)],
+)
 def test_the_average_is_that_of_every_step_in_the_window(run: str, optimum: int, overfit: int, tmp_path: Path) -> None:
     losses, watch = Losses(RUNS[run]), Watch()
     callback = ValidationWindow(optimum=optimum, overfit=overfit, tolerance=1.2, load=True)

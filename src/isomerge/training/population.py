@@ -7,7 +7,8 @@ data, other augmentation or other settings; at the end their mean is the model t
 affordable: they stay close enough to average, and differ enough for it to be worth it.
 
 The weights go through a folder: FOLDER/MEMBER/step-N.safetensors, written aside and then renamed, so that no member
-ever reads half a file. Members are processes on one or several machines, or threads of one process.
+ever reads half a file. Members are processes on one or several machines. Threads of one process work, too, if their
+Trainers are made before any starts: accelerate, on which the Trainer rests, resets what all of them share.
 """
 
 from __future__ import annotations

@@ -117,15 +117,15 @@ def test_swad_refuses_a_window_that_may_miss_its_minimum() -> None:
 
 
 # --- twa --------------------------------------------------------------------------------------------------------------
-def by_hand(steps: int, rate: float, momentum: float = 0.9) -> np.ndarray:
-    """W ← W − η P Pᵀ v with P of the QR decomposition of all weights, in float64, with the stock class's gradients."""
+def by_hand(steps: int, rate: float) -> np.ndarray:
+    """W ← W − η P Pᵀ g with P of the QR decomposition of all weights, in float64, with the stock class's gradients."""
     W = np.stack([flat(folder) for folder in run()[:3]], 1)
     P = np.linalg.qr(W)[0]
     module = loaded(run()[0])
     shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
     x, read = W.mean(1), batches() * steps
     length = rate * np.sqrt(np.mean(np.sum((W - x[:, None]) ** 2, 0)))
-    speed, first = np.zeros(P.shape[1]), None
+    squares = 0.0
     for step in range(steps):
         place = torch.tensor(x, requires_grad=True)
         pieces = place.split([shape.numel() for shape in shapes.values()])
@@ -133,9 +133,8 @@ def by_hand(steps: int, rate: float, momentum: float = 0.9) -> np.ndarray:
         pixels, labels = read[step]
         loss = cross_entropy(functional_call(module, parts, kwargs={"pixel_values": pixels}).logits, labels)
         gradient = P.T @ torch.autograd.grad(loss, place)[0].numpy()
-        first = first or np.linalg.norm(gradient)
-        speed = momentum * speed + gradient
-        x = x - length / first * (1 + math.cos(math.pi * step / steps)) / 2 * (P @ speed)
+        squares += gradient @ gradient
+        x = x - length / np.sqrt(squares) * (P @ gradient)
     return x
 
 

@@ -3,7 +3,8 @@
     min_a L(Σ_k a_k W_k) by gradient descent in the span of the checkpoints: W ← W − η P Pᵀ ∇L(W)
 
 P is an orthonormal basis of the span, so that a step does not depend on how alike the checkpoints are; it is found from
-their Gram matrix G = Wᵀ W = U Λ Uᵀ as P = W U Λ^(−1/2), which is never formed. It starts from the plain mean.
+their Gram matrix G = Wᵀ W = U Λ Uᵀ as P = W U Λ^(−1/2), which is never formed. It starts from the plain mean, whose
+gradient may be near zero: so η is divided by the norm of all gradients so far (AdaGrad-Norm, arXiv 1806.01811).
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.running.passes import DataPass, examples_in
 from isomerge.running.stock import require_runnable
 
-MOMENTUM = 0.9
 SAME = 1e-12
 """Directions of the span that are smaller than this, as a share of the largest (squared), are rounding."""
 
@@ -54,12 +54,12 @@ def twa(inputs: MergeInputs, *, steps: int = 100, rate: float = 0.1) -> MergedWe
     changes = aligned.config_changes if aligned else {}
     plan = aligned.plan if aligned else first.tensors
     require_runnable(first)
-    span = Span(models, {**first.config, **changes}, inputs.device)
+    span = CheckpointSpan(models, {**first.config, **changes}, inputs.device)
     (data,) = inputs.data
     batches = data.passes(first, labels=True, device=inputs.device)
     reading = DataPass(batches, dtype=torch.float32, limit=data.settings.limit, hashed=False)
     mean = torch.full((len(models),), 1 / len(models), dtype=torch.float64)
-    trained = Descent(span, reading, inputs).run(steps, rate, mean)
+    trained = SpanDescent(span, reading, inputs).run(steps, rate, mean)
     before, after = span.loss_on(reading, mean), span.loss_on(reading, trained)
     coefficients = trained if after < before else mean
     state = {name: _mixed(models, name, coefficients.tolist()) for name in plan}
@@ -73,7 +73,7 @@ def twa(inputs: MergeInputs, *, steps: int = 100, rate: float = 0.1) -> MergedWe
     return MergedWeights(state, plan, changes, aligned.record if aligned else None, notes, record)
 
 
-class Span:
+class CheckpointSpan:
     """Models that are weighted sums of checkpoints, as functions of the coefficients."""
 
     def __init__(self, models: Sequence[Checkpoint], config: Mapping[str, Any], device: str) -> None:
@@ -111,25 +111,23 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Descent:
-    """Gradient steps with momentum in an orthonormal basis; their length falls along a cosine."""
+class SpanDescent:
+    """Gradient steps in an orthonormal basis, the first of length `rate` × the spread of the checkpoints."""
 
-    span: Span
+    span: CheckpointSpan
     reading: DataPass
     inputs: MergeInputs
 
     def run(self, steps: int, rate: float, start: Tensor) -> Tensor:
         """The coefficients at the end."""
-        basis, size = self.span.basis(), rate * self.span.spread()
+        basis, size, squares = self.span.basis(), rate * self.span.spread(), 0.0
         place = basis.T @ self.span.gram @ start
-        speed, first = torch.zeros_like(place), 0.0
         batches = itertools.chain.from_iterable(itertools.repeat(self.reading))
-        for step, batch in enumerate(itertools.islice(batches, steps)):
+        for step, batch in enumerate(itertools.islice(batches, steps), start=1):
             gradient = self._gradient(basis, place, batch)
-            first = first or float(gradient.norm()) or 1.0
-            speed = MOMENTUM * speed + gradient
-            place = place - size / first * 0.5 * (1 + math.cos(math.pi * step / steps)) * speed
-            self.inputs.report(step + 1, steps, "training coefficients")
+            squares += float(gradient.square().sum())
+            place = place - size / (math.sqrt(squares) or 1.0) * gradient
+            self.inputs.report(step, steps, "training coefficients")
         return basis @ place
 
     def _gradient(self, basis: Tensor, place: Tensor, batch: Batch) -> Tensor:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from isomerge.errors import did_you_mean
 from isomerge.merging.methods.block_sums import mixture
 from isomerge.merging.methods.method import OptionError, PerModel, each, method
 from isomerge.merging.run.rows import Combine, RowBlock, TensorGroup
@@ -121,32 +120,26 @@ def geometric(group: TensorGroup, *, decay: float = 0.5) -> Combine:
     return _weighted([decay ** (group.models - 1 - i) for i in range(group.models)])
 
 
-WSM_CURVES: dict[str, Callable[[float, float], float]] = {
-    "power": lambda u, power: 1 - u**power,
-    "cosine": lambda u, power: (1 + math.cos(math.pi * u)) / 2,
-}
-
-
 @method(reference="https://arxiv.org/abs/2507.17634")
 def wsm(
-    group: TensorGroup, *, power: float = 0.5, curve: str = "power", rate: PerModel[float | None] = each(None)
+    group: TensorGroup, *, power: float = 0.5, cosine: bool = False, rate: PerModel[float | None] = each(None)
 ) -> Combine:
     """Warm up, stay, merge: what a decay of the learning rate over the checkpoints would have given.
 
     Scaling the j-th step between K checkpoints by w_j is the mean Σ c_j W_j with c_j = w_j − w_{j+1}, w_0 = 1 and
-    w_K = 0. Between them w_j = 1 − u^p or (1 + cos πu) / 2 at u = j / K, or what `rate` says.
+    w_K = 0. Between them, at u = j / K, w_j is 1 − u^p or (1 + cos πu) / 2, or it is given.
 
     Options:
         power: how the rate falls: 1 in a straight line, which is the plain mean; 0.5 fast at first, as 1 − √u
-        curve: power, cosine
-        rate: any other curve: the learning rate of the step that led to each checkpoint, that of the first being the run's own
+        cosine: the rate falls along half a cosine instead
+        rate: any other decay: the learning rate that the step to each checkpoint would have had; of the first, the run's
     """  # noqa: E501
     if not 0 < power < math.inf:
         raise OptionError(f"a power of {power} is no decay; it is above 0.", "power")
-    if curve not in WSM_CURVES:
-        raise OptionError(f"'{curve}' is not a curve of wsm. {did_you_mean(curve, WSM_CURVES)}", "curve")
-    given = _falling(rate)
-    rates = given or [WSM_CURVES[curve](j / group.models, power) for j in range(group.models)]
+    rates = _falling(rate) or [
+        (1 + math.cos(math.pi * u)) / 2 if cosine else 1 - u**power
+        for u in (place / group.models for place in range(group.models))
+    ]
     return mixture([own - later for own, later in itertools.pairwise([*rates, 0.0])])
 
 
