@@ -51,7 +51,7 @@ def trainer(
     models: Models, folder: Path, seed: int, *callbacks: Any, order: int = 0, schedule: str = "constant", decay: int = 0
 ) -> Any:
     """A stock Trainer that writes a checkpoint and evaluates after every epoch."""
-    from transformers import Trainer, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainingArguments
 
     data = Images(models, 1000 * seed + order)
     held_out = [
@@ -65,9 +65,11 @@ def trainer(
         save_strategy="steps", save_steps=data.steps, save_only_model=True, eval_strategy="steps",
         eval_steps=data.steps, logging_strategy="no", disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
-    return Trainer(
+    made = Trainer(
         new_model(100 * seed), settings, train_dataset=data, eval_dataset=held_out, callbacks=list(callbacks)
     )
+    made.remove_callback(PrinterCallback)
+    return made
 
 
 def train(*run: Any, **how: Any) -> Path:
