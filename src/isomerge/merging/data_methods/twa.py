@@ -89,7 +89,8 @@ class CheckpointSpan:
         """C = U Λ^(−1/2), (checkpoints, directions): coefficients of orthonormal directions."""
         sizes, vectors = torch.linalg.eigh(self.gram)
         kept = sizes > SAME * sizes[-1]
-        return vectors[:, kept] / sizes[kept].sqrt()
+        found: Tensor = vectors[:, kept] / sizes[kept].sqrt()
+        return found
 
     def spread(self) -> float:
         """The root mean square distance of the checkpoints from their mean."""
