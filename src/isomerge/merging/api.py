@@ -74,12 +74,12 @@ def merge(
     `tokenizer` matches tokens by their text: "union", "base", a model whose tokenizer the result gets, or a mapping as
     in recipes. Without it, models that give tokens different ids are refused; "rows" merges them row by row.
 
-    `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options; a
-    `scale` of numbers is the option of `swag` or `passthrough`.
-    `dtype` is the dtype of the output (by default that of the inputs), `seed` the seed of methods that draw random
-    numbers. `engine="ray"` computes on the cluster at `address` (see docs/cluster.md), with the same bytes. `resume`
-    names the folder that `save` will be given: what is solved before that (an alignment, the layers
-    of reconstruct) is kept there, and the same call, made again after a kill, goes on from it.
+    `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options.
+    (A `scale` of numbers is the option of `swag` and `passthrough`.) `dtype` is the dtype of the output (by default that
+    of the inputs), `seed` the seed of methods that draw random numbers. `engine="ray"` computes on the cluster at
+    `address` (see docs/cluster.md), with the same bytes. `resume` names the folder that `save` will be given: what is
+    solved before that (an alignment, the layers of reconstruct) is kept there, and the same call, made again after a
+    kill, goes on from it.
 
     >>> merged = isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5)
     >>> written = merged.save("merged")
