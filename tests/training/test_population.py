@@ -94,6 +94,20 @@ def test_a_member_that_crashed_writes_its_later_steps_again(tmp_path: Path) -> N
     assert_near({key: tensor.double().numpy() for key, tensor in found.items()}, before.after[3])
 
 
+def test_a_member_that_is_behind_takes_the_earliest_later_weights_of_the_others(tmp_path: Path) -> None:
+    """As after a crash: the others wait for it further on, and keep their last two."""
+    (tmp_path / "b").mkdir()
+    for step, value in ((6, 1.0), (8, 5.0)):
+        ahead = {name: torch.full_like(tensor, value) for name, tensor in small_model().state_dict().items()}
+        save_file(ahead, tmp_path / "b" / f"step-{step:09d}.safetensors")
+    before, after = Watch(), Watch()
+    callback = PopulationAverage(tmp_path, "a", 2, every=4, pull=1.0)
+    train(tmp_path / "run", before, callback, after, steps=8)
+    for step, value in ((4, 1.0), (8, 5.0)):
+        own = before.after[step - 1]
+        assert_near(after.after[step - 1], {name: (own[name] + value) / 2 for name in own})
+
+
 def test_members_that_do_not_come_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     callback = PopulationAverage(tmp_path / "shared", "a", 2, every=2, wait=0.1)
     with pytest.raises(CheckpointError, match=r"only a of 2 members have reached step 2\. Start the others"):

@@ -75,8 +75,8 @@ def merge(
     in recipes. Without it, models that give tokens different ids are refused; "rows" merges them row by row.
 
     `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options.
-    (A `scale` of numbers is the option of `swag` and `passthrough`.) `dtype` is the dtype of the output (by default that
-    of the inputs), `seed` the seed of methods that draw random numbers. `engine="ray"` computes on the cluster at
+    (A `scale` of numbers is the option of `swag` and `passthrough`.) `dtype` is the dtype of the output, by default
+    that of the inputs, `seed` the seed of methods that draw random numbers. `engine="ray"` computes on the cluster at
     `address` (see docs/cluster.md), with the same bytes. `resume` names the folder that `save` will be given: what is
     solved before that (an alignment, the layers of reconstruct) is kept there, and the same call, made again after a
     kill, goes on from it.

@@ -39,7 +39,8 @@ class PopulationAverage(TrainerCallback):
     `folder` is the same for all members, `member` the name of this one, `members` how many there are. Each waits up to
     `wait` seconds until all have reached its step, so that the result does not depend on their speed. With `wait=0`
     it takes the latest weights of those that have written any. A member that crashed is started again from its last
-    Trainer checkpoint; the others wait for it. One process per member.
+    Trainer checkpoint; the others wait for it, and where they are ahead it takes the earliest later weights they still
+    have. Every population needs a folder of its own; every member is one process.
     """
 
     def __init__(
@@ -83,13 +84,21 @@ class PopulationAverage(TrainerCallback):
     def _share(self, model: Any, step: int) -> None:
         own = weights_of(model)
         self._write(own, step)
-        # In the order of names, so that the mean is rounded alike for every member.
-        mean = RunningMean()
-        for path in self._latest() if self.wait == 0 else self._all_at(step):
-            mean.add(self._read(path, own))
-        put_weights(model, {name: tensor.lerp(mean.weights[name], self.pull) for name, tensor in own.items()})
+        mean = self._mean(step, own)
+        put_weights(model, {name: tensor.lerp(mean[name], self.pull) for name, tensor in own.items()})
         for _, path in sorted(self._written(self.member))[:-KEPT]:
             path.unlink()
+
+    def _mean(self, step: int, own: Weights) -> Weights:
+        """In the order of names, so that it is rounded alike for every member."""
+        while True:
+            mean = RunningMean()
+            try:
+                for path in self._latest() if self.wait == 0 else self._all_at(step):
+                    mean.add(self._read(path, own))
+            except FileNotFoundError:
+                continue  # its member has written newer ones since
+            return mean.weights
 
     # --- files --------------------------------------------------------------------------------------------------------
     def _write(self, weights: Weights, step: int) -> None:
@@ -125,24 +134,26 @@ class PopulationAverage(TrainerCallback):
             with contextlib.suppress(ValueError):
                 yield int(path.stem.removeprefix("step-")), path
 
+    def _homes(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir() if path.is_dir())
+
     def _latest(self) -> list[Path]:
         """The last file of every member that has one."""
-        homes = sorted(path.name for path in self.folder.iterdir() if path.is_dir())
-        files = [max(self._written(home), default=None) for home in homes]
-        return [file[1] for file in files if file is not None]
+        return [max(files)[1] for home in self._homes() if (files := list(self._written(home)))]
 
     def _all_at(self, step: int) -> list[Path]:
-        """The files of all members for a step, once they are there."""
+        """The files of all members for a step, or the earliest after it, once they are there."""
         deadline = time.monotonic() + self.wait
         while True:
-            there = sorted(self.folder.glob(f"*/{_name(step)}"))
+            reached = [[file for file in self._written(home) if file[0] >= step] for home in self._homes()]
+            there = [min(files)[1] for files in reached if files]
             if len(there) == self.members:
                 return there
-            names = sorted(path.parent.name for path in there)
+            names = [path.parent.name for path in there]
             if len(there) > self.members:
                 raise RequestError(
                     f"Averaging a population of {self.members} in {self.folder}: {', '.join(names)} are there. Give "
-                    "every population a folder of its own."
+                    "every population a folder of its own, and every member the same `members`."
                 )
             if time.monotonic() > deadline:
                 raise CheckpointError(
