@@ -30,6 +30,14 @@ def test_a_share_of_one_is_the_optimiser_alone(tmp_path: Path) -> None:
     assert_near(arrays(train(tmp_path / "same", Lookahead(every=2, share=1.0), steps=4)), arrays(plain), 0)
 
 
+def test_the_best_model_that_the_trainer_loads_at_the_end_stays(tmp_path: Path) -> None:
+    when = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 2, "eval_steps": 2}
+    made = trainer(tmp_path, Lookahead(every=2), steps=6, load_best_model_at_end=True, **when)
+    made.train()
+    best = type(made.model).from_pretrained(made.state.best_model_checkpoint)
+    assert_near(arrays(made.model), arrays(best), 0)
+
+
 def test_a_second_run_begins_with_its_own_weights(tmp_path: Path) -> None:
     callback = Lookahead(every=2)
     first = train(tmp_path / "first", callback, steps=4)

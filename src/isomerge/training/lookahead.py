@@ -19,9 +19,10 @@ from isomerge.training.weights import Weights, put_weights, weights_of
 class Lookahead(TrainerCallback):
     """Every `every` steps moves slow weights a `share` of the way to the model's, and sets the model back to them.
 
-    The optimiser's own state goes on unchanged. At the end the model has the slow weights, which are those to use. A
-    run that is resumed from a checkpoint goes on with its weights as slow weights: save every multiple of `every`
-    steps, where the two are the same. One more copy of the weights is in memory, on the CPU.
+    The optimiser's own state goes on unchanged. At the end the model has the slow weights, which are those to use
+    (with `load_best_model_at_end` those of that checkpoint). A run that is resumed from a checkpoint goes on with its
+    weights as slow weights: save every multiple of `every` steps, where the two are the same. One more copy of the
+    weights is in memory, on the CPU.
     """
 
     def __init__(self, *, every: int = 5, share: float = 0.5) -> None:
@@ -41,4 +42,5 @@ class Lookahead(TrainerCallback):
             put_weights(kwargs["model"], self._slow)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        put_weights(kwargs["model"], self._slow)
+        if not args.load_best_model_at_end:  # the Trainer has loaded that by now
+            put_weights(kwargs["model"], self._slow)

@@ -24,7 +24,8 @@ class ValidationWindow(TrainerCallback):
     The window is chosen among evaluations of the Trainer (`eval_strategy="steps"`) by `metric`, a loss: it starts at
     the first that is the least of `optimum` and ends before the least of `overfit` is above `tolerance` times their
     mean. With an evaluation goes the mean of the steps since the one before it. `load` puts the average into the
-    model at the end. Up to `optimum` or `overfit` + 2 copies of the weights are in memory, in float32 on the CPU.
+    model at the end. A resumed run chooses a window of its own. Up to `optimum` or `overfit` + 2 copies of the
+    weights are in memory, in float32 on the CPU.
     """
 
     def __init__(
