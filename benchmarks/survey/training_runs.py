@@ -1,9 +1,13 @@
 """Averages along a training run
 
 One run of 30 epochs at a constant learning rate, stored after every epoch; averages of its last ten checkpoints or of
-its steps; and, as control, the same run with a learning rate that decays. Callbacks act in runs of their own, with the
-same images in the same order. Populations have three members from one initialisation that see other orders of the
-images; they cost three times as much training. The validation images choose where something is chosen.
+its steps; and, as control, the same run with a learning rate that decays. Lookahead has a run of its own, with the same
+images in the same order. Populations have three members from one initialisation that see other orders of the images;
+they cost three times as much training. The validation images choose where something is chosen.
+
+When to use it: after a constant learning rate any mean of the last checkpoints is worth a decay (2 to 3 points above
+the last checkpoint), and which mean makes no difference that three seeds show. Choosing the window on validation or
+averaging predictions lowers the loss a little. A population gains half a point more, for three times the training.
 """
 
 from __future__ import annotations
