@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import isomerge
 from isomerge.checkpoint import Checkpoint, TensorInfo, open_checkpoint, write_checkpoint
@@ -109,3 +110,14 @@ def test_wrong_types_of_recipes_and_state_dicts_are_refused_by_name() -> None:
         isomerge.plan({}, threads="2")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="models must be"):
         isomerge.merge_state_dicts({"w": torch.ones(1)})  # type: ignore[arg-type]
+
+
+def test_a_scale_of_numbers_is_the_option_of_the_method(models: list[Path]) -> None:
+    """`scale` without numbers is that of the alignment."""
+    first, second = (load_file(folder / "model.safetensors") for folder in models[:2])
+    mean = isomerge.merge(models[:2], method="swag", scale=0.0).state_dict()
+    assert all(torch.equal(mean[name], (first[name] + second[name]) / 2) for name in mean)
+    half = isomerge.merge(models[:1], method="passthrough", scale=[0.5]).state_dict()
+    assert all(torch.equal(half[name], first[name] / 2) for name in half)
+    with pytest.raises(RequestError, match="'scale' is not an option of linear"):
+        isomerge.merge(models[:2], scale=0.5)

@@ -97,6 +97,8 @@ def whole(rows: dict[str, str]) -> Results:
         if row in ("vit-image", "bert-token"):
             for label, options in SOUPS.items():
                 yield f"greedy_soup/{name}/{label}", lambda r=row, o=options: soup(r, **o)
+            yield f"swad/{name}", lambda r=row: of_run(r, method="swad", optimum=1, overfit=1)
+            yield f"twa/{name}", lambda r=row: of_run(r, method="twa", steps=4)
 
 
 def singles() -> Results:
@@ -176,6 +178,11 @@ def soup(row: str, **options: Any) -> dict[str, Any]:
     chosen = [models.index(name) for name in record["chosen"]]
     scores = [one["score"] for one in record["scores"]]
     return {"tensors": found.state_dict(), "score": record["score"], "scores": scores, "chosen": chosen}
+
+
+def of_run(row: str, **options: Any) -> Any:
+    models = tuned(row, 3, spread=0.4)
+    return isomerge.merge(models, data=batches(row, size=40), threads=1, **options).state_dict()
 
 
 @cache

@@ -44,7 +44,7 @@ def merge(
     config: Mapping[str, Any] | None = None,
     align: bool | Mapping[str, Any] = False,
     level: str = "full",
-    scale: bool | None = None,
+    scale: bool | float | Sequence[float] | None = None,
     sweeps: int = 15,
     data: Any = None,
     calibrate: Mapping[str, Any] | None = None,
@@ -79,10 +79,11 @@ def merge(
     in recipes. Without it, models that give tokens different ids are refused; "rows" merges them row by row.
 
     `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options.
-    `dtype` is the dtype of the output (by default that of the inputs), `seed` the seed of methods that draw random
-    numbers. `engine="ray"` computes on the cluster at `address` (see docs/cluster.md), with the same bytes. `resume`
-    names the folder that `save` will be given: what is solved before that (an alignment, the layers
-    of reconstruct) is kept there, and the same call, made again after a kill, goes on from it.
+    (A `scale` of numbers is the option of `swag` and `passthrough`.) `dtype` is the dtype of the output, by default
+    that of the inputs, `seed` the seed of methods that draw random numbers. `engine="ray"` computes on the cluster at
+    `address` (see docs/cluster.md), with the same bytes. `resume` names the folder that `save` will be given: what is
+    solved before that (an alignment, the layers of reconstruct) is kept there, and the same call, made again after a
+    kill, goes on from it.
 
     >>> merged = isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5)
     >>> written = merged.save("merged")
@@ -90,7 +91,7 @@ def merge(
     progress = callback(progress)
     _check_arguments(
         models, weights, method=(method, str), align=(align, bool, Mapping), level=(level, str),
-        scale=(scale, bool, None), sweeps=(sweeps, int), calibrate=(calibrate, Mapping, None),
+        scale=(scale, bool, float, list, tuple, None), sweeps=(sweeps, int), calibrate=(calibrate, Mapping, None),
         repair=(repair, bool, Mapping), layer_scale=(layer_scale, str, None),
         tokenizer=(tokenizer, str, os.PathLike, Mapping, None), dtype=(dtype, str, torch.dtype, None),
         seed=(seed, int), resume=(resume, str, os.PathLike, None),
@@ -103,6 +104,8 @@ def merge(
     models, base = (every, None) if base is None else (every[:-1], every[-1])
     if not models:
         raise RequestError("Merging: models is empty. Name at least two models, or one with an adapter on top.")
+    if scale is not None and not isinstance(scale, bool):
+        options, scale = {"scale": scale, **options}, None
     if weights is not None and "weight" in options:
         raise RequestError("Merging: weights and weight mean the same. Leave one of them out.")
     if weights is not None:

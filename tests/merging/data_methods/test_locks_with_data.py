@@ -27,6 +27,8 @@ FORMS: dict[str, list[Any]] = {
     "fisher": ["--method", "fisher", "--fisher", "empirical", "--limit", 60],
     "linear": ["--align", "--evidence", "mix", "--repair"],
     "greedy_soup": ["--method", "greedy_soup"],
+    "swad": ["--method", "swad", "--optimum", 1],
+    "twa": ["--method", "twa", "--steps", 3],
 }
 
 

@@ -360,9 +360,13 @@ def iso_cts(W: Array, B: Array, common: float = 0.8, lambda_: float = 1.0) -> Ar
     return B + lambda_ * np.hstack(S).mean() * procrustes(np.hstack(U)) @ procrustes(np.hstack(V)).T
 
 
-def wsm(W: Array, B: Array, power: float = 0.5) -> Array:
+def wsm(W: Array, B: Array, power: float = 0.5, cosine: bool = False, rate: Any = None) -> Array:
     """Step by step: from the first checkpoint on, each step scaled by the rate that the decay would have had."""
-    return W[0] + sum((1 - (j / len(W)) ** power) * (W[j] - W[j - 1]) for j in range(1, len(W)))
+    u = np.arange(len(W)) / len(W)
+    rates = np.cos(np.pi * u / 2) ** 2 if cosine else 1 - u**power
+    if rate is not None:
+        rates = np.array(rate) / rate[0]
+    return W[0] + sum(rates[j] * (W[j] - W[j - 1]) for j in range(1, len(W)))
 
 
 def geometric_median(W: Array, B: Array, weight: Any = 1.0) -> Array:

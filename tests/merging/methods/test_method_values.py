@@ -75,7 +75,7 @@ TRIED: dict[str, list[dict[str, Any]]] = {
     "core_space": [{}, {"weight": W3, "density": D3}, {"inner": "dare_ties", "weight": W3}, {"inner": "tsv"}],
     "ortho_merge": [{}, {"lambda": 0.5}],
     "geometric_median": [{}, {"weight": W3}],
-    "wsm": [{}, {"power": 1.0}, {"power": 2.0}],
+    "wsm": [{}, {"power": 1.0}, {"power": 2.0}, {"cosine": True}, {"rate": [3e-4, 2e-4, 5e-5]}],
 }
 SAME_FORMULA = {"paint": "wise_ft", "tail_average": "sma", "sma": "tail", "della_linear": "dare_linear"}
 ELSEWHERE = {
@@ -189,6 +189,11 @@ def test_frozen_tensors_keep_every_bit() -> None:
         ("consensus_ties", {"task": 0}, "no model 0"),
         ("knots", {"inner": "tie"}, "must be one of task_arithmetic"),
         ("core_space", {"inner": "tsv", "density": 0.5}, "has no density"),
+        ("wsm", {"power": 0.0}, "above 0"),
+        ("wsm", {"rate": [1.0, 0.5, 0.6]}, "no decay"),
+        ("wsm", {"rate": [1.0, 0.5, -0.1]}, "no decay"),
+        ("wsm", {"rate": [1.0, None, 0.5]}, "no decay"),
+        ("wsm", {"rate": 0.0}, "not 0"),
     ],
 )
 def test_a_wrong_option_is_a_wrong_request(name: str, options: dict[str, Any], message: str) -> None:
@@ -262,3 +267,11 @@ def test_a_model_far_away_moves_the_geometric_median_no_further() -> None:
     *models, _ = tensors((6, 5), 3, torch.float64)
     far, farther = (merge("geometric_median", [*models, models[0] + shift * torch.eye(6, 5)]) for shift in (1e3, 1e6))
     assert (far - farther).norm() < 0.01 < (models[0] - models[1]).norm()
+
+
+def test_decays_at_their_extremes_are_known_averages() -> None:
+    """A straight line is the plain mean, a rate that stays the last checkpoint, one that falls at once the first."""
+    models = tensors((6, 5), 3, torch.float64)[:3]
+    torch.testing.assert_close(merge("wsm", models, power=1.0), sum(models) / 3)
+    torch.testing.assert_close(merge("wsm", models, rate=2e-5), models[-1])
+    torch.testing.assert_close(merge("wsm", models, rate=[1.0, 0.0, 0.0]), models[0])

@@ -121,18 +121,38 @@ def geometric(group: TensorGroup, *, decay: float = 0.5) -> Combine:
 
 
 @method(reference="https://arxiv.org/abs/2507.17634")
-def wsm(group: TensorGroup, *, power: float = 0.5) -> Combine:
+def wsm(
+    group: TensorGroup, *, power: float = 0.5, cosine: bool = False, rate: PerModel[float | None] = each(None)
+) -> Combine:
     """Warm up, stay, merge: what a decay of the learning rate over the checkpoints would have given.
 
-    Scaling the j-th step between K checkpoints by w_j = 1 − (j / K)^p is the mean Σ c_j W_j with c_j = w_j − w_{j+1}.
+    Scaling the j-th step between K checkpoints by w_j is the mean Σ c_j W_j with c_j = w_j − w_{j+1}, w_0 = 1 and
+    w_K = 0. Between them, at u = j / K, w_j is 1 − u^p or (1 + cos πu) / 2, or it is given.
 
     Options:
         power: how the rate falls: 1 in a straight line, which is the plain mean; 0.5 fast at first, as 1 − √u
-    """
+        cosine: the rate falls along half a cosine instead
+        rate: any other decay: the learning rate that the step to each checkpoint would have had; of the first, the run's
+    """  # noqa: E501
     if not 0 < power < math.inf:
         raise OptionError(f"a power of {power} is no decay; it is above 0.", "power")
-    rates = [1 - (j / group.models) ** power for j in range(group.models + 1)]
-    return mixture([rate - later for rate, later in itertools.pairwise(rates)])
+    rates = _falling(rate) or [
+        (1 + math.cos(math.pi * u)) / 2 if cosine else 1 - u**power
+        for u in (place / group.models for place in range(group.models))
+    ]
+    return mixture([own - later for own, later in itertools.pairwise([*rates, 0.0])])
+
+
+def _falling(rates: Sequence[float | None]) -> list[float]:
+    """As shares of the first; nothing where none is given."""
+    if all(rate is None for rate in rates):
+        return []
+    known = [rate for rate in rates if rate is not None]
+    if len(known) < len(rates) or known != sorted(known, reverse=True) or not 0 <= known[-1] <= known[0] < math.inf:
+        raise OptionError(f"the rates {rates} of wsm are no decay. Give every model one, none above the last.", "rate")
+    if known[0] == 0:
+        raise OptionError("the first rate of wsm is the run's own learning rate, and not 0.", "rate")
+    return [rate / known[0] for rate in known]
 
 
 def _weighted(weights: Sequence[float]) -> Combine:

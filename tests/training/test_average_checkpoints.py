@@ -7,25 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import BertForSequenceClassification
 
 from isomerge.errors import RequestError
 from isomerge.training import AverageCheckpoints
+from training.runs import train
 
-
-def train(folder: Path, *callbacks: AverageCheckpoints) -> BertForSequenceClassification:
-    torch.manual_seed(0)
-    config = BertConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=30, num_labels=2
-    )
-    model = BertForSequenceClassification(config)
-    examples = [{"input_ids": torch.randint(0, 30, (6,)), "labels": torch.tensor(i % 2)} for i in range(24)]
-    arguments = TrainingArguments(
-        output_dir=str(folder), per_device_train_batch_size=4, num_train_epochs=2, save_strategy="steps", save_steps=3,
-        learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True, logging_strategy="no",
-    )  # fmt: skip
-    Trainer(model, arguments, train_dataset=examples, callbacks=list(callbacks)).train()
-    return model
+SAVES = {"save_strategy": "steps", "save_steps": 3}
 
 
 def saved(folder: Path) -> list[dict[str, torch.Tensor]]:
@@ -44,7 +32,7 @@ def weights(kind: str, count: int) -> list[float]:
 @pytest.mark.parametrize("kind", ["swa", "ema", "lawa"])
 def test_the_average_is_that_of_the_checkpoints_on_disk(kind: str, tmp_path: Path) -> None:
     callback = AverageCheckpoints(kind, decay=0.9, window=2)
-    train(tmp_path, callback)
+    train(tmp_path, callback, **SAVES)
     states = saved(tmp_path)
     assert callback.count == len(states) == 4
     found = load_file(tmp_path / "averaged" / "model.safetensors")
@@ -57,7 +45,7 @@ def test_the_average_is_that_of_the_checkpoints_on_disk(kind: str, tmp_path: Pat
 
 def test_every_start_out_and_load(tmp_path: Path) -> None:
     callback = AverageCheckpoints("swa", every=2, start=0.5, out=tmp_path / "mean", load=True)
-    model = train(tmp_path / "run", callback)
+    model = train(tmp_path / "run", callback, **SAVES)
     assert callback.count == 4  # steps 6, 8, 10 and 12 of 12
     found = load_file(tmp_path / "mean" / "model.safetensors")
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in found.items())
@@ -66,8 +54,8 @@ def test_every_start_out_and_load(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_second_run_has_an_average_of_its_own(tmp_path: Path) -> None:
     callback = AverageCheckpoints("swa")
-    train(tmp_path / "first", callback)
-    train(tmp_path / "second", callback)
+    train(tmp_path / "first", callback, **SAVES)
+    train(tmp_path / "second", callback, **SAVES)
     assert callback.count == 4
     first, second = (load_file(tmp_path / run / "averaged" / "model.safetensors") for run in ("first", "second"))
     assert all(torch.equal(first[name], tensor) for name, tensor in second.items()), "the runs are the same"
@@ -75,7 +63,7 @@ def test_a_second_run_has_an_average_of_its_own(tmp_path: Path) -> None:
 
 def test_nothing_to_average_is_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="nothing to average, so nothing is written: there were 12 steps"):
-        train(tmp_path, AverageCheckpoints("swa", every=100))
+        train(tmp_path, AverageCheckpoints("swa", every=100), **SAVES)
     assert not (tmp_path / "averaged").exists()
 
 

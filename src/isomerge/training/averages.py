@@ -1,8 +1,4 @@
-"""Averages of a training run, taken while it runs: a callback for transformers' Trainer.
-
-from isomerge.training import AverageCheckpoints
-Trainer(…, callbacks=[AverageCheckpoints("swa", start=0.5)]).train()        # writes output_dir/averaged
-"""
+"""Averages of a training run, taken while it runs: SWA, EMA and LAWA."""
 
 from __future__ import annotations
 
