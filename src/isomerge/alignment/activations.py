@@ -21,7 +21,7 @@ from torch import Tensor
 from isomerge.alignment.evidence import Block, Pair, add_blocks, of_one_root, weight_bounds
 from isomerge.alignment.units import Unit
 from isomerge.arguments import require_choice
-from isomerge.calibration.cross import CrossMoments, cross_statistics
+from isomerge.calibration.cross import MOST_NATS, CrossMoments, cross_statistics
 from isomerge.calibration.sites import Site
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import Progress
@@ -113,7 +113,7 @@ class ActivationRequest:
         """Inside heads only the covariance means something: bases and biases are free there."""
         groups = [architecture.spaces[s] for s in site.spaces]
         discrete = all(g.reorders or not g.movable for g in groups)
-        fits = {"correlation": discrete, "l2": len(groups) == 1, "covariance": True}[self.measure]
+        fits = {"correlation": discrete, "information": discrete, "l2": len(groups) == 1, "covariance": True}[self.measure]
         return self.measure if fits else "covariance"
 
     def _look(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> SeenSites:
@@ -218,6 +218,8 @@ class Activations:
 def measured(moments: CrossMoments, measure: str) -> Tensor:
     if measure == "l2":
         return moments.cross / moments.count
+    if measure == "information":
+        return moments.information()
     return moments.correlation() if measure == "correlation" else moments.covariance()
 
 
@@ -225,6 +227,8 @@ def normalised(moments: CrossMoments, measure: str) -> Tensor:
     """… divided by what equal activations would have, so that every layer counts the same."""
     if measure == "correlation":
         return moments.correlation() / len(moments.sum_a)
+    if measure == "information":
+        return moments.information() / (len(moments.sum_a) * MOST_NATS)
     sizes = []
     for total, squares in ((moments.sum_b, moments.squares_b), (moments.sum_a, moments.squares_a)):
         mean = 0 if measure == "l2" else (total / moments.count).square()

@@ -38,8 +38,8 @@ def nearest_to_mean(checkpoints: list[Checkpoint]) -> int:
 
 
 def solve_universe(
-    checkpoints: list[Checkpoint], scope: Scope, *, run: Run, sweeps: int, budget: int, device: str,
-    tick: Tick = no_tick,
+    checkpoints: list[Checkpoint], scope: Scope, *, run: Run, sweeps: int, solver: str, budget: int,
+    device: str, tick: Tick = no_tick,
 ) -> tuple[int, list[Alignment]]:  # fmt: skip
     """Every model to one common mean. Returns the model whose gauge they are written in, and an alignment each.
 
@@ -47,7 +47,8 @@ def solve_universe(
     """
     medoid = nearest_to_mean(checkpoints)
     rest = [c for k, c in enumerate(checkpoints) if k != medoid]
-    options: dict[str, Any] = {"run": run, "sweeps": sweeps, "budget": budget, "device": device, "tick": tick}
+    options: dict[str, Any] = {"run": run, "sweeps": sweeps, "solver": solver, "tick": tick}
+    options |= {"budget": budget, "device": device}
     others = solve_to_anchor(rest, checkpoints[medoid], scope, **options)
     anchor = others[0].anchor
     if anchor is not None and all(not s.transform.elements for s in others):  # siblings: the mean is the plain one
@@ -56,7 +57,7 @@ def solve_universe(
     models = describe_all(checkpoints, scope, rotates_the_stream(scope), device)
     sides = prepare_all(models, scope, run, budget)
     names = {n: lay for n, lay in models[0].layouts.items() if all(n in m.layouts for m in models)}
-    transforms = _to_common_mean(sides, medoid, names, run, sweeps, tick)
+    transforms = _to_common_mean(sides, medoid, names, run, sweeps, solver, tick)
     alignments = []
     for side, own in zip(sides, transforms, strict=True):
         total = own
@@ -72,7 +73,7 @@ def solve_universe(
 
 def _to_common_mean(
     sides: list[PreparedModel], medoid: int, names: Mapping[str, Layout], run: Run, sweeps: int,
-    tick: Tick,
+    solver: str, tick: Tick,
 ) -> list[Transform]:  # fmt: skip
     # Sums in an order that depends on the models and not on the list make the result independent of it, to the bit.
     order = sorted(range(len(sides)), key=lambda k: _fingerprint(sides[k], names))
@@ -83,7 +84,7 @@ def _to_common_mean(
         transforms = []
         for side in sides:
             pair = Pair(side.tensor, mean.__getitem__, dict(names), side.model.architecture)
-            transforms.append(Sweeper(pair, run, tick, skip_names=folded).solve(sweeps))
+            transforms.append(Sweeper(pair, run, tick, skip_names=folded, solver=solver).solve(sweeps))
         mean, change, spread = _new_mean(sides, transforms, order, mean, names)
         if best is None or spread < best[0]:
             best = spread, transforms

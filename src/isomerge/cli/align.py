@@ -22,8 +22,10 @@ from isomerge.cli.flags import (
     LearnTowards,
     Level,
     Limit,
+    Measure,
     OutDtype,
     ShardSize,
+    Solver,
     Threads,
     choice,
     option,
@@ -40,7 +42,7 @@ from isomerge.errors import RequestError
 # Flags that change what the run prints or may replace, and not what it computes.
 NOT_RECORDED = ("json", "quiet", "debug", "force", "report", "engine", "address")
 # Settings of the solver, which a stored transform does not use.
-SOLVER_SETTINGS = ("level", "sweeps", "many", "nearest")
+SOLVER_SETTINGS = ("level", "sweeps", "solver", "many", "nearest")
 
 
 @verb(
@@ -61,6 +63,7 @@ def align(
     layers: Annotated[str | None, option("SET", "Only these layers: '0-4,7', 'first 3' or 'last 2'.")] = None,
     only: Annotated[str | None, choice("--only", PARTS, "Only this part.")] = None,
     sweeps: Annotated[int, option("N", "At most this many rounds over all spaces.", min=1)] = 15,
+    solver: Solver = None,
     many: Annotated[
         str, choice("--many", MANY, "Move all models to the anchor, or to a common mean, whatever their order.")
     ] = "anchor",
@@ -73,6 +76,7 @@ def align(
         option("PATH", "Unlabelled images or texts; their activations align the residual stream.", "--data"),
     ] = None,
     evidence: Evidence = None,
+    measure: Measure = None,
     learn: Learn = None,
     learn_towards: LearnTowards = None,
     limit: Limit = None,
@@ -95,7 +99,7 @@ def align(
     """
     models = [source, *([anchor] if anchor else []), *(more or [])]
     _check_request(models, transform, many, nearest)
-    _check_data(data, evidence, learn, learn_towards, limit)
+    _check_data(data, evidence, measure, learn, learn_towards, limit)
     _check_outputs(models, out, anchor, anchor_out, save_transform, transform, many)
     _reserve(models, out, anchor_out, save_transform, force=force)
 
@@ -106,8 +110,9 @@ def align(
     problems: list[str] = []
     with place_of(out, force=force) as place, voice.work() as progress:
         options: dict[str, Any] = {
-            "level": level, "scale": scale, "layers": layers, "only": only, "sweeps": sweeps, "data": data,
-            "evidence": evidence, "limit": limit, "learn": learn or 0,
+            "level": level, "scale": scale, "layers": layers, "only": only, "sweeps": sweeps,
+            "solver": solver or "assignment", "data": data, "evidence": evidence,
+            "measure": measure or "covariance", "limit": limit, "learn": learn or 0,
             "learn_towards": learn_towards or "predictions", "seed": seed, "threads": threads, "engine": engine,
             "address": address, "device": device, "max_memory": max_memory, "progress": progress,
             "resume": place.folder,
@@ -192,7 +197,12 @@ def _check_request(models: list[str], transform: Path | None, many: str, nearest
 
 
 def _check_data(
-    data: Path | None, evidence: str | None, learn: int | None, learn_towards: str | None, limit: int | None
+    data: Path | None,
+    evidence: str | None,
+    measure: str | None,
+    learn: int | None,
+    learn_towards: str | None,
+    limit: int | None,
 ) -> None:
     if data and not data.exists():
         from isomerge.checkpoint.local import broken_link
@@ -201,6 +211,8 @@ def _check_data(
         raise RequestError(f"--data {data}: {why}. Check the path.")
     if not data and evidence in ("activations", "mix"):
         raise RequestError(f"--evidence {evidence} needs data to run the models on. Add --data PATH.")
+    if measure and (not data or evidence == "weights"):
+        raise RequestError("--measure compares activations, and only weights are compared here. Add --data PATH.")
     if not data and learn is not None:
         raise RequestError("--learn needs data to run the models on. Add --data PATH.")
     if learn is None and learn_towards is not None:
