@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 # Alignment.
 Level = Literal["permutation", "rotation", "full"]
 Part = Literal["attention", "ffn", "residual"]
-Many = Literal["anchor", "universe"]
+Many = Literal["anchor", "universe", "cycle"]
 Evidence = Literal["weights", "activations", "mix"]
 Measure = Literal["covariance", "correlation", "information", "l2"]
 Site = Literal["pre", "post"]

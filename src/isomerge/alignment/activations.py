@@ -94,10 +94,12 @@ class ActivationRequest:
         architecture = model.architecture
         blocks: dict[str, list[Block]] = {}
         stream: list[Tensor] = []
+        used: set[str] = set()
         for site, moments in sites:
             if any(s not in architecture.spaces for s in site.spaces):
                 continue
             measure = self._measure(site, architecture)
+            used.add(measure)
             if site.spaces == (RESIDUAL,):
                 value = normalised(moments, measure)
                 stream += [value] if bool(value.any()) else []
@@ -107,6 +109,8 @@ class ActivationRequest:
             blocks.setdefault(architecture.root(site.spaces[0]), []).append(block)
         total = torch.stack(stream).mean(0) if stream else None
         seen = {root: add_blocks(own) for root, own in blocks.items()}
+        if used and self.measure not in used:
+            notes = [*notes, f"covariance decides: measure '{self.measure}' is for spaces that only change their order"]
         return Activations(architecture, words, total, seen, examples, list(notes))
 
     def _measure(self, site: Site, architecture: Architecture) -> str:

@@ -164,8 +164,8 @@ def align_family(
     """Move several models next to each other without changing what they compute.
 
     `many="anchor"` moves all `models` to `anchor`; without one, to the model nearest to their mean, which stays.
-    `many="universe"` moves all of them to a common mean, which does not depend on their order. All other arguments are
-    those of `align`.
+    `many="universe"` moves all of them to a common mean, and `many="cycle"` to each other, so that they lie as near
+    together as can be found; neither depends on their order. All other arguments are those of `align`.
 
     >>> family = isomerge.align_family(["model-b", "model-c"], anchor="model-a")
     >>> written = family.save("aligned")
@@ -203,11 +203,11 @@ def align_family(
     require_device(device)
     if isinstance(models, (str, Path, Mapping)) or not isinstance(models, Sequence):
         raise RequestError("Aligning: models must be a list of models, as in align_family([a, b]).")
-    if many == "universe" and anchor is not None:
-        raise RequestError("Aligning to a common mean: many='universe' has no anchor. Put that model into models.")
-    if many == "universe" and data is not None:
+    if many != "anchor" and anchor is not None:
+        raise RequestError(f"Aligning all models to each other: many='{many}' has no anchor. Put that model into models.")
+    if many != "anchor" and data is not None:
         raise RequestError(
-            "Aligning by activations: many='universe' has no anchor model to run on data. Leave data out, or name an "
+            f"Aligning by activations: many='{many}' has no anchor model to run on data. Leave data out, or name an "
             "anchor.",
             keys=("many", "data"),
         )
@@ -230,8 +230,8 @@ def align_family(
     with kept.unless_it_fails() if kept is not None else nullcontext(), mapping as run:
         options: dict[str, Any] = {"run": run, "sweeps": sweeps, "solver": solver, "budget": budget, "device": device}
         options["tick"] = _ticker(progress)
-        if many == "universe":
-            chosen, alignments = solve_universe(opened, scope, **options)
+        if many != "anchor":
+            chosen, alignments = solve_universe(opened, scope, many=many, **options)
             target = opened[chosen]
         else:
             if data is not None and evidence != "weights":
@@ -292,8 +292,8 @@ def _require_spreadable(engine: Engine, models: Sequence[Checkpoint], many: str,
             require_threads(
                 engine, "Aligning", f"{model.name} is in the memory of this process, and workers read files"
             )
-    if many == "universe":
-        require_threads(engine, "Aligning", "the common mean of many='universe' is in the memory of this process")
+    if many != "anchor":
+        require_threads(engine, "Aligning", f"the common mean of many='{many}' is in the memory of this process")
     if device != "cpu":
         require_threads(engine, "Aligning", f"workers use no accelerator, and device is {device}")
 

@@ -62,7 +62,7 @@ def stream_order(pair: Pair, units: Sequence[Unit], weights: Mapping[str, float]
         to_units, to_stream = moved(source, inside), moved(source, stream)
         one_side = value(moved(by_units, stream)) + value(moved(by_stream, inside))
         there = value(moved(to_stream, inside))
-        step, reached = _best_step(here, one_side, there)
+        step, reached = best_step(here, one_side, there)
         by_units, by_stream = _between(by_units, to_units, step), _between(by_stream, to_stream, step)
         soft = torch.lerp(soft, torch.eye(len(soft), dtype=soft.dtype)[:, order], step)
         rise, here = reached - here, reached
@@ -71,10 +71,10 @@ def stream_order(pair: Pair, units: Sequence[Unit], weights: Mapping[str, float]
     return assign(soft)
 
 
-def _best_step(here: float, one_side: float, there: float) -> tuple[float, float]:
+def best_step(here: float, one_side: float, there: float) -> tuple[float, float]:
     """The best step t in [0, 1], and F there: F is (1 − t)² here + t (1 − t) one_side + t² there on the line.
 
-    >>> _best_step(0.0, 2.0, 0.0), _best_step(0.0, 1.0, 3.0), _best_step(2.0, 1.0, 0.0)
+    >>> best_step(0.0, 2.0, 0.0), best_step(0.0, 1.0, 3.0), best_step(2.0, 1.0, 0.0)
     ((0.5, 0.5), (1.0, 3.0), (0.0, 2.0))
     """
     slope, bend = one_side - 2 * here, here - one_side + there

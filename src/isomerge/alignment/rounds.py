@@ -87,7 +87,7 @@ class Sweeper:
         spaces = self.pair.architecture.spaces
         if not self.stream.movable:
             return Transform(spaces, self._solve_units(self.units, Transform(spaces))[0])
-        self._weights = self._tensor_weights()
+        self._weights = self.tensor_weights()
         sums = self._sums_in_place()
         if self._stream_stays(sums):
             return Transform(spaces, self._solve_units(self.units, Transform(spaces))[0])
@@ -104,7 +104,7 @@ class Sweeper:
 
     def stream_stays(self) -> bool:
         """Whether two models are siblings as far as their residual stream can tell."""
-        self._weights = self._tensor_weights()
+        self._weights = self.tensor_weights()
         return self._stream_stays(self._sums_in_place())
 
     def proved_in_place(self, unit: Unit) -> bool:
@@ -367,7 +367,10 @@ class Sweeper:
         """Embeddings and heads: the stream on one axis, rows without a space on another."""
         return self._own_root(name) is None and len(self.pair.layouts[name].shape) > 1
 
-    def _tensor_weights(self) -> dict[str, float]:
+    def tensor_weights(self) -> dict[str, float]:
+        """What a tensor counts in the objective: the same as all of its unit, if the stream moves."""
+        if not self.stream.movable:
+            return dict.fromkeys(self.names, 1.0)
         sizes = self.run(lambda name: _norms(*self.pair.tensors(name)), self.names)
         blocks: dict[str, float] = {}
         for name, size in zip(self.names, sizes, strict=True):

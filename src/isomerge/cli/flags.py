@@ -143,18 +143,6 @@ Level = Annotated[
         "What may move: units and heads; FFN units and head rotations, as in the paper; every exact symmetry.",
     ),
 ]
-Solver = Annotated[
-    str | None,
-    choice(
-        "--solver",
-        choices.ORDER_SOLVERS,
-        "How the orders of units are found when aligning; see isomerge list solvers. assignment by default, exact.",
-    ),
-]
-Measure = Annotated[
-    str | None,
-    choice("--measure", choices.MEASURES, "How activations are compared, with --data; covariance by default."),
-]
 Evidence = Annotated[
     str | None,
     choice(
@@ -260,7 +248,6 @@ class MergeFlags:
     level: Annotated[str | None, choice("--level", choices.LEVELS, "What may move when aligning; full by default.")] = (
         None
     )
-    solver: Solver = None
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -291,7 +278,6 @@ class DataFlags:
         ),
     ] = None
     evidence: Evidence = None
-    measure: Measure = None
     learn: Learn = None
     learn_towards: LearnTowards = None
     fisher: Annotated[

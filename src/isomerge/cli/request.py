@@ -95,14 +95,12 @@ class MergeRequest:
         options = self.method_options(merging)
         if data.learn_towards is not None and data.learn is None:
             raise RequestError("--learn-towards has no effect without --learn. Add --learn N.")
-        needing = {"--level": merging.level, "--solver": merging.solver, "--evidence": data.evidence}
-        for flag, value in {**needing, "--measure": data.measure, "--learn": data.learn}.items():
+        for flag, value in {"--level": merging.level, "--evidence": data.evidence, "--learn": data.learn}.items():
             if value is not None and not merging.align:
                 raise RequestError(f"{flag} has no effect without --align. Add --align, or leave {flag} out.")
         align: bool | dict[str, Any] = False
         if merging.align:
-            asked = {"solver": merging.solver, "evidence": data.evidence, "measure": data.measure}
-            asked |= {"learn": data.learn, "learn_towards": data.learn_towards}
+            asked = {"evidence": data.evidence, "learn": data.learn, "learn_towards": data.learn_towards}
             align = {"level": merging.level or "full"} | {key: value for key, value in asked.items() if value}
 
         from isomerge.merging.recipe import recipe_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LEAST_ROUNDS = 500
+LEAST_ROUNDS = 200
 ROUNDS_PER_UNIT = 10  # every unit meets every other about so often
 HOTTEST, COLDEST = 0.5, 0.01  # of the scores' deviation
 

@@ -153,7 +153,7 @@ class AlignSettings(Definition):
 
     level: Level = Field("full", description="How much may move.")
     anchor: Reference | None = Field(None, description="The model the others are moved to: base_model, or the first.")
-    many: Many = Field("anchor", description="Move all to the anchor, or to a common mean.")
+    many: Many = Field("anchor", description="Move all to the anchor, to a common mean, or to each other.")
     layers: Annotated[str, BeforeValidator(_read_layers)] | None = Field(None, description='Layers, as in "0-4,7".')
     scale: Switch | None = Field(None, description="Rescale heads too; by default only level full does.")
     sweeps: Count = Field(15, description="At most this many rounds over all spaces.")
