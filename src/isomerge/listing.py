@@ -84,8 +84,7 @@ def _solvers() -> Sequence[SolverEntry]:
         for group, solver in SOLVERS.items()
     ]
     return groups + [
-        SolverEntry(word, way.summary, _name(way.orders), None, None, None)
-        for word, way in ORDER_SOLVERS.items()
+        SolverEntry(word, way.summary, _name(way.orders), None, None, None) for word, way in ORDER_SOLVERS.items()
     ]
 
 

@@ -117,8 +117,8 @@ class ActivationRequest:
         """Inside heads only the covariance means something: bases and biases are free there."""
         groups = [architecture.spaces[s] for s in site.spaces]
         discrete = all(g.reorders or not g.movable for g in groups)
-        fits = {"correlation": discrete, "information": discrete, "l2": len(groups) == 1, "covariance": True}[self.measure]
-        return self.measure if fits else "covariance"
+        fits = {"correlation": discrete, "information": discrete, "l2": len(groups) == 1}
+        return self.measure if fits.get(self.measure, True) else "covariance"
 
     def _look(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> SeenSites:
         architecture = model.architecture

@@ -175,7 +175,8 @@ def align_family(
     require_types(
         level=(level, str), scale=(scale, bool, None), layers=(layers, str, None), only=(only, str, None),
         sweeps=(sweeps, int), solver=(solver, str), evidence=(evidence, str, Mapping, None), measure=(measure, str),
-        site=(site, str), learn=(learn, int), learn_towards=(learn_towards, str), resume=(resume, str, os.PathLike, KeptWork, None),
+        site=(site, str), learn=(learn, int), learn_towards=(learn_towards, str),
+        resume=(resume, str, os.PathLike, KeptWork, None),
     )  # fmt: skip
     require_shared_types(limit=limit, seed=seed, threads=threads, device=device, progress=progress)
     require_choice("many", many, MANY)
@@ -204,7 +205,7 @@ def align_family(
     if isinstance(models, (str, Path, Mapping)) or not isinstance(models, Sequence):
         raise RequestError("Aligning: models must be a list of models, as in align_family([a, b]).")
     if many != "anchor" and anchor is not None:
-        raise RequestError(f"Aligning all models to each other: many='{many}' has no anchor. Put that model into models.")
+        raise RequestError(f"Aligning without an anchor: many='{many}' moves all models. Put that model into models.")
     if many != "anchor" and data is not None:
         raise RequestError(
             f"Aligning by activations: many='{many}' has no anchor model to run on data. Leave data out, or name an "

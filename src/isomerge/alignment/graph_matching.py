@@ -1,8 +1,9 @@
 """Graph matching: the orders of the stream and of all other units at once, as one quadratic assignment.
 
-Two models are two graphs. Their nodes are units, an edge is the weight between a unit of the stream and a hidden unit or
-a unit inside a head, and what a unit has alone (its bias, its column of a table) is its own affinity. The best orders
-maximise F = Σ w ⟨g·B, A⟩ over all tensors, the objective of the sweep. It is quadratic: an edge moves with both ends.
+Two models are two graphs. Their nodes are units, an edge is the weight between a unit of the stream and a hidden unit
+or a unit inside a head, and what a unit has alone (its bias, its column of a table) is its own affinity. The best
+orders maximise F = Σ w ⟨g·B, A⟩ over all tensors, the objective of the sweep. It is quadratic: an edge moves with both
+its ends.
 
 The sweep fixes one end and solves for the other. Here both are relaxed: soft orders in the convex hull of the exact
 ones, which start at the mean of all of them, move towards the exact orders that the gradient of F asks for (one linear

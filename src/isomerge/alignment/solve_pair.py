@@ -223,7 +223,13 @@ def _solve(
     small = source.parameters() < FEWER_DIGITS
     rough = pair if wide or small else replace(pair, source=sides[0].single, anchor=sides[1].single, rough=True)
     sweeper = Sweeper(
-        pair, run, tick, skip_names=folded, device=source.device, solver=solver, activations=activations,
+        pair,
+        run,
+        tick,
+        skip_names=folded,
+        device=source.device,
+        solver=solver,
+        activations=activations,
         rough_pair=rough,
     )
     solved = sweeper.solve(sweeps)

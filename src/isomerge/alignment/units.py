@@ -79,9 +79,7 @@ class Unit:
         group = self.spaces[space]
         if not self.children[space]:
             C, unsigned = _sum(blocks)
-            element, scores = solve(
-                group, C, unsigned, spoil=space == self.root, roughly=roughly, by=self.solver
-            )
+            element, scores = solve(group, C, unsigned, spoil=space == self.root, roughly=roughly, by=self.solver)
             return {space: element}, scores
         direct = [b for b in blocks if b.depth == 1]
         inner = [b for b in blocks if b.depth > 1]

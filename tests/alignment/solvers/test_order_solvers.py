@@ -1,4 +1,4 @@
-"""Soft assignment and annealing against brute force and scipy: they return orders, near the best, the same each time."""
+"""Soft assignment and annealing against brute force and scipy: orders, near the best, the same each time."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,30 +25,22 @@ def annealed_orders(scores: Tensor) -> Tensor:
     References: Kirkpatrick, Gelatt, Vecchi, "Optimization by simulated annealing" (1983); for neural networks Entezari
     et al., "The role of permutation invariance in linear mode connectivity" (2022).
     """
-    table = scores.detach().to("cpu", torch.float64)
+    table = scores.detach().to("cpu", torch.float64).numpy()
     pairs, n, _ = table.shape
-    draw = torch.Generator().manual_seed(0)
-    perm = torch.arange(n).repeat(pairs, 1)
-    reached = _earned(table, perm)
-    best, most = perm.clone(), reached.clone()
-    deviation = table.flatten(1).std(1, correction=0)[:, None]
-    rounds = max(LEAST_ROUNDS, ROUNDS_PER_UNIT * n) if n > 1 else 0
-    cooling = (COLDEST / HOTTEST) ** (1 / max(1, rounds - 1))
-    every = torch.arange(pairs)[:, None]
-    for number in range(rounds):
-        left, right = torch.randperm(n, generator=draw)[: n - n % 2].view(2, -1)
+    every, draw = np.arange(pairs)[:, None], np.random.default_rng(0)
+    perm = np.tile(np.arange(n), (pairs, 1))
+    reached = table[every, perm, np.arange(n)].sum(1)
+    best, most = perm.copy(), reached.copy()
+    heats = np.geomspace(HOTTEST, COLDEST, max(LEAST_ROUNDS, ROUNDS_PER_UNIT * n) if n > 1 else 0)
+    deviation = table.std(axis=(1, 2))[:, None]
+    for heat in heats:
+        left, right = draw.permutation(n)[: n - n % 2].reshape(2, -1)
         own, other = perm[:, left], perm[:, right]
         gain = table[every, other, left] + table[every, own, right]
         gain -= table[every, own, left] + table[every, other, right]
-        heat = HOTTEST * cooling**number * deviation
-        luck = torch.rand(gain.shape, generator=draw, dtype=torch.float64)
-        swaps = gain > heat * luck.log()
-        perm[:, left], perm[:, right] = torch.where(swaps, other, own), torch.where(swaps, own, other)
-        reached += torch.where(swaps, gain, 0).sum(1)
-        better = reached > most + 1e-12 * most.abs()
-        best[better], most = perm[better], torch.where(better, reached, most)
-    return best.to(scores.device)
-
-
-def _earned(table: Tensor, perm: Tensor) -> Tensor:
-    return table.gather(1, perm[:, None, :]).squeeze(1).sum(-1)
+        swaps = gain > heat * deviation * np.log1p(-draw.random(gain.shape))
+        perm[:, left], perm[:, right] = np.where(swaps, other, own), np.where(swaps, own, other)
+        reached = reached + np.where(swaps, gain, 0).sum(1)
+        better = reached > most + 1e-12 * np.abs(most)
+        best[better], most = perm[better], np.where(better, reached, most)
+    return torch.from_numpy(best).to(scores.device)
