@@ -66,16 +66,18 @@ def require_solver(solver: str, architecture: Architecture, *, activations: bool
         return
     moving = {space: architecture.spaces[space] for space in architecture.movable()}
     ordered = [space for space, group in moving.items() if group.reorders]
-    cause = ""
+    refusal = ""
     if not ordered:
-        cause = "it finds orders, and nothing that moves here changes its order"
+        refusal = "it finds orders, and nothing that moves here changes its order. Leave solver out"
     elif solver == "graph" and len(ordered) < len(moving):
-        others = sorted({space.split(".")[0] for space in moving if space not in ordered})
-        cause = f"it finds orders and nothing else, and {', '.join(others)} would also rotate or scale. Choose level "
-        cause += "permutation"
+        others = ", ".join(sorted({space.split(".")[0] for space in moving if space not in ordered}))
+        refusal = f"it only finds orders, and {others} would also rotate or scale. Choose level='permutation'"
     elif solver == "graph" and activations:
-        cause = "it matches weights, and data would decide beside them. Leave data out"
+        refusal = "it matches weights, and data would decide beside them. Leave data out"
     elif solver == "graph" and not architecture.moves(RESIDUAL):
-        cause = "without a residual stream that moves no two spaces depend on each other, and assignment is exact"
-    if cause:
-        raise RequestError(f"Aligning with solver='{solver}': {cause}, or leave solver out.", keys=("solver",))
+        refusal = (
+            "without a residual stream that moves, spaces do not depend on each other. Leave solver out: assignment "
+        )
+        refusal += "is exact then"
+    if refusal:
+        raise RequestError(f"Aligning with solver='{solver}': {refusal}.", keys=("solver",))

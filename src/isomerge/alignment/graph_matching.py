@@ -18,6 +18,7 @@ approximate quadratic programming for graph matching" (2015).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from torch import Tensor
 from isomerge.alignment.evidence import Pair, stream_cross, unit_blocks
 from isomerge.alignment.solvers.assignment import assign
 from isomerge.alignment.units import Unit
-from isomerge.symmetry.architecture import RESIDUAL
+from isomerge.symmetry.architecture import RESIDUAL, Architecture
 from isomerge.symmetry.patterns import Layout
 from isomerge.symmetry.transform import Transform
 from isomerge.threads import Run
@@ -35,37 +36,74 @@ STOPS_RISING = 1e-6  # of F: what the line to the next orders can still promise
 Tensors = dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class GraphPair:
+    """The tensors that orders move, of both models, and what each counts in F."""
+
+    source: Tensors
+    anchor: Tensors
+    weights: Mapping[str, float]
+    layouts: Mapping[str, Layout]
+    architecture: Architecture
+
+    @classmethod
+    def of(cls, pair: Pair, weights: Mapping[str, float]) -> GraphPair:
+        """Without what has the stream on two axes: an order would count there twice."""
+        layouts = {n: pair.layouts[n] for n, weight in weights.items() if weight > 0}
+        layouts = {n: lay for n, lay in layouts.items() if len([*lay.segments_with(RESIDUAL)]) < 2}
+        own = {n: tuple(t.double() for t in pair.tensors(n)) for n in layouts}
+        source, anchor = ({n: both[side] for n, both in own.items()} for side in (0, 1))
+        return cls(source, anchor, weights, layouts, pair.architecture)
+
+    def value(self, tensors: Tensors) -> float:
+        """F of a source that was moved to these."""
+        return sum(self.weights[n] * float((t * self.anchor[n]).sum()) for n, t in tensors.items())
+
+    def moved(self, tensors: Tensors, by: Transform) -> Tensors:
+        return {n: by.act(t, self.layouts[n]) for n, t in tensors.items()}
+
+    def evened(self, tensors: Tensors, spaces: Iterable[str]) -> Tensors:
+        """The mean of the tensors over every order of these spaces."""
+        return {n: _evened(t, self.layouts[n], frozenset(spaces)) for n, t in tensors.items()}
+
+    def beside(self, tensors: Tensors) -> Pair:
+        """These tensors as the source."""
+        return Pair(tensors.__getitem__, self.anchor.__getitem__, dict(self.layouts), self.architecture)
+
+    def best_stream(self, by_units: Tensors) -> Transform:
+        """The best order of the stream next to the soft units: of the gradient of F, (d, d)."""
+        spaces, beside = self.architecture.spaces, self.beside(by_units)
+        total = torch.zeros(spaces[RESIDUAL].size, spaces[RESIDUAL].size, dtype=torch.float64)
+        for name in by_units:
+            found = stream_cross(beside, name, Transform(spaces), RESIDUAL)
+            if found is not None:
+                total += self.weights[name] * found[0].cpu()
+        return Transform(spaces, {RESIDUAL: assign(total)})
+
+    def best_units(self, by_stream: Tensors, units: Sequence[Unit], run: Run) -> Transform:
+        """The best order of every unit next to the soft stream."""
+        spaces, beside = self.architecture.spaces, self.beside(by_stream)
+        nowhere = Transform(spaces)
+        solved = run(lambda u: u.solve(unit_blocks(beside, u.members, nowhere, diagonal=u.diagonal))[0], units)
+        return Transform(spaces, {s: e.cpu() for one in solved for s, e in one.items() if spaces[s].movable})
+
+
 def stream_order(pair: Pair, units: Sequence[Unit], weights: Mapping[str, float], run: Run) -> Tensor:
     """The order of the stream that the joint problem finds; given it, the best order of every unit is exact."""
-    spaces = pair.architecture.spaces
-    names = [n for n, weight in weights.items() if weight > 0 and len([*pair.layouts[n].segments_with(RESIDUAL)]) < 2]
-    own = {n: tuple(t.double() for t in pair.tensors(n)) for n in names}
-    source, anchor = ({n: both[side] for n, both in own.items()} for side in (0, 1))
-
-    def value(tensors: Tensors) -> float:
-        return sum(weights[n] * float((tensors[n] * anchor[n]).sum()) for n in names)
-
-    def moved(tensors: Tensors, by: Transform) -> Tensors:
-        return {n: by.act(t, pair.layouts[n]) for n, t in tensors.items()}
-
-    def given(tensors: Tensors) -> Pair:
-        return Pair(tensors.__getitem__, anchor.__getitem__, {n: pair.layouts[n] for n in names}, pair.architecture)
-
+    graphs = GraphPair.of(pair, weights)
+    size = pair.architecture.spaces[RESIDUAL].size
     # Every tensor as the soft orders of the units alone move it, and as the soft order of the stream alone does.
-    by_units = {n: _evened(t, pair.layouts[n], {s for u in units for s in u.members}) for n, t in source.items()}
-    by_stream = {n: _evened(t, pair.layouts[n], {RESIDUAL}) for n, t in source.items()}
-    soft = torch.full((spaces[RESIDUAL].size,) * 2, 1 / spaces[RESIDUAL].size, dtype=torch.float64)
-    here = value({n: _evened(t, pair.layouts[n], {RESIDUAL}) for n, t in by_units.items()})
+    by_units = graphs.evened(graphs.source, {s for u in units for s in u.members})
+    by_stream = graphs.evened(graphs.source, {RESIDUAL})
+    soft = torch.full((size, size), 1 / size, dtype=torch.float64)
+    here = graphs.value(graphs.evened(by_units, {RESIDUAL}))
     for _ in range(MOST_STEPS):
-        order = assign(_stream_gradient(given(by_units), names, weights, soft))
-        stream = Transform(spaces, {RESIDUAL: order})
-        inside = _best_units(given(by_stream), units, run)
-        to_units, to_stream = moved(source, inside), moved(source, stream)
-        one_side = value(moved(by_units, stream)) + value(moved(by_stream, inside))
-        there = value(moved(to_stream, inside))
-        step, reached = best_step(here, one_side, there)
-        by_units, by_stream = _between(by_units, to_units, step), _between(by_stream, to_stream, step)
-        soft = torch.lerp(soft, torch.eye(len(soft), dtype=soft.dtype)[:, order], step)
+        stream, inside = graphs.best_stream(by_units), graphs.best_units(by_stream, units, run)
+        to_units, to_stream = graphs.moved(graphs.source, inside), graphs.moved(graphs.source, stream)
+        one_side = graphs.value(graphs.moved(by_units, stream)) + graphs.value(graphs.moved(by_stream, inside))
+        step, reached = best_step(here, one_side, graphs.value(graphs.moved(to_stream, inside)))
+        by_units, by_stream = between(by_units, to_units, step), between(by_stream, to_stream, step)
+        soft = torch.lerp(soft, torch.eye(size, dtype=soft.dtype)[:, stream.elements[RESIDUAL]], step)
         rise, here = reached - here, reached
         if rise <= STOPS_RISING * abs(here):
             break
@@ -86,30 +124,12 @@ def best_step(here: float, one_side: float, there: float) -> tuple[float, float]
     return step, here + step * slope + step * step * bend
 
 
-def _between(start: Tensors, end: Tensors, step: float) -> Tensors:
+def between(start: Tensors, end: Tensors, step: float) -> Tensors:
+    """The models on the line from one to the other."""
     return {n: torch.lerp(t, end[n], step) for n, t in start.items()}
 
 
-def _stream_gradient(pair: Pair, names: Iterable[str], weights: Mapping[str, float], like: Tensor) -> Tensor:
-    """What each unit of the source's stream earns in each place of the anchor's, next to the soft units: (d, d)."""
-    total, nowhere = torch.zeros_like(like), Transform(pair.architecture.spaces)
-    for name in names:
-        found = stream_cross(pair, name, nowhere, RESIDUAL)
-        if found is not None:
-            total += weights[name] * found[0].cpu()
-    return total
-
-
-def _best_units(pair: Pair, units: Sequence[Unit], run: Run) -> Transform:
-    """The best order of every unit, next to the soft stream."""
-    spaces = pair.architecture.spaces
-    nowhere = Transform(spaces)
-    solved = run(lambda u: u.solve(unit_blocks(pair, u.members, nowhere, diagonal=u.diagonal))[0], units)
-    return Transform(spaces, {s: e.cpu() for one in solved for s, e in one.items() if spaces[s].movable})
-
-
-def _evened(tensor: Tensor, layout: Layout, spaces: set[str]) -> Tensor:
-    """The mean of a tensor over every order of these spaces."""
+def _evened(tensor: Tensor, layout: Layout, spaces: frozenset[str]) -> Tensor:
     result = tensor.clone()
     for axis, segment in layout.segments_with(*spaces):
         values = segment.take(result, axis)
