@@ -3,9 +3,11 @@
 Image classifiers trained apart, three for each seed: the plain mean of two of them after each way to match them (over
 all three pairs), and of all three. `distance` is that of the aligned model to the other one, relative to the other
 one; of three models without an anchor, their spread about the mean. `seconds` are those of one processor. The controls
-are the means without any matching, and the default, `assignment`. `found` is the share, in percent, of the stream's units
-that are put back in place: of one model and a shuffled copy, every matrix of which got Gaussian noise of four times its
-deviation; with *new tables*, embeddings and the classifier of both are Gaussian noise alone.
+are the means without any matching, and the default, `assignment`.
+
+`found` is the share, in percent, of the stream's units that are put back in place: of a model and its shuffled copy,
+every matrix of which got Gaussian noise of four times its deviation. With *new tables*, the model's embeddings and
+classifier are noise alone.
 """
 
 from __future__ import annotations

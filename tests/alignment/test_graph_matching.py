@@ -159,7 +159,7 @@ def test_a_shuffled_model_is_recovered_bit_by_bit(family: str, solver: str) -> N
     ("family", "options", "words"),
     [
         ("vit", {"solver": "graph"}, ["residual", "would also rotate", "level='permutation'"]),
-        ("vit", {"solver": "graph", "level": "permutation", "only": "ffn"}, ["do not depend on each other"]),
+        ("vit", {"solver": "graph", "level": "permutation", "only": "ffn"}, ["residual stream, which does not move"]),
         ("vit", {"solver": "sinkhorn", "only": "residual"}, ["nothing that moves here changes its order"]),
         ("vit", {"solver": "graphs"}, ["Did you mean 'graph'?"]),
     ],

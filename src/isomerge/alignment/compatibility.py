@@ -75,9 +75,6 @@ def require_solver(solver: str, architecture: Architecture, *, activations: bool
     elif solver == "graph" and activations:
         refusal = "it matches weights, and data would decide beside them. Leave data out"
     elif solver == "graph" and not architecture.moves(RESIDUAL):
-        refusal = (
-            "without a residual stream that moves, spaces do not depend on each other. Leave solver out: assignment "
-        )
-        refusal += "is exact then"
+        refusal = "spaces depend on each other through the residual stream, which does not move. Leave solver out"
     if refusal:
         raise RequestError(f"Aligning with solver='{solver}': {refusal}.", keys=("solver",))
