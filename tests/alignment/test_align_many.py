@@ -131,18 +131,20 @@ def agreement(units: list[np.ndarray]) -> float:
 
 
 def test_three_models_meet_in_the_best_of_all_orders_of_their_units() -> None:
-    """Brute force, four units: of sixteen layers at most two end elsewhere, and none far from the best."""
-    shares = []
+    """Brute force, four units: nearly always the best there is, and the common mean in fewer than half of the cases."""
+    orders = [list(p) for p in itertools.permutations(range(4))]
+    shares: dict[str, list[float]] = {"cycle": [], "universe": []}
     for seed in range(8):
         models = [model("vit", 100 + 3 * seed + k, intermediate_size=4) for k in range(3)]
-        found = isomerge.align_family(models, many="cycle", level="permutation", only="ffn")
-        for layer in range(2):
-            a, b, c = units_of([tensors(m) for m in models], layer)
-            orders = [list(p) for p in itertools.permutations(range(4))]
-            best = max(agreement([a, b[p], c[q]]) for p in orders for q in orders)
-            shares.append(agreement(units_of([m.state_dict() for m in found.members], layer)) / best)
-    assert max(shares) <= 1 + 1e-9 and min(shares) >= 0.9
-    assert sum(share >= 1 - 1e-9 for share in shares) >= 14
+        for many, reached in shares.items():
+            found = isomerge.align_family(models, many=many, level="permutation", only="ffn")
+            for layer in range(2):
+                a, b, c = units_of([tensors(m) for m in models], layer)
+                best = max(agreement([a, b[p], c[q]]) for p in orders for q in orders)
+                reached.append(agreement(units_of([m.state_dict() for m in found.members], layer)) / best)
+    assert max(shares["cycle"]) <= 1 + 1e-9 and min(shares["cycle"]) >= 0.9
+    best_of = {many: sum(share >= 1 - 1e-9 for share in reached) for many, reached in shares.items()}
+    assert best_of["cycle"] >= 14 and best_of["universe"] < 8
 
 
 @pytest.mark.parametrize("many", ["universe", "cycle"])
