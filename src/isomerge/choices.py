@@ -19,10 +19,11 @@ from typing import Any, Literal, get_args
 # Alignment.
 Level = Literal["permutation", "rotation", "full"]
 Part = Literal["attention", "ffn", "residual"]
-Many = Literal["anchor", "universe"]
+Many = Literal["anchor", "universe", "cycle"]
 Evidence = Literal["weights", "activations", "mix"]
-Measure = Literal["covariance", "correlation", "l2"]
+Measure = Literal["covariance", "correlation", "information", "l2"]
 Site = Literal["pre", "post"]
+OrderSolver = Literal["assignment", "sinkhorn", "annealing", "graph"]
 LearnTowards = Literal["predictions", "labels"]
 LEVELS: tuple[str, ...] = get_args(Level)
 PARTS: tuple[str, ...] = get_args(Part)
@@ -30,6 +31,7 @@ MANY: tuple[str, ...] = get_args(Many)
 EVIDENCE: tuple[str, ...] = get_args(Evidence)
 MEASURES: tuple[str, ...] = get_args(Measure)
 SITES: tuple[str, ...] = get_args(Site)
+ORDER_SOLVERS: tuple[str, ...] = get_args(OrderSolver)
 LEARN_TOWARDS: tuple[str, ...] = get_args(LearnTowards)
 
 # Data and what is measured on it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from isomerge.alignment.solvers.by_group import SOLVERS
+from isomerge.alignment.solvers.by_group import ORDER_SOLVERS, SOLVERS
 from isomerge.architectures import FAMILIES
 from isomerge.arguments import require_choice, require_types
 from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
@@ -22,7 +22,7 @@ class CatalogueEntry(Result):
 
 @dataclass
 class SolverEntry(Result):
-    """How the spaces of one group are solved: the functions of each step, where it has one."""
+    """How the spaces of one group are solved, or a value of `solver`: the functions of each step, where it has one."""
 
     name: str
     summary: str
@@ -79,9 +79,12 @@ def _architectures() -> Sequence[CatalogueEntry]:
 
 def _solvers() -> Sequence[SolverEntry]:
     steps = ("solve", "start", "balance", "rescale")
-    return [
+    groups = [
         SolverEntry(group, solver.summary, *(_name(getattr(solver, step)) for step in steps))
         for group, solver in SOLVERS.items()
+    ]
+    return groups + [
+        SolverEntry(word, way.summary, _name(way.orders), None, None, None) for word, way in ORDER_SOLVERS.items()
     ]
 
 

@@ -79,7 +79,9 @@ def test_a_scrambled_model_is_recovered(family: str, evidence: str | None) -> No
     assert largest_relative(alignment.state_dict(), tensors(anchor)) <= 1e-5
 
 
-@pytest.mark.parametrize(("measure", "site"), [("covariance", "post"), ("correlation", "pre"), ("l2", "post")])
+@pytest.mark.parametrize(
+    ("measure", "site"), [("covariance", "post"), ("correlation", "pre"), ("information", "pre"), ("l2", "post")]
+)
 @pytest.mark.parametrize("family", mostly_slow(FAMILIES, "vit"))
 def test_activations_alone_recover_it_without_a_look_at_the_weights(
     family: str, measure: str, site: str, monkeypatch: pytest.MonkeyPatch
@@ -148,7 +150,12 @@ def test_the_rotation_of_the_stream_is_procrustes_on_stacked_activations(family:
     assert np.abs(found.transform.elements["residual"].numpy() - (u @ vt).T).max() <= tolerance
 
 
-@pytest.mark.parametrize("measure", ["covariance", "correlation"])
+def signed_information(table: np.ndarray) -> np.ndarray:
+    """Of two Gaussian variables, in nats, with the sign of their correlation; here no two units are equal."""
+    return -np.sign(table) * np.log(1 - table**2) / 2
+
+
+@pytest.mark.parametrize("measure", ["covariance", "correlation", "information"])
 def test_the_order_of_units_is_the_best_assignment_of_stacked_activations(measure: str) -> None:
     anchor, source = model("vit", 0), model("vit", 1)
     data = batches(anchor)
@@ -157,7 +164,8 @@ def test_the_order_of_units_is_the_best_assignment_of_stacked_activations(measur
     for i, (b, a) in enumerate(zip(*(seen_at(f, names, data, output=True) for f in (source, anchor)), strict=True)):
         table = np.cov(b.T, a.T) if measure == "covariance" else np.corrcoef(b.T, a.T)
         half = table.shape[0] // 2
-        rows, columns = linear_sum_assignment(table[:half, half:], maximize=True)
+        table = signed_information(table[:half, half:]) if measure == "information" else table[:half, half:]
+        rows, columns = linear_sum_assignment(table, maximize=True)
         order = rows[np.argsort(columns)]
         element = found.transform.elements.get(f"ffn.{i}", torch.arange(half))
         assert element.tolist() == order.tolist()
@@ -229,6 +237,15 @@ def test_the_limit_counts_examples_and_several_sources_are_each_seen() -> None:
         assert any("activations of 10 examples" in n for n in member.solver_notes)
         alone = elements(model("vit", seed), anchor, data=batches(anchor), limit=10)
         assert torch.equal(alone["residual"], member.transform.elements["residual"])
+
+
+def test_a_measure_that_compares_nothing_is_noted() -> None:
+    """The stream rotates, and only orders can be compared by information."""
+    anchor = model("vit", 0)
+    notes = isomerge.align(model("vit", 1), anchor, data=batches(anchor), measure="information").solver_notes
+    assert any("covariance decides: measure 'information'" in note for note in notes)
+    used = isomerge.align(model("vit", 1), anchor, data=batches(anchor), measure="information", level="permutation")
+    assert not any("covariance decides" in note for note in used.solver_notes)
 
 
 # --- siblings ---------------------------------------------------------------------------------------------------------

@@ -77,7 +77,15 @@ def test_a_merge_whose_models_cannot_be_aligned_says_so_first(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "useless",
-    [{"sweeps": 3}, {"evidence": "mix"}, {"limit": 4}, {"measure": "l2"}, {"site": "pre"}, {"device": "cuda"}],
+    [
+        {"sweeps": 3},
+        {"solver": "sinkhorn"},
+        {"evidence": "mix"},
+        {"limit": 4},
+        {"measure": "l2"},
+        {"site": "pre"},
+        {"device": "cuda"},
+    ],
 )
 def test_what_a_stored_transform_has_no_use_for_is_refused(useless: dict[str, Any], tmp_path: Path) -> None:
     isomerge.align(model("vit", 1), model("vit", 0)).save_transform(tmp_path / "t.safetensors")

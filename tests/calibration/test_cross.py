@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.feature_selection import mutual_info_regression
 
 from calibration.hooks import batches, data, inputs_by_module, rows, stock
 from isomerge import align
 from isomerge.architectures import describe
-from isomerge.calibration import calibrate, cross_statistics
+from isomerge.calibration import CrossMoments, calibrate, cross_statistics
+from isomerge.calibration.cross import MOST_NATS
 from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
@@ -84,13 +86,28 @@ def test_units_of_experts_are_left_to_the_weights_and_that_is_told() -> None:
 
 
 def test_a_units_that_never_changes_correlates_with_nothing() -> None:
-    from isomerge.calibration import CrossMoments
-
     moments = CrossMoments.empty(2, 2, "cpu")
     moments.add(torch.tensor([[1.0, 0.1], [2.0, 0.1], [4.0, 0.1]]), torch.tensor([[1.0, 3.0], [2.0, 3.0], [4.0, 2.0]]))
     correlation = moments.correlation()
     torch.testing.assert_close(correlation[0, 0], torch.tensor(1.0, dtype=torch.float64))
     assert correlation[1].tolist() == [0.0, 0.0]
+    assert moments.information()[0, 0] == pytest.approx(MOST_NATS) and moments.information()[1].tolist() == [0.0, 0.0]
+
+
+def test_information_of_gaussian_units_is_what_nearest_neighbours_find_and_has_the_sign_of_their_correlation() -> None:
+    """sklearn estimates it from distances between samples, and knows nothing of Gaussians."""
+    draw = np.random.default_rng(0)
+    a = draw.standard_normal((4000, 3))
+    b = np.column_stack([0.8 * a[:, 0] + 0.6 * draw.standard_normal(4000), -a[:, 1] + draw.standard_normal(4000)])
+    moments = CrossMoments.empty(2, 3, "cpu")
+    for part in range(4):
+        moments.add(*(torch.from_numpy(x[1000 * part : 1000 * (part + 1)]) for x in (b, a)))
+    found = moments.information().numpy()
+    estimated = np.stack([mutual_info_regression(a, unit, n_neighbors=10, random_state=0) for unit in b.T])
+    np.testing.assert_allclose(np.abs(found), estimated, atol=0.05)
+    exact = -np.log(1 - np.corrcoef(b.T, a.T)[:2, 2:] ** 2) / 2
+    np.testing.assert_allclose(np.abs(found), exact, atol=1e-12)
+    assert found[0, 0] > 0.4 and found[1, 1] < -0.25
 
 
 def test_spaces_and_roles_choose_sites() -> None:

@@ -38,7 +38,8 @@ def test_align_passes_its_defaults_to_the_api(run: Any, api: Any) -> None:
 
 def test_align_passes_every_flag_to_the_api(run: Any, api: Any) -> None:
     api.record = ALIGNED
-    line = "align b a c -o out --level rotation --no-scale --layers 0-4,7 --only ffn --sweeps 3 --many universe"
+    line = "align b a c -o out --level rotation --no-scale --layers 0-4,7 --only ffn --sweeps 3 --many cycle"
+    line += " --solver annealing"
     line += " --anchor-out anchor --shard-size 500MB --out-dtype bf16 --device cuda"
     line += " --threads 2 --max-memory 8GB --seed 7 --force"
     result = run(line)
@@ -52,7 +53,8 @@ def test_align_passes_every_flag_to_the_api(run: Any, api: Any) -> None:
         "layers": "0-4,7",
         "only": "ffn",
         "sweeps": 3,
-        "many": "universe",
+        "many": "cycle",
+        "solver": "annealing",
         "device": "cuda",
         "threads": 2,
         "max_memory": "8GB",

@@ -21,7 +21,7 @@ from torch import Tensor
 from isomerge.alignment.evidence import Block, Pair, add_blocks, of_one_root, weight_bounds
 from isomerge.alignment.units import Unit
 from isomerge.arguments import require_choice
-from isomerge.calibration.cross import CrossMoments, cross_statistics
+from isomerge.calibration.cross import MOST_NATS, CrossMoments, cross_statistics
 from isomerge.calibration.sites import Site
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.base import Progress
@@ -94,10 +94,12 @@ class ActivationRequest:
         architecture = model.architecture
         blocks: dict[str, list[Block]] = {}
         stream: list[Tensor] = []
+        used: set[str] = set()
         for site, moments in sites:
             if any(s not in architecture.spaces for s in site.spaces):
                 continue
             measure = self._measure(site, architecture)
+            used.add(measure)
             if site.spaces == (RESIDUAL,):
                 value = normalised(moments, measure)
                 stream += [value] if bool(value.any()) else []
@@ -107,14 +109,16 @@ class ActivationRequest:
             blocks.setdefault(architecture.root(site.spaces[0]), []).append(block)
         total = torch.stack(stream).mean(0) if stream else None
         seen = {root: add_blocks(own) for root, own in blocks.items()}
+        if used and self.measure not in used:
+            notes = [*notes, f"covariance decides: measure '{self.measure}' is for spaces that only change their order"]
         return Activations(architecture, words, total, seen, examples, list(notes))
 
     def _measure(self, site: Site, architecture: Architecture) -> str:
         """Inside heads only the covariance means something: bases and biases are free there."""
         groups = [architecture.spaces[s] for s in site.spaces]
         discrete = all(g.reorders or not g.movable for g in groups)
-        fits = {"correlation": discrete, "l2": len(groups) == 1, "covariance": True}[self.measure]
-        return self.measure if fits else "covariance"
+        fits = {"correlation": discrete, "information": discrete, "l2": len(groups) == 1}
+        return self.measure if fits.get(self.measure, True) else "covariance"
 
     def _look(self, source: Checkpoint, anchor: Checkpoint, model: BoundModel) -> SeenSites:
         architecture = model.architecture
@@ -218,6 +222,8 @@ class Activations:
 def measured(moments: CrossMoments, measure: str) -> Tensor:
     if measure == "l2":
         return moments.cross / moments.count
+    if measure == "information":
+        return moments.information()
     return moments.correlation() if measure == "correlation" else moments.covariance()
 
 
@@ -225,6 +231,8 @@ def normalised(moments: CrossMoments, measure: str) -> Tensor:
     """… divided by what equal activations would have, so that every layer counts the same."""
     if measure == "correlation":
         return moments.correlation() / len(moments.sum_a)
+    if measure == "information":
+        return moments.information() / (len(moments.sum_a) * MOST_NATS)
     sizes = []
     for total, squares in ((moments.sum_b, moments.squares_b), (moments.sum_a, moments.squares_a)):
         mean = 0 if measure == "l2" else (total / moments.count).square()

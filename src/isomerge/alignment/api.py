@@ -28,7 +28,7 @@ from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.kept import KeptWork, work_key
 from isomerge.checkpoint.lock import current_versions
 from isomerge.checkpoint.open import with_config
-from isomerge.choices import LEARN_TOWARDS, MANY
+from isomerge.choices import LEARN_TOWARDS, MANY, ORDER_SOLVERS
 from isomerge.data import open_data
 from isomerge.engine import Engine, engine_of, require_threads
 from isomerge.errors import RequestError
@@ -49,6 +49,7 @@ def align(
     layers: str | None = None,
     only: str | None = None,
     sweeps: int = 15,
+    solver: str = "assignment",
     transform: str | Path | None = None,
     data: Any = None,
     evidence: str | Mapping[str, str] | None = None,
@@ -74,9 +75,9 @@ def align(
 
     With `data` (a path, an opened `Data`, batches, or a function that gives them) activations decide for the residual
     stream and weights for the rest. `evidence` is "weights", "activations" or "mix" for all spaces, or by space:
-    `{"residual": "mix", "ffn": "activations"}`. `measure` is "covariance", "correlation" or "l2" (not centred), `site`
-    says whether feed-forward units are seen before ("pre") or after ("post") their activation function, and `limit` is
-    the number of examples.
+    `{"residual": "mix", "ffn": "activations"}`. `measure` is "covariance", "correlation", "information" (mutual) or
+    "l2" (not centred), `site` says whether feed-forward units are seen before ("pre") or after ("post") their
+    activation function, and `limit` is the number of examples.
 
     `learn` takes so many gradient steps after that, without labels: they change the elements of the symmetry, and lower
     the distance between the midpoint's predictions and those of the two models on `data`; with `learn_towards="labels"`
@@ -85,9 +86,10 @@ def align(
 
     What may move: `level` ("permutation", "rotation" or "full"), `layers` ("0-4,7", "first 3", "last 2"), `only`
     ("attention", "ffn" or "residual") and `scale`, whether heads are rescaled too. How it is solved: at most `sweeps`
-    rounds, on `device`, by `threads` workers, with half of `max_memory` kept between sweeps; with `engine="ray"` by the
-    cluster at `address` (see docs/cluster.md), with the same result. `progress` is called with
-    what is done, how much there is, and a word for it. Without `learn` nothing is random.
+    rounds, the orders of units by `solver` ("assignment", which is exact, "sinkhorn", "annealing" or "graph"), on
+    `device`, by `threads` workers, with half of `max_memory` kept between sweeps; with `engine="ray"` by the cluster at
+    `address` (see docs/cluster.md), with the same result. `progress` is called with what is done, how much there is,
+    and a word for it. The same call gives the same result; what `learn` and "annealing" draw has a fixed seed.
 
     `resume` names the folder that `save` will be given: what is solved is kept there, and the same call, made again
     after a kill, does not solve it again.
@@ -110,21 +112,21 @@ def align(
                 "Applying a stored transform: it has its own level and parts. Leave out level, scale, layers and only.",
                 keys=("level", "scale", "layers", "only"),
             )
-        solving = (sweeps, evidence, measure, site, limit, learn, learn_towards, device)
-        if solving != (15, None, "covariance", "post", None, 0, "predictions", "cpu"):
+        solving = (sweeps, solver, evidence, measure, site, limit, learn, learn_towards, device)
+        if solving != (15, "assignment", None, "covariance", "post", None, 0, "predictions", "cpu"):
             raise RequestError(
-                "Applying a stored transform: nothing is solved. Leave out sweeps, evidence, measure, site, limit, "
-                "learn, learn_towards and device.",
-                keys=("sweeps", "evidence", "limit", "learn", "learn_towards", "device"),
+                "Applying a stored transform: nothing is solved. Leave out sweeps, solver, evidence, measure, site, "
+                "limit, learn, learn_towards and device.",
+                keys=("sweeps", "solver", "evidence", "measure", "limit", "learn", "learn_towards", "device"),
             )
         spread = engine_of(engine, address)
         return _stored_alignment(Path(transform), source, anchor, _bytes(max_memory), threads, spread, progress)
     if anchor is None:
         raise RequestError(f"Aligning {_open(source).name}: there is nothing to align it to. Name an anchor.")
     family = align_family(
-        [source], anchor=anchor, level=level, scale=scale, layers=layers, only=only, sweeps=sweeps, data=data,
-        evidence=evidence, measure=measure, site=site, limit=limit, learn=learn, learn_towards=learn_towards, seed=seed,
-        threads=threads, engine=engine, address=address, device=device, max_memory=max_memory, resume=resume,
+        [source], anchor=anchor, level=level, scale=scale, layers=layers, only=only, sweeps=sweeps, solver=solver,
+        data=data, evidence=evidence, measure=measure, site=site, limit=limit, learn=learn, learn_towards=learn_towards,
+        seed=seed, threads=threads, engine=engine, address=address, device=device, max_memory=max_memory, resume=resume,
         progress=progress,
     )  # fmt: skip
     return family.members[0]
@@ -142,6 +144,7 @@ def align_family(
     layers: str | None = None,
     only: str | None = None,
     sweeps: int = 15,
+    solver: str = "assignment",
     data: Any = None,
     evidence: str | Mapping[str, str] | None = None,
     measure: str = "covariance",
@@ -161,8 +164,8 @@ def align_family(
     """Move several models next to each other without changing what they compute.
 
     `many="anchor"` moves all `models` to `anchor`; without one, to the model nearest to their mean, which stays.
-    `many="universe"` moves all of them to a common mean, which does not depend on their order. All other arguments are
-    those of `align`.
+    `many="universe"` moves all of them to a common mean, and `many="cycle"` to each other, so that they lie as near
+    together as can be found; neither depends on their order. All other arguments are those of `align`.
 
     >>> family = isomerge.align_family(["model-b", "model-c"], anchor="model-a")
     >>> written = family.save("aligned")
@@ -171,11 +174,13 @@ def align_family(
     start = time.perf_counter()
     require_types(
         level=(level, str), scale=(scale, bool, None), layers=(layers, str, None), only=(only, str, None),
-        sweeps=(sweeps, int), evidence=(evidence, str, Mapping, None), measure=(measure, str), site=(site, str),
-        learn=(learn, int), learn_towards=(learn_towards, str), resume=(resume, str, os.PathLike, KeptWork, None),
+        sweeps=(sweeps, int), solver=(solver, str), evidence=(evidence, str, Mapping, None), measure=(measure, str),
+        site=(site, str), learn=(learn, int), learn_towards=(learn_towards, str),
+        resume=(resume, str, os.PathLike, KeptWork, None),
     )  # fmt: skip
     require_shared_types(limit=limit, seed=seed, threads=threads, device=device, progress=progress)
     require_choice("many", many, MANY)
+    require_choice("solver", solver, ORDER_SOLVERS)
     require_choice("learn_towards", learn_towards, LEARN_TOWARDS)
     scope = Scope(level, scale, layers, only)
     if sweeps < 1:
@@ -199,11 +204,11 @@ def align_family(
     require_device(device)
     if isinstance(models, (str, Path, Mapping)) or not isinstance(models, Sequence):
         raise RequestError("Aligning: models must be a list of models, as in align_family([a, b]).")
-    if many == "universe" and anchor is not None:
-        raise RequestError("Aligning to a common mean: many='universe' has no anchor. Put that model into models.")
-    if many == "universe" and data is not None:
+    if many != "anchor" and anchor is not None:
+        raise RequestError(f"Aligning without an anchor: many='{many}' moves all models. Put that model into models.")
+    if many != "anchor" and data is not None:
         raise RequestError(
-            "Aligning by activations: many='universe' has no anchor model to run on data. Leave data out, or name an "
+            f"Aligning by activations: many='{many}' has no anchor model to run on data. Leave data out, or name an "
             "anchor.",
             keys=("many", "data"),
         )
@@ -215,6 +220,7 @@ def align_family(
     _load_linear_algebra(device)
     asked = [many, level, scale, layers, only, sweeps, evidence, measure, site, limit, learn, seed, device]
     asked += [learn_towards] if learn else []
+    asked += [solver] if solver != "assignment" else []
     kept = _kept(resume, [*opened, *([] if target is None else [target])], data, asked)
     budget = memory // 2 if memory is not None else KEPT_BETWEEN_SWEEPS
     spread = engine_of(engine, address)
@@ -223,10 +229,10 @@ def align_family(
     folders = [model.folder for model in every if model.folder is not None]
     mapping = spread.parallel(threads, visible=folders)
     with kept.unless_it_fails() if kept is not None else nullcontext(), mapping as run:
-        options: dict[str, Any] = {"run": run, "sweeps": sweeps, "budget": budget, "device": device}
+        options: dict[str, Any] = {"run": run, "sweeps": sweeps, "solver": solver, "budget": budget, "device": device}
         options["tick"] = _ticker(progress)
-        if many == "universe":
-            chosen, alignments = solve_universe(opened, scope, **options)
+        if many != "anchor":
+            chosen, alignments = solve_universe(opened, scope, many=many, **options)
             target = opened[chosen]
         else:
             if data is not None and evidence != "weights":
@@ -287,8 +293,8 @@ def _require_spreadable(engine: Engine, models: Sequence[Checkpoint], many: str,
             require_threads(
                 engine, "Aligning", f"{model.name} is in the memory of this process, and workers read files"
             )
-    if many == "universe":
-        require_threads(engine, "Aligning", "the common mean of many='universe' is in the memory of this process")
+    if many != "anchor":
+        require_threads(engine, "Aligning", f"the common mean of many='{many}' is in the memory of this process")
     if device != "cpu":
         require_threads(engine, "Aligning", f"workers use no accelerator, and device is {device}")
 

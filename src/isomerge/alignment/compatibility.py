@@ -6,6 +6,7 @@ from isomerge.adapters.adapter import require_model
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.checks import differences_in_size
 from isomerge.errors import RequestError
+from isomerge.symmetry.architecture import RESIDUAL, Architecture
 from isomerge.symmetry.binding import BoundModel
 
 
@@ -57,3 +58,23 @@ def require_same_spaces(source: BoundModel, anchor: BoundModel) -> None:
             f"Aligning {source.name} to {anchor.name}: {shown}. "
             "Align checkpoints of the same architecture and head class."
         )
+
+
+def require_solver(solver: str, architecture: Architecture, *, activations: bool) -> None:
+    """Refuse a way to find orders where there is nothing it could do, with the reason."""
+    if solver == "assignment":
+        return
+    moving = {space: architecture.spaces[space] for space in architecture.movable()}
+    ordered = [space for space, group in moving.items() if group.reorders]
+    refusal = ""
+    if not ordered:
+        refusal = "it finds orders, and nothing that moves here changes its order. Leave solver out"
+    elif solver == "graph" and len(ordered) < len(moving):
+        others = ", ".join(sorted({space.split(".")[0] for space in moving if space not in ordered}))
+        refusal = f"it only finds orders, and {others} would also rotate or scale. Choose level='permutation'"
+    elif solver == "graph" and activations:
+        refusal = "it matches weights, and data would decide beside them. Leave data out"
+    elif solver == "graph" and not architecture.moves(RESIDUAL):
+        refusal = "spaces depend on each other through the residual stream, which does not move. Leave solver out"
+    if refusal:
+        raise RequestError(f"Aligning with solver='{solver}': {refusal}.", keys=("solver",))

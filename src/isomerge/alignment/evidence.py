@@ -12,9 +12,10 @@ vector pass for a whole layer.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from isomerge.symmetry.patterns import Layout, Segment
 from isomerge.symmetry.transform import Transform, dimension
 
 Provider = Callable[[str], Tensor]
+Evidence = tuple[Tensor, Tensor | None]  # cross-covariance, and what the sign of a unit does not touch
 LARGE = 1024  # units from which a cross-covariance is worth keeping in one copy
 ROWS = 512
 BLOCKS = {"cpu": 1 << 17, "cuda": 1 << 24}
@@ -190,6 +192,33 @@ def stream_cross(pair: Pair, name: str, around: Transform, space: str) -> tuple[
     source = around.act(source, layout, skip={space})
     axis, segment = places[0]
     return cross(segment, source, anchor, axis)[0], segment.atoms[0].unsigned
+
+
+class EvidenceSum:
+    """Evidence for the stream, as it is added up."""
+
+    def __init__(self, size: int) -> None:
+        self.C = torch.zeros(size, size, dtype=torch.float64)
+        self.unsigned: Tensor | None = None
+
+    def add(self, value: Tensor, weight: float, apart: bool) -> None:
+        """`apart` is what a sign does not touch."""
+        if not apart:
+            self.C.add_(value, alpha=weight)
+        elif self.unsigned is None:
+            self.unsigned = value.double() * weight
+        else:
+            self.unsigned.add_(value, alpha=weight)
+
+    @property
+    def evidence(self) -> Evidence:
+        return self.C, self.unsigned
+
+
+def added_evidence(parts: Iterable[Evidence]) -> Evidence:
+    signed, apart = zip(*parts, strict=True)
+    unsigned = [part for part in apart if part is not None]
+    return reduce(operator.add, signed), reduce(operator.add, unsigned) if unsigned else None
 
 
 # --- what noise alone explains ----------------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ from isomerge.symmetry.moved import MovedModel
 class AlignedFamily:
     """The result of `isomerge.align_family`. All outputs share the gauge of `anchor`, so any of them average.
 
-    With `many="anchor"` there is one member per model beside the anchor, which itself stays; with "universe" the model
-    whose gauge is used moves too and is a member like the others.
+    With `many="anchor"` there is one member per model beside the anchor, which itself stays; with
+    "universe" and "cycle" the model whose gauge is used moves too and is a member like the others.
     """
 
     members: list[Alignment]
@@ -143,7 +143,7 @@ class AlignedFamily:
         distance = BeforeAndAfter(
             _mean([r.distance.before for r in reports]), _mean([r.distance.after for r in reports])
         )
-        if self.many == "universe":
+        if self.many != "anchor":
             distance = BeforeAndAfter(
                 self._spread([member.source.raw for member in self.members]),
                 self._spread([member.moved().tensor for member in self.members]),

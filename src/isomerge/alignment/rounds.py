@@ -8,17 +8,27 @@ same hill. Embeddings and heads start it, since they are the only tensors that m
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from isomerge.alignment.activations import TIE, Activations
-from isomerge.alignment.evidence import LEAST_CHANGE, Block, Pair, distance_weight, is_noise, stream_cross, unit_blocks
+from isomerge.alignment.evidence import (
+    LEAST_CHANGE,
+    Block,
+    Evidence,
+    EvidenceSum,
+    Pair,
+    added_evidence,
+    distance_weight,
+    is_noise,
+    stream_cross,
+    unit_blocks,
+)
+from isomerge.alignment.graph_matching import stream_order
 from isomerge.alignment.shortlist import has_too_many, solve_likeliest
 from isomerge.alignment.solvers.assignment import identity_is_optimal
 from isomerge.alignment.solvers.by_group import SOLVERS, solve
@@ -33,8 +43,6 @@ STOP_RISING = 5e-4
 ROUNDS = 8
 """How often a stream that rotates is solved in one sweep: the oftener, the fewer sweeps, and the fewer units at once.
 An order is solved once a sweep, from all units: found from a few, it keeps them where they are."""
-Evidence = tuple[Tensor, Tensor | None]  # cross-covariance, and what the sign of a unit does not touch
-
 
 Tick = Callable[[int, int], None]  # bytes just solved, and the most there can be
 
@@ -52,6 +60,7 @@ class Sweeper:
     tick: Tick = no_tick
     skip_names: Collection[str] = ()  # folded norms carry no evidence
     device: str = "cpu"
+    solver: str = "assignment"
     activations: Activations | None = None  # evidence from data, beside or instead of the weights
     rough_pair: Pair | None = None
     """The same models for all sweeps but the last, where fewer digits are enough."""
@@ -60,7 +69,7 @@ class Sweeper:
     def __post_init__(self) -> None:
         spaces = self.pair.architecture.spaces
         roots = [s for s, g in spaces.items() if not g.per and s != RESIDUAL]
-        units = [Unit(root, spaces) for root in roots]
+        units = [Unit(root, spaces, self.solver) for root in roots]
         self.units = [u for u in units if any(g.movable for g in u.spaces.values())]
         self.stream = spaces.get(RESIDUAL, Trivial(0))
         self.names = [n for n in self.pair.layouts if n not in self.skip_names]
@@ -79,11 +88,14 @@ class Sweeper:
         spaces = self.pair.architecture.spaces
         if not self.stream.movable:
             return Transform(spaces, self._solve_units(self.units, Transform(spaces))[0])
-        self._weights = self._tensor_weights()
+        self._weights = self.tensor_weights()
         sums = self._sums_in_place()
         if self._stream_stays(sums):
             return Transform(spaces, self._solve_units(self.units, Transform(spaces))[0])
-        residual = self._first_guess(sums["outer"])
+        if self.solver == "graph":
+            residual = stream_order(self.pair, self.units, self._weights, self.run)
+        else:
+            residual = self._first_guess(sums["outer"])
         settled = self._stream_word() == "activations" and self._is_whole(residual)
         if not settled:  # else nothing is left for the weights to say about the stream
             residual = self._swept(residual, sums["alone"], max(1, sweeps))
@@ -93,7 +105,7 @@ class Sweeper:
 
     def stream_stays(self) -> bool:
         """Whether two models are siblings as far as their residual stream can tell."""
-        self._weights = self._tensor_weights()
+        self._weights = self.tensor_weights()
         return self._stream_stays(self._sums_in_place())
 
     def proved_in_place(self, unit: Unit) -> bool:
@@ -123,7 +135,7 @@ class Sweeper:
                 moved = self._narrowed(Transform(spaces, elements))
                 evidence[number] = self._stream_evidence(self._names_of(units), moved, roughly=True)
                 inside[number] = earned - self._earned(residual, evidence[number])
-                total = self._with_activations(*_added([alone, *evidence.values()]))
+                total = self._with_activations(*added_evidence([alone, *evidence.values()]))
                 residual = self._best_for_stream(*total)
             self.objective.append(self._earned(residual, total) + sum(inside.values()))
             if sweep and self.objective[-1] - self.objective[-2] <= STOP_RISING * (self._most() - self.objective[-1]):
@@ -167,7 +179,7 @@ class Sweeper:
                 batches.setdefault(replace(unit.spaces[space], per=()), []).append((number, space, C))
         results: list[tuple[Elements, Tensor]] = [({}, torch.zeros((), dtype=torch.float64)) for _ in units]
         for group, members in batches.items():
-            solved, scores = solve(group, torch.cat([C for _, _, C in members]))
+            solved, scores = solve(group, torch.cat([C for _, _, C in members]), by=self.solver)
             sizes = [len(C) for _, _, C in members]
             parts = zip(solved.cpu().split(sizes), scores.cpu().split(sizes), strict=True)
             for (number, space, _), (element, score) in zip(members, parts, strict=True):
@@ -252,7 +264,7 @@ class Sweeper:
         """The same with several weights, for one pass over the tensors; added up in a fixed order."""
         names = [n for n in names if any(w.get(n, 0.0) > 0 for w in weights)]
         pair = self._seen(roughly)
-        sums = [_Sum(self.stream.size) for _ in weights]
+        sums = [EvidenceSum(self.stream.size) for _ in weights]
         window = 8  # bounds the number of d × d products alive at once
         for start in range(0, len(names), window):
             chunk = names[start : start + window]
@@ -310,7 +322,7 @@ class Sweeper:
         return self._best_for_stream(C, unsigned) if start is None else start(C)
 
     def _best_for_stream(self, C: Tensor, unsigned: Tensor | None) -> Tensor:
-        return solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0]
+        return solve(self.stream, C[None], None if unsigned is None else unsigned[None], by=self.solver)[0][0]
 
     def _is_whole(self, element: Tensor) -> bool:
         """Not a partial isometry."""
@@ -330,7 +342,7 @@ class Sweeper:
 
     def _is_home(self, C: Tensor, unsigned: Tensor | None) -> bool:
         """No order of the stream is better than the one it has."""
-        return self.stream.is_identity(self._best_for_stream(C, unsigned))
+        return self.stream.is_identity(solve(self.stream, C[None], None if unsigned is None else unsigned[None])[0][0])
 
     def _agrees_in_place(self, C: Tensor, unsigned: Tensor | None, parameters: int) -> bool:
         """Whether half of the parameters agree in the order they have, and would in no other order agree more.
@@ -360,7 +372,10 @@ class Sweeper:
         """Embeddings and heads: the stream on one axis, rows without a space on another."""
         return self._own_root(name) is None and len(self.pair.layouts[name].shape) > 1
 
-    def _tensor_weights(self) -> dict[str, float]:
+    def tensor_weights(self) -> dict[str, float]:
+        """What a tensor counts in the objective: the same as all of its unit, if the stream moves."""
+        if not self.stream.movable:
+            return dict.fromkeys(self.names, 1.0)
         sizes = self.run(lambda name: _norms(*self.pair.tensors(name)), self.names)
         blocks: dict[str, float] = {}
         for name, size in zip(self.names, sizes, strict=True):
@@ -373,33 +388,6 @@ class Sweeper:
         if not self.stream.movable:
             return {u.root: 1.0 for u in units}
         return {u.root: next(self._weights[n] for n in self.names if self._own_root(n) == u.root) for u in units}
-
-
-class _Sum:
-    """Evidence for the stream, as it is added up."""
-
-    def __init__(self, size: int) -> None:
-        self.C = torch.zeros(size, size, dtype=torch.float64)
-        self.unsigned: Tensor | None = None
-
-    def add(self, value: Tensor, weight: float, apart: bool) -> None:
-        """`apart` is what a sign does not touch."""
-        if not apart:
-            self.C.add_(value, alpha=weight)
-        elif self.unsigned is None:
-            self.unsigned = value.double() * weight
-        else:
-            self.unsigned.add_(value, alpha=weight)
-
-    @property
-    def evidence(self) -> Evidence:
-        return self.C, self.unsigned
-
-
-def _added(parts: Iterable[Evidence]) -> Evidence:
-    signed, apart = zip(*parts, strict=True)
-    unsigned = [part for part in apart if part is not None]
-    return reduce(operator.add, signed), reduce(operator.add, unsigned) if unsigned else None
 
 
 def _norms(source: Tensor, anchor: Tensor) -> float:

@@ -72,9 +72,9 @@ def solve_likeliest(unit: Unit, pair: Pair, around: Transform, *, roughly: bool 
     inside = _filled(pairs, torch.cat(scores), group.size).to(C.device)
     if group.signed:  # the inner scores do not depend on the sign
         unsigned = inside[None] if unsigned is None else unsigned + inside
-        chosen, earned = solve(group, C, unsigned, roughly=roughly)
+        chosen, earned = solve(group, C, unsigned, roughly=roughly, by=unit.solver)
     else:
-        chosen, earned = solve(group, C + inside, unsigned, roughly=roughly)
+        chosen, earned = solve(group, C + inside, unsigned, roughly=roughly, by=unit.solver)
     order = group.order(chosen)
     assert order is not None
     places = torch.arange(group.size)

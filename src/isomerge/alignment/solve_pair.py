@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isomerge.alignment.activations import ActivationRequest, Activations
-from isomerge.alignment.compatibility import require_compatible, require_same_spaces
+from isomerge.alignment.compatibility import require_compatible, require_same_spaces, require_solver
 from isomerge.alignment.evidence import Pair, common_part, only_noise
 from isomerge.alignment.head_scales import rescaled_all
 from isomerge.alignment.preparation import PreparedModel
@@ -39,6 +39,7 @@ def solve_pair(
     *,
     run: Run,
     sweeps: int = 15,
+    solver: str = "assignment",
     budget: int = 8 << 30,
     device: str = "cpu",
     tick: Tick = no_tick,
@@ -54,6 +55,7 @@ def solve_pair(
     """
     apart = rotates_the_stream(scope) if untie is None else untie
     models = describe_all([source, anchor], scope, apart, device)
+    require_solver(solver, models[0].architecture, activations=request is not None)
     if scope.level == "full" and request is None and untie is None:
         reasons = in_place(models[0], models[1], run, tick)
         if reasons is not None:
@@ -63,13 +65,13 @@ def solve_pair(
     activations = None
     if request is not None:
         activations = request.evidence_for(source, anchor, models[0], (sides[0].balance, sides[1].balance))
-    alignment = _solve(sides, scope, run, sweeps, tick, activations)
+    alignment = _solve(sides, scope, run, sweeps, solver, tick, activations)
     if untie is None and alignment.untied and _needs_no_rotation(alignment.transform.elements.get(RESIDUAL)):
         if RESIDUAL in alignment.stays and activations is None:  # looked at, and not merely held
             return _as_they_are(alignment, describe_all([source, anchor], scope, False, device), sides)
         return solve_pair(
-            source, anchor, scope, run=run, sweeps=sweeps, budget=budget, device=device, tick=tick, untie=False,
-            request=request,
+            source, anchor, scope, run=run, sweeps=sweeps, solver=solver, budget=budget, device=device, tick=tick,
+            untie=False, request=request,
         )  # fmt: skip
     return alignment
 
@@ -208,8 +210,9 @@ def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -
 
 
 def _solve(
-    sides: list[PreparedModel], scope: Scope, run: Run, sweeps: int, tick: Tick, activations: Activations | None
-) -> Alignment:
+    sides: list[PreparedModel], scope: Scope, run: Run, sweeps: int, solver: str, tick: Tick,
+    activations: Activations | None,
+) -> Alignment:  # fmt: skip
     source, anchor = (side.model for side in sides)
     spaces = source.architecture.spaces
     moving = source.architecture.movable()
@@ -220,7 +223,14 @@ def _solve(
     small = source.parameters() < FEWER_DIGITS
     rough = pair if wide or small else replace(pair, source=sides[0].single, anchor=sides[1].single, rough=True)
     sweeper = Sweeper(
-        pair, run, tick, skip_names=folded, device=source.device, activations=activations, rough_pair=rough
+        pair,
+        run,
+        tick,
+        skip_names=folded,
+        device=source.device,
+        solver=solver,
+        activations=activations,
+        rough_pair=rough,
     )
     solved = sweeper.solve(sweeps)
     if scope.level == "rotation" and scope.rescales:

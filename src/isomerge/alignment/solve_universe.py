@@ -1,13 +1,15 @@
-"""More than two models: all to an anchor, or all to a common mean that no model's place in the list can change."""
+"""More than two models: all to a common mean, or to each other, whatever their places in the list."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from isomerge.alignment.cycle import cycle_consistent
 from isomerge.alignment.evidence import Pair, common_part
 from isomerge.alignment.head_scales import rescaled_all
 from isomerge.alignment.preparation import PreparedModel
@@ -38,16 +40,15 @@ def nearest_to_mean(checkpoints: list[Checkpoint]) -> int:
 
 
 def solve_universe(
-    checkpoints: list[Checkpoint], scope: Scope, *, run: Run, sweeps: int, budget: int, device: str,
-    tick: Tick = no_tick,
+    checkpoints: list[Checkpoint], scope: Scope, *, run: Run, sweeps: int, solver: str, many: str,
+    budget: int, device: str, tick: Tick = no_tick,
 ) -> tuple[int, list[Alignment]]:  # fmt: skip
-    """Every model to one common mean. Returns the model whose gauge they are written in, and an alignment each.
-
-    Start from the medoid, align all models to the same current mean, update it from all at once, until it stops moving.
-    """
+    """Every model to one common mean, or with `many="cycle"` to all others. Returns the model whose gauge they are
+    written in, and an alignment each. Siblings, which need nothing, are left where they are."""
     medoid = nearest_to_mean(checkpoints)
     rest = [c for k, c in enumerate(checkpoints) if k != medoid]
-    options: dict[str, Any] = {"run": run, "sweeps": sweeps, "budget": budget, "device": device, "tick": tick}
+    options: dict[str, Any] = {"run": run, "sweeps": sweeps, "solver": solver, "tick": tick}
+    options |= {"budget": budget, "device": device}
     others = solve_to_anchor(rest, checkpoints[medoid], scope, **options)
     anchor = others[0].anchor
     if anchor is not None and all(not s.transform.elements for s in others):  # siblings: the mean is the plain one
@@ -56,7 +57,16 @@ def solve_universe(
     models = describe_all(checkpoints, scope, rotates_the_stream(scope), device)
     sides = prepare_all(models, scope, run, budget)
     names = {n: lay for n, lay in models[0].layouts.items() if all(n in m.layouts for m in models)}
-    transforms = _to_common_mean(sides, medoid, names, run, sweeps, tick)
+    # Sums in an order that depends on the models and not on the list make the result independent of it, to the bit.
+    order = sorted(range(len(sides)), key=lambda k: _fingerprint(sides[k], names))
+    pairs = [Pair(side.tensor, sides[medoid].tensor, names, side.model.architecture) for side in sides]
+    folded = set(sides[0].canonical.norm_weight)
+
+    def sweeper(pair: Pair) -> Sweeper:
+        return Sweeper(pair, run, tick, skip_names=folded, solver=solver)
+
+    together = cycle_consistent if many == "cycle" else _to_common_mean
+    transforms = together(pairs, sweeper, sweeps, order)
     alignments = []
     for side, own in zip(sides, transforms, strict=True):
         total = own
@@ -71,20 +81,15 @@ def solve_universe(
 
 
 def _to_common_mean(
-    sides: list[PreparedModel], medoid: int, names: Mapping[str, Layout], run: Run, sweeps: int,
-    tick: Tick,
-) -> list[Transform]:  # fmt: skip
-    # Sums in an order that depends on the models and not on the list make the result independent of it, to the bit.
-    order = sorted(range(len(sides)), key=lambda k: _fingerprint(sides[k], names))
-    mean = {name: sides[medoid].tensor(name) for name in names}
-    folded = set(sides[0].canonical.norm_weight)
+    pairs: Sequence[Pair], sweeper: Callable[[Pair], Sweeper], sweeps: int, order: Sequence[int]
+) -> list[Transform]:
+    """Start from the medoid, align all models to the same current mean, update it from all at once, until it stops
+    moving."""
+    mean = {name: pairs[0].anchor(name) for name in pairs[0].layouts}
     best: tuple[float, list[Transform]] | None = None
     for _ in range(MOST_ROUNDS):
-        transforms = []
-        for side in sides:
-            pair = Pair(side.tensor, mean.__getitem__, dict(names), side.model.architecture)
-            transforms.append(Sweeper(pair, run, tick, skip_names=folded).solve(sweeps))
-        mean, change, spread = _new_mean(sides, transforms, order, mean, names)
+        transforms = [sweeper(replace(pair, anchor=mean.__getitem__)).solve(sweeps) for pair in pairs]
+        mean, change, spread = _new_mean(pairs, transforms, order, mean)
         if best is None or spread < best[0]:
             best = spread, transforms
         if change <= STOPS_MOVING:
@@ -94,16 +99,12 @@ def _to_common_mean(
 
 
 def _new_mean(
-    sides: list[PreparedModel],
-    transforms: list[Transform],
-    order: list[int],
-    old: Mapping[str, Tensor],
-    names: Mapping[str, Layout],
+    pairs: Sequence[Pair], transforms: Sequence[Transform], order: Sequence[int], old: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], float, float]:
     """The mean of all moved models, how far it moved, and how far the models are from it."""
     mean, change, size, spread = {}, 0.0, 0.0, 0.0
-    for name in names:
-        moved = common_part(*(transforms[k].act(sides[k].tensor(name), sides[k].model.layouts[name]) for k in order))
+    for name, layout in pairs[0].layouts.items():
+        moved = common_part(*(transforms[k].act(pairs[k].source(name), layout) for k in order))
         mean[name] = torch.stack(moved).mean(0)
         change += float((mean[name] - common_part(mean[name], old[name])[1]).square().sum())
         size += float(mean[name].square().sum())

@@ -33,8 +33,9 @@ Elements = dict[str, Tensor]
 class Unit:
     """A root space with everything nested in it."""
 
-    def __init__(self, root: str, spaces: Mapping[str, Group]) -> None:
+    def __init__(self, root: str, spaces: Mapping[str, Group], solver: str = "assignment") -> None:
         self.root = root
+        self.solver = solver
         self.spaces = {s: g for s, g in spaces.items() if s == root or root in g.per}
         self.members = frozenset(self.spaces)
         self.children = {s: [c for c, g in self.spaces.items() if g.per and g.per[-1] == s] for s in self.spaces}
@@ -78,7 +79,7 @@ class Unit:
         group = self.spaces[space]
         if not self.children[space]:
             C, unsigned = sum_of_blocks(blocks)
-            element, scores = solve(group, C, unsigned, spoil=space == self.root, roughly=roughly)
+            element, scores = solve(group, C, unsigned, spoil=space == self.root, roughly=roughly, by=self.solver)
             return {space: element}, scores
         direct = [b for b in blocks if b.depth == 1]
         inner = [b for b in blocks if b.depth > 1]
@@ -94,7 +95,7 @@ class Unit:
                 unsigned = table if unsigned is None else unsigned + table
             else:
                 C = C + table
-            chosen, _ = solve(group, C, unsigned, roughly=roughly)
+            chosen, _ = solve(group, C, unsigned, roughly=roughly, by=self.solver)
             places = group.order(chosen)
             assert places is not None
             order = places
@@ -133,7 +134,7 @@ class Unit:
                 elements |= solved
                 scores.append(earned)
             elif own:
-                scores.append(score(self.spaces[child], *sum_of_blocks(own)))
+                scores.append(score(self.spaces[child], *sum_of_blocks(own), by=self.solver))
         return elements, _total(scores)
 
     def _coupled(self, blocks: Sequence[Block]) -> bool:
@@ -176,7 +177,7 @@ class Unit:
 
     def _given_order(self, query: str, blocks: Sequence[Block], order: Tensor) -> tuple[Elements, Tensor]:
         """The shared spaces for a fixed order of the query heads."""
-        solved = {s: solve(self.spaces[s], C) for s, C in self._summed(query, blocks, order).items()}
+        solved = {s: solve(self.spaces[s], C, by=self.solver) for s, C in self._summed(query, blocks, order).items()}
         return {s: element for s, (element, _) in solved.items()}, _total([earned for _, earned in solved.values()])
 
     def _summed(self, query: str, blocks: Sequence[Block], order: Tensor) -> dict[str, Tensor]:
@@ -203,7 +204,7 @@ class Unit:
             C = sum(heads[1:], start=heads[0]).transpose(2, 3)  # (pairs, h, h, e, e)
             C = C + sum(own[1:], start=own[0])[:, None, None] / size if own else C
             pairs, _, _, n, m = C.shape
-            tables.append(score(self.spaces[space], C.reshape(-1, n, m)).reshape(pairs, size, size))
+            tables.append(score(self.spaces[space], C.reshape(-1, n, m), by=self.solver).reshape(pairs, size, size))
         return assign_batch(_total(tables))[0]
 
     def _improved(self, query: str, blocks: Sequence[Block], order: Tensor) -> Tensor:

@@ -5,6 +5,7 @@
         moments.cross                # Σ x_B x_Aᵀ, (width, width): rows are the source's units, columns the anchor's
         moments.covariance()         # the same about the means, divided by the count
         moments.correlation()        # … and by both standard deviations; 0 for a unit that never changes
+        moments.information()        # the mutual information of two Gaussian variables of that correlation, in nats
         site.sizes, site.spaces      # how to split either axis: (heads, inner) for ("head.0", "vo.0")
 
 Sites and their names: `isomerge.calibration.sites`.
@@ -12,6 +13,7 @@ Sites and their names: `isomerge.calibration.sites`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +29,9 @@ from isomerge.errors import IsomergeError, RequestError
 from isomerge.running.activation_watch import ActivationWatch
 from isomerge.running.passes import DataPass, as_batches
 from isomerge.running.stock import StockModel
+
+MOST_NATS = 8.0
+"""Of mutual information: equal units would have infinitely much."""
 
 
 @dataclass
@@ -62,6 +67,15 @@ class CrossMoments:
     def correlation(self) -> Tensor:
         scale = self._deviation(self.sum_b, self.squares_b)[:, None] * self._deviation(self.sum_a, self.squares_a)
         return torch.where(scale > 0, self.covariance() / torch.where(scale > 0, scale, 1), 0)
+
+    def information(self) -> Tensor:
+        """Mutual information in nats of every pair of units, as if Gaussian: −½ log(1 − ρ²), at most MOST_NATS.
+
+        With the sign of ρ: no order turns a unit round, so units that oppose each other are no match.
+        """
+        correlation = self.correlation()
+        unexplained = (1 - correlation.square()).clamp(min=math.exp(-2 * MOST_NATS))
+        return -0.5 * unexplained.log() * correlation.sign()
 
     def _deviation(self, total: Tensor, squares: Tensor) -> Tensor:
         mean = total / self.count

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from isomerge.addresses import is_url, usable_url
-from isomerge.choices import MANY, PARTS
+from isomerge.choices import MANY, MEASURES, ORDER_SOLVERS, PARTS
 from isomerge.cli.flags import (
     Address,
     AlignMemory,
@@ -40,7 +40,7 @@ from isomerge.errors import RequestError
 # Flags that change what the run prints or may replace, and not what it computes.
 NOT_RECORDED = ("json", "quiet", "debug", "force", "report", "engine", "address")
 # Settings of the solver, which a stored transform does not use.
-SOLVER_SETTINGS = ("level", "sweeps", "many", "nearest")
+SOLVER_SETTINGS = ("level", "sweeps", "solver", "many", "nearest")
 
 
 @verb(
@@ -61,8 +61,11 @@ def align(
     layers: Annotated[str | None, option("SET", "Only these layers: '0-4,7', 'first 3' or 'last 2'.")] = None,
     only: Annotated[str | None, choice("--only", PARTS, "Only this part.")] = None,
     sweeps: Annotated[int, option("N", "At most this many rounds over all spaces.", min=1)] = 15,
+    solver: Annotated[
+        str, choice("--solver", ORDER_SOLVERS, "How the orders of units are found; see isomerge list solvers.")
+    ] = "assignment",
     many: Annotated[
-        str, choice("--many", MANY, "Move all models to the anchor, or to a common mean, whatever their order.")
+        str, choice("--many", MANY, "Move all models to the anchor, to a common mean, or to each other.")
     ] = "anchor",
     nearest: Annotated[bool, switch("--nearest", "Use as anchor the model nearest to the mean of all models.")] = False,
     save_transform: Annotated[Path | None, option("FILE", "Also store the transform that was found.")] = None,
@@ -73,6 +76,9 @@ def align(
         option("PATH", "Unlabelled images or texts; their activations align the residual stream.", "--data"),
     ] = None,
     evidence: Evidence = None,
+    measure: Annotated[
+        str | None, choice("--measure", MEASURES, "How activations are compared; covariance by default.")
+    ] = None,
     learn: Learn = None,
     learn_towards: LearnTowards = None,
     limit: Limit = None,
@@ -90,12 +96,12 @@ def align(
 ) -> None:
     """Write SOURCE moved as close to ANCHOR as its symmetries allow. Its function does not change.
 
-    OUT is in ANCHOR's gauge, so any tool can average the two. With more than two models, or --many universe, OUT gets
-    one folder per model.
+    OUT is in ANCHOR's gauge, so any tool can average the two. With more than two models, or --many universe or
+    cycle, OUT gets one folder per model.
     """
     models = [source, *([anchor] if anchor else []), *(more or [])]
     _check_request(models, transform, many, nearest)
-    _check_data(data, evidence, learn, learn_towards, limit)
+    _check_data(data, evidence, measure, learn, learn_towards, limit)
     _check_outputs(models, out, anchor, anchor_out, save_transform, transform, many)
     _reserve(models, out, anchor_out, save_transform, force=force)
 
@@ -106,17 +112,18 @@ def align(
     problems: list[str] = []
     with place_of(out, force=force) as place, voice.work() as progress:
         options: dict[str, Any] = {
-            "level": level, "scale": scale, "layers": layers, "only": only, "sweeps": sweeps, "data": data,
-            "evidence": evidence, "limit": limit, "learn": learn or 0,
+            "level": level, "scale": scale, "layers": layers, "only": only, "sweeps": sweeps,
+            "solver": solver, "data": data, "evidence": evidence,
+            "measure": measure or "covariance", "limit": limit, "learn": learn or 0,
             "learn_towards": learn_towards or "predictions", "seed": seed, "threads": threads, "engine": engine,
             "address": address, "device": device, "max_memory": max_memory, "progress": progress,
             "resume": place.folder,
         }  # fmt: skip
         alignment: isomerge.Alignment | isomerge.AlignedFamily
-        if transform is None and (len(models) > 2 or nearest or many == "universe"):
+        if transform is None and (len(models) > 2 or nearest or many != "anchor"):
             family = isomerge.align_family(
-                models if nearest or many == "universe" else [source, *models[2:]],
-                anchor=None if nearest or many == "universe" else anchor,
+                models if nearest or many != "anchor" else [source, *models[2:]],
+                anchor=None if nearest or many != "anchor" else anchor,
                 many=many,
                 **options,
             )
@@ -187,12 +194,17 @@ def _check_request(models: list[str], transform: Path | None, many: str, nearest
         raise RequestError("--nearest chooses an anchor, and --transform needs none. Leave out one of the two.")
     if len(models) < 2 and not transform:
         raise RequestError("align needs a second model to move SOURCE next to: isomerge align SOURCE ANCHOR -o OUT.")
-    if nearest and many == "universe":
-        raise RequestError("--nearest chooses an anchor, and --many universe has none. Leave out one of the two.")
+    if nearest and many != "anchor":
+        raise RequestError(f"--nearest chooses an anchor, and --many {many} has none. Leave out one of the two.")
 
 
 def _check_data(
-    data: Path | None, evidence: str | None, learn: int | None, learn_towards: str | None, limit: int | None
+    data: Path | None,
+    evidence: str | None,
+    measure: str | None,
+    learn: int | None,
+    learn_towards: str | None,
+    limit: int | None,
 ) -> None:
     if data and not data.exists():
         from isomerge.checkpoint.local import broken_link
@@ -201,6 +213,8 @@ def _check_data(
         raise RequestError(f"--data {data}: {why}. Check the path.")
     if not data and evidence in ("activations", "mix"):
         raise RequestError(f"--evidence {evidence} needs data to run the models on. Add --data PATH.")
+    if measure and (not data or evidence == "weights"):
+        raise RequestError("--measure compares activations. Add --data PATH, and leave out --evidence weights.")
     if not data and learn is not None:
         raise RequestError("--learn needs data to run the models on. Add --data PATH.")
     if learn is None and learn_towards is not None:
@@ -218,9 +232,9 @@ def _check_outputs(
     transform: Path | None,
     many: str,
 ) -> None:
-    if is_url(out) and (len(models) > 2 or many == "universe"):
+    if is_url(out) and (len(models) > 2 or many != "anchor"):
         raise RequestError("Several models are aligned into one folder each, and -o is an address. Name a folder.")
-    if save_transform and (len(models) > 2 or many == "universe"):
+    if save_transform and (len(models) > 2 or many != "anchor"):
         raise RequestError("--save-transform stores one transform, but each model has its own. Align two at a time.")
     if anchor_out and transform and not anchor:
         raise RequestError("--anchor-out needs an ANCHOR beside --transform. Name one, or leave --anchor-out out.")

@@ -126,7 +126,7 @@ def _aligned(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSet
     others = [model for model in models.values() if model is not anchor]
     if not others:
         return None
-    to_mean = recipe.align.many == "universe"  # then the anchor moves like the others
+    to_mean = recipe.align.many != "anchor"  # then the anchor moves like the others
     if to_mean:
         others.insert(1, anchor)
     labels = recipe.align.learn_towards == "labels"

@@ -10,6 +10,7 @@ import pytest
 from isomerge.alignment.activations import MEASURES, SITES
 from isomerge.alignment.api import align_family
 from isomerge.alignment.scope import LEVELS, PARTS
+from isomerge.choices import MANY, ORDER_SOLVERS
 from isomerge.errors import RequestError
 from isomerge.merging.recipe import AlignSettings, ModelReference, Recipe, load_recipe, recipe_of
 from isomerge.merging.recipe.definitions import ModelToken, ZeroToken
@@ -232,6 +233,7 @@ def test_align_offers_what_alignment_has() -> None:
     assert tuple(schema["level"]["enum"]) == LEVELS
     assert tuple(schema["only"]["anyOf"][0]["enum"]) == PARTS
     assert tuple(schema["measure"]["enum"]) == MEASURES and tuple(schema["site"]["enum"]) == SITES
+    assert tuple(schema["many"]["enum"]) == MANY and tuple(schema["solver"]["enum"]) == ORDER_SOLVERS
     known = inspect.signature(align_family).parameters
     options = AlignSettings.model_validate({}).options()
     assert options == {name: known[name].default for name in options}

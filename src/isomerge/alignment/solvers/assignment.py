@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,19 @@ def solve_signed_permutation(group: Group, C: Tensor, unsigned: Tensor | None) -
         earned = (C[k][order, picked] * sign).sum()
         scores.append(earned if extra is None else earned + extra[order, picked].sum())
     return torch.stack(elements), torch.stack(scores)
+
+
+def solve_by_orders(
+    group: Group, C: Tensor, unsigned: Tensor | None, orders: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The element of each pair whose order `orders` finds, signs and all, and what it earns."""
+    C = C.double()
+    apart = torch.zeros_like(C) if unsigned is None else unsigned.double()
+    perm = orders((C.abs() if group.signed else C) + apart)
+    signed, rest = (table.gather(1, perm[:, None, :]).squeeze(1) for table in (C, apart))
+    if not group.signed:
+        return perm, (signed + rest).sum(-1)
+    return SignedPermutation.encode(perm, torch.where(signed < 0, -1.0, 1.0)), (signed.abs() + rest).sum(-1)
 
 
 def _require_square(C: Tensor, ndim: int) -> None:

@@ -3,6 +3,8 @@
 A solver gets the group, the cross-covariance C of (pairs, n, n), source × anchor, summed over every tensor the space
 touches, and `unsigned`, the part of it that comes from axes without a sign (or None). It returns the best element for
 each pair and what it earns, Σ ⟨g·B, A⟩.
+
+Orders can be found in other ways, too: the table ORDER_SOLVERS has the words of `solver`.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
+from isomerge.alignment.solvers.annealing import annealed_orders
 from isomerge.alignment.solvers.assignment import (
     assign_spoiling,
+    solve_by_orders,
     solve_permutation,
     solve_permutation_roughly,
     solve_signed_permutation,
@@ -28,6 +32,7 @@ from isomerge.alignment.solvers.rotation import (
     solve_rotation_fixing_ones,
 )
 from isomerge.alignment.solvers.scale import balance_factor, balance_matrix, head_scale, score_scale, solve_scale
+from isomerge.alignment.solvers.sinkhorn import sinkhorn_orders
 from isomerge.symmetry.groups import Group
 
 
@@ -49,6 +54,17 @@ class GroupSolver:
     """The element that makes two factors X and Y weigh the same, and how many of its parts had to be skipped."""
     rescale: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
     """The best size after a rotation, from ‖Q_B‖², ⟨Q_B, Q_A⟩, ⟨K_B, K_A⟩ and ‖K_B‖² (level `rotation`)."""
+    any_order: bool = False
+    """The group has every order of its units, so another of the ORDER_SOLVERS may find it."""
+
+
+@dataclass(frozen=True)
+class OrderSolver:
+    """A way to find orders of units that users choose by name."""
+
+    summary: str
+    orders: Callable[[Tensor], Tensor] | None = None
+    """The orders for scores of (pairs, n, n); None: as the table of groups says."""
 
 
 def _solve_identity(group: Group, C: Tensor, unsigned: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -71,8 +87,9 @@ SOLVERS: dict[str, GroupSolver] = {
         solve_permutation,
         in_place=assign_spoiling,
         roughly=solve_permutation_roughly,
+        any_order=True,
     ),
-    "signed permutation": GroupSolver("assignment on |C|, then signs", solve_signed_permutation),
+    "signed permutation": GroupSolver("assignment on |C|, then signs", solve_signed_permutation, any_order=True),
     "rotation": GroupSolver(
         "orthogonal Procrustes, by the polar factor",
         solve_rotation,
@@ -112,17 +129,31 @@ SOLVERS: dict[str, GroupSolver] = {
 }
 
 
-def score(group: Group, C: Tensor, unsigned: Tensor | None = None) -> Tensor:
+ORDER_SOLVERS: dict[str, OrderSolver] = {
+    "assignment": OrderSolver("orders by linear assignment, exact: the default of solver"),
+    "sinkhorn": OrderSolver("orders by soft assignment, cooled and made hard", sinkhorn_orders),
+    "annealing": OrderSolver("orders by simulated annealing: swaps of two units", annealed_orders),
+    "graph": OrderSolver("orders of all spaces at once by graph matching, at level permutation"),
+}
+
+
+def score(group: Group, C: Tensor, unsigned: Tensor | None = None, *, by: str = "assignment") -> Tensor:
     """What the best element earns for each pair, without building it where that is cheaper."""
     solver = SOLVERS[group.name]
-    return solver.score(group, C, unsigned) if solver.score else solver.solve(group, C, unsigned)[1]
+    return solver.score(group, C, unsigned) if solver.score else solve(group, C, unsigned, by=by)[1]
 
 
 def solve(
-    group: Group, C: Tensor, unsigned: Tensor | None = None, *, spoil: bool = False, roughly: bool = False
+    group: Group,
+    C: Tensor,
+    unsigned: Tensor | None = None,
+    *,
+    spoil: bool = False,
+    roughly: bool = False,
+    by: str = "assignment",
 ) -> tuple[Tensor, Tensor]:
     """The best element for each pair, and what it earns. `spoil` lets the solver use C as its workspace; `roughly` is
-    content with nearly the best.
+    content with nearly the best; `by` names how orders are found.
 
     >>> import torch
     >>> from isomerge.symmetry.groups import Permutation
@@ -130,7 +161,9 @@ def solve(
     >>> element.tolist(), earned.tolist()
     ([[1, 0]], [9.0])
     """
-    solver = SOLVERS[group.name]
+    solver, orders = SOLVERS[group.name], ORDER_SOLVERS[by].orders
+    if orders is not None and solver.any_order:
+        return solve_by_orders(group, C, unsigned, orders)
     if roughly and solver.roughly:
         return solver.roughly(group, C, unsigned)
     if spoil and solver.in_place and unsigned is None and len(C) == 1:

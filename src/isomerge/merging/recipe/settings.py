@@ -19,6 +19,7 @@ from isomerge.choices import (
     Level,
     Many,
     Measure,
+    OrderSolver,
     Part,
     Site,
 )
@@ -152,10 +153,11 @@ class AlignSettings(Definition):
 
     level: Level = Field("full", description="How much may move.")
     anchor: Reference | None = Field(None, description="The model the others are moved to: base_model, or the first.")
-    many: Many = Field("anchor", description="Move all to the anchor, or to a common mean.")
+    many: Many = Field("anchor", description="Move all to the anchor, to a common mean, or to each other.")
     layers: Annotated[str, BeforeValidator(_read_layers)] | None = Field(None, description='Layers, as in "0-4,7".')
     scale: Switch | None = Field(None, description="Rescale heads too; by default only level full does.")
     sweeps: Count = Field(15, description="At most this many rounds over all spaces.")
+    solver: OrderSolver = Field("assignment", description="How the orders of units are found.")
     only: Part | None = Field(None, description="Move only this part.")
     evidence: Annotated[Evidence | dict[str, Evidence], BeforeValidator(_read_evidence)] | None = Field(
         None, description="What decides: with data, activations for the residual stream and weights elsewhere."
