@@ -181,3 +181,14 @@ def test_models_that_move_to_each_other_compute_what_they_did_and_lie_nearer(fam
         untied = {"tie_word_embeddings": False} if member.untied else {}
         assert difference(logits(folder), logits(folder, member.state_dict(), **untied)) <= 1e-10
     assert found.report().distance.after < found.report().distance.before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("many", ["anchor", "universe", "cycle"])
+def test_every_way_takes_every_solver(many: str) -> None:
+    models = [model("vit", seed) for seed in (0, 1, 2)]
+    for solver in ("graph", "sinkhorn", "annealing"):
+        found = isomerge.align_family(models, many=many, level="permutation", solver=solver, sweeps=2)
+        for member in found.members:
+            folder = Path(member.source.name)
+            assert difference(logits(folder), logits(folder, member.state_dict())) <= 1e-10

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+from torch.optim.swa_utils import AveragedModel
 from transformers import TrainerCallback
 
 from isomerge.errors import RequestError
@@ -56,6 +57,23 @@ def test_the_average_is_that_of_every_step_in_the_window(run: str, optimum: int,
     found = load_file(tmp_path / "averaged" / "model.safetensors")
     assert_near({name: tensor.double().numpy() for name, tensor in found.items()}, expected)
     assert_near(arrays(model), expected)
+
+
+class Peer(TrainerCallback):
+    """torch's own average of every step."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.mean = AveragedModel(kwargs["model"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.mean.update_parameters(kwargs["model"])
+
+
+def test_a_window_of_the_whole_run_is_the_average_of_torch(tmp_path: Path) -> None:
+    peer = Peer()
+    train(tmp_path, Losses([1.0] * 4), peer, ValidationWindow(), steps=8, eval_strategy="steps", eval_steps=2)
+    found = load_file(tmp_path / "averaged" / "model.safetensors")
+    assert_near({name: tensor.double().numpy() for name, tensor in found.items()}, arrays(peer.mean.module))
 
 
 def test_a_loss_that_still_falls_leaves_the_last_steps(tmp_path: Path) -> None:

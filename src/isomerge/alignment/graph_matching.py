@@ -32,7 +32,7 @@ from isomerge.symmetry.transform import Transform
 from isomerge.threads import Run
 
 MOST_STEPS = 50
-STOPS_RISING = 1e-6  # of F: what the line to the next orders can still promise
+STOPS_RISING = 1e-6  # of F, in a step
 Tensors = dict[str, Tensor]
 
 

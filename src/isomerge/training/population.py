@@ -153,13 +153,13 @@ class PopulationAverage(TrainerCallback):
             if len(there) > self.members:
                 raise RequestError(
                     f"Averaging a population of {self.members} in {self.folder}: {', '.join(names)} are there. Give "
-                    "every population a folder of its own, and every member the same `members`."
+                    "every population a folder of its own, and every member the same number of members."
                 )
             if time.monotonic() > deadline:
                 raise CheckpointError(
                     f"Averaging a population in {self.folder}: after {self.wait:g} s only {', '.join(names)} of "
                     f"{self.members} members have reached step {step}. Start the others (again), with the same "
-                    "`every`, or use `wait=0` to take what is there."
+                    "every, or pass wait=0 to take what is there."
                 )
             time.sleep(0.02)
 

@@ -90,7 +90,7 @@ class ValidationWindow(TrainerCallback):
         if not self._window.found:
             warnings.warn(
                 f"ValidationWindow found no minimum of {self.metric} in {len(self.losses)} evaluations, so it writes "
-                "the mean of the steps before the last one. Train longer, evaluate more often, or lower `optimum`.",
+                "the mean of the steps before the last one. Train longer, evaluate more often, or lower optimum.",
                 stacklevel=2,
             )
         for segment in self._last if self._window.found else [self._last[-1]]:

@@ -88,3 +88,9 @@ def test_groups_without_orders_are_solved_as_ever() -> None:
     for word in ORDER_SOLVERS:
         assert torch.equal(solve(Rotation(5), C, by=word)[0], solve(Rotation(5), C)[0])
     assert np.allclose(solve(Permutation(5), C, by="graph")[1], solve(Permutation(5), C)[1])
+
+
+@pytest.mark.parametrize("word", ["sinkhorn", "annealing"])
+def test_scores_that_are_not_finite_are_refused(word: str) -> None:
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        solve(Permutation(3), torch.full((1, 3, 3), float("nan")), by=word)

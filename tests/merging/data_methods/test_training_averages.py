@@ -186,3 +186,16 @@ def test_the_mean_prediction_of_draws_is_an_ensemble_of_merges(tmp_path: Path) -
     expected = -torch.cat(mean)[torch.arange(60), labels].log().mean()
     assert found.ensemble["loss"] == pytest.approx(float(expected), rel=1e-6)
     assert len({row["loss"] for row in found.models}) == 3
+
+
+# --- wsm --------------------------------------------------------------------------------------------------------------
+def test_rates_in_a_recipe_and_in_a_call_are_the_run_with_a_decay_in_hindsight() -> None:
+    rates, W = [3e-4, 2e-4, 5e-5], [tensors(Path(folder)) for folder in run()[:3]]
+    entries = [{"model": m, "parameters": {"rate": r}} for m, r in zip(run(), ["3e-4", 2e-4, 5e-5], strict=False)]
+    by_recipe = isomerge.merge_recipe({"merge_method": "wsm", "models": entries}).state_dict()
+    by_call = isomerge.merge(run()[:3], method="wsm", rate=rates).state_dict()
+    for name, tensor in by_call.items():
+        assert torch.equal(by_recipe[name], tensor)
+        steps = [W[j][name].numpy() - W[j - 1][name].numpy() for j in (1, 2)]
+        expected = W[0][name].numpy() + 2 / 3 * steps[0] + 1 / 6 * steps[1]
+        np.testing.assert_allclose(tensor.numpy(), expected, atol=1e-12, err_msg=name)

@@ -16,8 +16,8 @@ import torch
 import isomerge
 from isomerge.checkpoint.kept import KeptWork
 from isomerge.choices import STAGING
-from isomerge.merging.layerwise import kept_steps
 from isomerge.merging.layerwise.gradient_steps import descend
+from isomerge.running import kept_steps
 from models import model
 from samples import digits
 
@@ -108,7 +108,7 @@ def test_polishing_goes_on_from_its_steps_too(tmp_path: Path, monkeypatch: pytes
 CHILD = """
 import sys
 import isomerge
-from isomerge.merging.layerwise import kept_steps
+from isomerge.running import kept_steps
 from isomerge.merging.layerwise.gradient_steps import descend
 kept_steps.SECONDS = 0.0
 first, second, student, data, out = sys.argv[1:]

@@ -87,7 +87,10 @@ def solve_by_orders(
     """The element of each pair whose order `orders` finds, signs and all, and what it earns."""
     C = C.double()
     apart = torch.zeros_like(C) if unsigned is None else unsigned.double()
-    perm = orders((C.abs() if group.signed else C) + apart)
+    scores = (C.abs() if group.signed else C) + apart
+    if not bool(torch.isfinite(scores).all()):
+        raise ValueError(f"Finding orders on scores of shape {tuple(C.shape)}: they hold NaN or infinite values.")
+    perm = orders(scores)
     signed, rest = (table.gather(1, perm[:, None, :]).squeeze(1) for table in (C, apart))
     if not group.signed:
         return perm, (signed + rest).sum(-1)

@@ -136,9 +136,7 @@ class SpanDescent:
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(self.span.loss(basis @ variable, batch), variable)
         if not gradient.isfinite().all():
-            raise RequestError(
-                "twa: the loss is not a number; try a smaller `rate`, or check the data.", keys=("rate",)
-            )
+            raise RequestError("twa: the loss is not a number. Try a smaller rate, or check the data.", keys=("rate",))
         return gradient
 
 

@@ -17,11 +17,11 @@ from isomerge.merging.layerwise.goals import GoalData, text_above
 from isomerge.merging.layerwise.gradient_steps import POLISH_RATES, BlockRefinement, PredictionLoss, polish, put_back
 from isomerge.merging.layerwise.joint import find_assembly
 from isomerge.merging.layerwise.kept_stages import KeptStages, owners_of
-from isomerge.merging.layerwise.kept_steps import KeptSteps
 from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
 from isomerge.merging.layerwise.output_fit import finite, fit_output, output_stage
 from isomerge.merging.layerwise.solver import LayerReport, LayerSolver, LayerTargets
 from isomerge.merging.layerwise.stages import Stage
+from isomerge.running.kept_steps import KeptSteps
 
 LEANS = (0.8, 0.95)
 """Shares of the stream that one parent may get. The second is tried for the parent that the first was best with."""

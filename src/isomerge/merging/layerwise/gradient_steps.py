@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from isomerge.data.base import Batch
 from isomerge.merging.layerwise.assembly import FeatureAssembly, sum_of
 from isomerge.merging.layerwise.goals import GoalData
-from isomerge.merging.layerwise.kept_steps import KeptSteps
 from isomerge.merging.layerwise.roles import ParameterRoles
 from isomerge.merging.layerwise.stage_runner import StageRunner
 from isomerge.merging.layerwise.stages import StagePlan
 from isomerge.merging.layerwise.token_matching import OwnTokens
 from isomerge.running.blocks import BlockIndex, copied, tensors_in
 from isomerge.running.call_recorder import ForwardDone
+from isomerge.running.kept_steps import KeptSteps
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
 from isomerge.running.predictions import distance, rows_of, scores_in
