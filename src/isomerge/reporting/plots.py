@@ -38,6 +38,30 @@ def plot_barrier(record: Record, path: str | Path) -> None:
     save_figure(figure, path)
 
 
+def plot_curve(record: Record, path: str | Path) -> None:
+    """Loss, and beside it the metric where there is one, on the trained path and on the straight one."""
+    panels = [("loss", "loss")]
+    if any(point["metric"] is not None for point in record["points"]):
+        panels.append(("metric", str(record.get("metric_name") or "metric")))
+    figure = new_figure(4.6 * len(panels), 3.4)
+    for number, (key, title) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), number)
+        for label, colour, line in (("straight", GREY, record["straight"]), (record["method"], BLUE, record)):
+            where = [point["t"] for point in line["points"]]
+            axes.plot(where, _numbers(p[key] for p in line["points"]), color=colour, marker="o", ms=3, label=label)
+            if line.get("under_noise"):
+                noisy = _numbers(p[key] for p in line["under_noise"])
+                axes.plot(where, noisy, color=colour, ls=":", label=f"{label}, perturbed")
+        together = (record.get("ensemble") or {}).get(key)
+        if together is not None:
+            axes.axhline(together, color=GREEN, lw=1, ls="--", label="ensemble")
+        axes.set_xlabel("t, from A to B")
+        axes.set_title(title)
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    save_figure(figure, path)
+
+
 def plot_plane(record: Record, path: str | Path) -> None:
     """The loss as a map, with the three models on it. Far-off losses are cut, or they would hide the valley."""
     losses = [_numbers(row) for row in record["loss"]]
