@@ -40,10 +40,9 @@ def autoneb(problem: CurveProblem) -> Trained:
         problem.descend(band.pivots, band.loss, steps, problem.rate * (CYCLES - cycle) / CYCLES)
         band.spread_out()
         losses = band.measured()
-        inserted = highest_places(losses, BETWEEN)
+        inserted = highest_places(losses, BETWEEN) if cycle + 1 < CYCLES else []
         cycles.append({"pivots": len(band.pivots), "highest": max(losses), "inserted_at": band.positions(inserted)})
-        if cycle + 1 < CYCLES:
-            band.insert(inserted)
+        band.insert(inserted)
     space.keep(band.pivots)
     return Trained(PolygonalChain(tuple(knots(band.whole()))), {"cycles": cycles})
 

@@ -12,6 +12,7 @@ paper measures between neighbouring pivots; here t is drawn from the whole range
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -87,6 +88,6 @@ def squared_distance(module: object, field: str, one: Tensor, other: Tensor) -> 
     if task == "multi_label_classification":
         one, other = (torch.stack([x, -x], -1) / 2 for x in (one, other))  # softmax of these two is the sigmoid
     logs = [x.log_softmax(-1) for x in (one, other)]
-    mean = torch.stack(logs).logsumexp(0) - torch.log(torch.tensor(2.0))
+    mean = torch.stack(logs).logsumexp(0) - math.log(2)
     divergences = [(x.exp() * (x - mean)).sum(-1) for x in logs]
     return 4 * (divergences[0] + divergences[1]).mean()

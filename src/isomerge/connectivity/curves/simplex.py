@@ -55,6 +55,8 @@ class AddedVertex:
         shares = self._complex.sample(problem.draw)
         to_b = shares[1] + (1 - shares[0] - shares[1]) / 2
         value = problem.loss(shares, [self._vertex], batch, (1 - to_b, to_b))
+        if problem.spread == 0:  # the gradient of a flat simplex's volume is not a number, nor is zero times it
+            return value
         volume = complex_log_volume(_corners(space, [*space.vertices, self._vertex]))
         return value - problem.spread * volume.to(value)
 
