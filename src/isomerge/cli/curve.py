@@ -25,8 +25,8 @@ Point = Annotated[
     list[str] | None,
     option(
         "T",
-        "Write this point as a model: t from 0 to 1, or in a simplex one weight per vertex, as in 0.2,0,0.8. Given more "
-        "than once, OUT gets one folder per point.",
+        "Write this point as a model: t from 0 to 1, or in a simplex one weight per vertex, as in 0.2,0,0.8. With "
+        "several points, OUT gets one folder per point.",
         "--point",
     ),
 ]
@@ -68,7 +68,9 @@ def curve(
     noise: Annotated[
         float, option("X", "Train and measure with noise on the inputs, relative to their standard deviation.")
     ] = 0.0,
-    attack: Annotated[float, option("X", "The same with inputs moved where it hurts most, by one gradient step.")] = 0.0,
+    attack: Annotated[
+        float, option("X", "The same with inputs moved where it hurts most, by one gradient step.")
+    ] = 0.0,
     samples: Annotated[int, option("N", "Points to draw from a simplex and average.", min=0)] = 5,
     points: Annotated[int, option("N", "Number of points to measure, ends included.", min=3)] = 11,
     point: Point = None,
@@ -149,8 +151,8 @@ def curve_table(record: Record) -> RenderableType:
     """Loss and metric on the trained path and on the straight one; barriers, samples and notes."""
     metric = record.get("metric_name") or "metric"
     lines = [("", record["points"]), (" straight", record["straight"]["points"])]
-    if "under_noise" in record:
-        perturbed = record["under_noise"], record["straight"]["under_noise"]
+    if "perturbed" in record:
+        perturbed = record["perturbed"], record["straight"]["perturbed"]
         lines += zip((" perturbed", " straight, perturbed"), perturbed, strict=True)
     table = listing("t", *(f"{what}{label}" for label, _ in lines for what in ("loss", metric)), numbers=True)
     for rows in zip(*(points for _, points in lines), strict=True):

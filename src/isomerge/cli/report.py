@@ -21,7 +21,12 @@ def report(
     out: Annotated[Path | None, option("FILE", "The page to write; OUT/report.html by default.", "-o", "--out")] = None,
     measured: Annotated[
         list[Path] | None,
-        option("FILE.json", "Add what isomerge eval, barrier, curve or sweep printed with --json.", "--measured", "--barrier"),
+        option(
+            "FILE.json",
+            "Add what isomerge eval, barrier, curve or sweep printed with --json.",
+            "--measured",
+            "--barrier",
+        ),
     ] = None,
     no_curves: Annotated[bool, switch("--no-curves", "Remove the scores and curves that the page has.")] = False,
     open_: Annotated[bool, switch("--open", "Open the page in the browser.")] = False,

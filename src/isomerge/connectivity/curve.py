@@ -16,7 +16,7 @@ from isomerge.connectivity.barrier import broken_points, height, require_few, re
 from isomerge.connectivity.curve_result import MeasuredPath, SampledPoints, TrainedCurve
 from isomerge.connectivity.curves.goals import FunctionGoal, Goal, LabelGoal, PredictionGoal
 from isomerge.connectivity.curves.methods import METHODS, CurveMethod
-from isomerge.connectivity.curves.parts import Parts, Reading, open_parts
+from isomerge.connectivity.curves.parts import DataReading, Parts, open_parts
 from isomerge.connectivity.curves.perturbation import Perturbation
 from isomerge.connectivity.curves.problem import CurveProblem, Trained, generator
 from isomerge.connectivity.curves.shapes import PolygonalChain, Shape, Shares, SimplicialComplex
@@ -66,9 +66,9 @@ def curve(
     `method` is bezier, chain, autoneb, simplex, subspace or geodesic. It learns for `steps` batches of `data`, towards
     its labels or the parents' predictions, and is measured on `test`: by default the part of the data called test, or
     every fourth example, which is held out. Or all of it by `loss`, a function of the module with a gradient. `pivots`
-    vertices learn beside A and B; `spread` weighs what keeps those of a simplex apart. With `noise` or `attack`, a share
-    of the inputs' standard deviation, inputs are perturbed as the path learns, and it is measured both ways. `samples`
-    points are drawn from a simplex. With `align`, B moves next to A first, its function unchanged.
+    vertices learn beside A and B; `spread` weighs what keeps those of a simplex apart. With `noise` or `attack`, as a
+    share of the inputs' standard deviation, inputs are perturbed as the path learns, and it is measured both ways.
+    `samples` points are drawn from a simplex. With `align`, B moves next to A first, its function unchanged.
 
     >>> found = isomerge.curve("model-a", "model-b", data="cifar10.tar.xz", steps=20, points=3)
     >>> found.barrier <= found.straight.barrier
@@ -94,7 +94,7 @@ def curve(
         require_drawable(plot)
     given = [model_a, model_b]
     checkpoints = open_models(given, device)
-    parts = open_parts(checkpoints, loss, data, test, Reading(task, tokenizer, batch_size, limit, seed, device))
+    parts = open_parts(checkpoints, loss, data, test, DataReading(task, tokenizer, batch_size, limit, seed, device))
     notes: list[str] = []
     if align:
         mixture, _, notes = aligned_mixture(checkpoints, given, level, device)

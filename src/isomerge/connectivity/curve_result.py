@@ -18,7 +18,7 @@ from isomerge.results import Result
 class MeasuredPath(Result):
     """Points along one path between the two models."""
 
-    OPTIONAL = ("under_noise",)
+    OPTIONAL = ("perturbed",)
 
     points: list[dict[str, Any]]
     """Each with `t`, `loss` and `metric`."""
@@ -28,7 +28,7 @@ class MeasuredPath(Result):
     """max over t of L(t) − [(1−t) L(A) + t L(B)]"""
     metric_barrier: float | None
     """The same for the metric, counted as a loss of quality."""
-    under_noise: list[dict[str, Any]] | None = None
+    perturbed: list[dict[str, Any]] | None = None
     """The same points with perturbed inputs, where `noise` or `attack` is set."""
 
 
@@ -46,7 +46,7 @@ class SampledPoints(Result):
 class TrainedCurve(MeasuredPath):
     """A path of low loss between two models, or a simplex with a path through it; any point of it is a model."""
 
-    OPTIONAL = (*MEASURE_FACTS, "under_noise", "samples", "level")
+    OPTIONAL = (*MEASURE_FACTS, "perturbed", "samples", "level")
 
     method: str = ""
     models: list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ class TrainedCurve(MeasuredPath):
     examples: int | None = None
     data: dict[str, Any] | None = None
     """Name, sha256, size and kind of what it was measured on."""
-    _points: CurvePoints | None = None
+    _points: CurvePoints | None = field(default=None, repr=False, compare=False)
 
     def module(self, point: float | Sequence[float]) -> Any:
         """The module with the weights of a point; the next point takes their place."""
@@ -82,9 +82,7 @@ class TrainedCurve(MeasuredPath):
         """A point in memory, to be merged, aligned or evaluated like any model."""
         return self._known().checkpoint(coordinates(point))
 
-    def save(
-        self, point: float | Sequence[float], out: str | os.PathLike[str], *, force: bool = False
-    ) -> Written:
+    def save(self, point: float | Sequence[float], out: str | os.PathLike[str], *, force: bool = False) -> Written:
         """Write a point as a model that loads in the stock class: by t from 0 (A) to 1 (B), or in a simplex by a weight
         for each vertex. It has the config and side files of A."""
         return self._known().save(coordinates(point), out, force=force)

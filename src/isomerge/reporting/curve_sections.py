@@ -63,7 +63,7 @@ def _trained(record: Record) -> list[Any]:
     """A trained path beside the straight one, and with perturbed inputs where it was measured so."""
     paths = [("straight", record["straight"]), (record["method"], record)]
     drawn = [(label, path["points"]) for label, path in paths]
-    drawn += [(f"{label}, perturbed", path["under_noise"]) for label, path in paths if path.get("under_noise")]
+    drawn += [(f"{label}, perturbed", path["perturbed"]) for label, path in paths if path.get("perturbed")]
     facts = _ends(record)
     if record.get("level"):
         facts["B was aligned to A"] = record["level"]
@@ -71,7 +71,9 @@ def _trained(record: Record) -> list[Any]:
         facts[f"barrier, {label}"] = b.number(path.get("barrier"), 4).text
     if samples := record.get("samples"):
         losses = [one["loss"] for one in samples["points"] if one.get("loss") is not None]
-        facts[f"loss of {len(samples['points'])} samples"] = b.number(sum(losses) / len(losses) if losses else None, 4).text
+        facts[f"loss of {len(samples['points'])} samples"] = b.number(
+            sum(losses) / len(losses) if losses else None, 4
+        ).text
         facts["loss of their ensemble"] = b.number((samples.get("ensemble") or {}).get("loss"), 4).text
     return [b.Side(_figures(record, drawn, f"on the {record['method']} path")), b.FactList(facts), *_notes(record)]
 

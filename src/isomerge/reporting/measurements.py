@@ -1,4 +1,4 @@
-"""What was measured of models: the records that `isomerge eval`, `barrier`, `curve` and `sweep` print, and their forms."""
+"""What was measured of models: records that `isomerge eval`, `barrier`, `curve` and `sweep` print, and their forms."""
 
 from __future__ import annotations
 
@@ -158,11 +158,11 @@ class Curve(StoredLine):
 
 
 class PerturbedPath(StoredLine):
-    under_noise: list[StoredPoint] | None = None
+    perturbed: list[StoredPoint] | None = None
 
     @model_validator(mode="after")
     def _perturbed_at_the_same_places(self) -> PerturbedPath:
-        if self.under_noise is not None and len(self.under_noise) != len(self.points):
+        if self.perturbed is not None and len(self.perturbed) != len(self.points):
             raise ValueError("there is another number of points with perturbed inputs")
         return self
 
@@ -190,7 +190,7 @@ class StoredTrained(PerturbedPath):
     def _as_many_places(self) -> StoredTrained:
         if len(self.straight.points) != len(self.points):
             raise ValueError("the straight line has another number of points")
-        if (self.straight.under_noise is None) != (self.under_noise is None):
+        if (self.straight.perturbed is None) != (self.perturbed is None):
             raise ValueError("one of the two paths was not measured with perturbed inputs")
         return self
 

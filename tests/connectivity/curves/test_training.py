@@ -142,7 +142,9 @@ def test_the_corners_of_a_subspace_learn_together() -> None:
 def test_the_squared_cosine_pushes_corners_apart() -> None:
     cosines = []
     for spread in (0.0, 5.0):
-        problem = problem_on(lambda m: 0 * m.w.sum(), Place(1.0, 0), Place(0.8, 0.6), steps=100, pivots=0, spread=spread)
+        problem = problem_on(
+            lambda m: 0 * m.w.sum(), Place(1.0, 0), Place(0.8, 0.6), steps=100, pivots=0, spread=spread
+        )
         cosines.append(subspace(problem).details["cosines"][0])
     assert cosines[0] == pytest.approx(0.8, abs=1e-6) and cosines[1] < 0.1
 

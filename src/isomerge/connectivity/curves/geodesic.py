@@ -1,8 +1,8 @@
 """A geodesic: the shortest path between two models as functions (Tan et al. 2023, arXiv 2308.12666).
 
-The distance of two neighbouring points is that of their predictions. For classes and tokens it is the Fisher–Rao metric,
-for which the Jensen–Shannon divergence stands where points are near: ds² = 8 JS(p(t), p(t + dt)); for plain numbers it
-is the mean squared difference. A chain of pivots is trained to the least energy,
+The distance of two neighbouring points is that of their predictions. For classes and tokens it is that of Fisher and
+Rao, for which the Jensen–Shannon divergence stands where points are near: ds² = 8 JS(p(t), p(t + dt)). For plain
+numbers it is the mean squared difference. A chain of pivots is trained to the least energy,
 
     min over θ of E_t [ ds²(φ(t), φ(t + h)) / h² ]        length = Σ_k ds(φ(t_k), φ(t_{k+1}))
 
@@ -52,9 +52,7 @@ def geodesic(problem: CurveProblem) -> Trained:
 
 
 @torch.no_grad()
-def length(
-    problem: CurveProblem, shape: Shape, pivots: Sequence[Point], batches: Sequence[Batch], parts: int
-) -> float:
+def length(problem: CurveProblem, shape: Shape, pivots: Sequence[Point], batches: Sequence[Batch], parts: int) -> float:
     """Σ ds over even parts, each ds² the mean over the batches."""
     total = 0.0
     for k in range(parts):
@@ -64,9 +62,7 @@ def length(
     return total
 
 
-def between(
-    problem: CurveProblem, shape: Shape, pivots: Sequence[Point], batch: Batch, t: float, u: float
-) -> Tensor:
+def between(problem: CurveProblem, shape: Shape, pivots: Sequence[Point], batch: Batch, t: float, u: float) -> Tensor:
     """ds² between two points of the path, on one batch."""
     space, module = problem.space, problem.space.mixture.module
     inputs = inputs_of(batch, module)

@@ -31,7 +31,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Reading:
+class DataReading:
     """How data is read, as `barrier` takes it."""
 
     task: str | None
@@ -47,7 +47,7 @@ def open_parts(
     loss: Callable[[Any], Any] | None,
     data: DataSource,
     test: DataSource,
-    reading: Reading,
+    reading: DataReading,
 ) -> Parts:
     if loss is not None:
         return Parts(_nothing(), LossMeasure(loss), [])

@@ -35,9 +35,7 @@ def subspace(problem: CurveProblem) -> Trained:
 
     problem.descend(corners, loss, problem.steps)
     with torch.no_grad():
-        cosines = [
-            float(squared_cosine(corners[j], corners[k], space)) ** 0.5 for j in range(count) for k in range(j)
-        ]
+        cosines = [float(squared_cosine(corners[j], corners[k], space)) ** 0.5 for j in range(count) for k in range(j)]
     space.keep(corners)
     return Trained(shape, {"vertices": count, "cosines": cosines})
 
