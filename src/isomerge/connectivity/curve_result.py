@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.writer import Written
@@ -18,7 +18,7 @@ from isomerge.results import Result
 class MeasuredPath(Result):
     """Points along one path between the two models."""
 
-    OPTIONAL = ("perturbed",)
+    OPTIONAL: ClassVar[tuple[str, ...]] = ("perturbed",)
 
     points: list[dict[str, Any]]
     """Each with `t`, `loss` and `metric`."""

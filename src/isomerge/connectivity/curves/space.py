@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,4 +62,4 @@ class WeightSpace:
 
     def size(self) -> float:
         """How far A and B are apart."""
-        return self.mixture.inner(1, 1) ** 0.5
+        return math.sqrt(self.mixture.inner(1, 1))

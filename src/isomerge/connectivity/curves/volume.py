@@ -20,7 +20,8 @@ def log_volume(points: Sequence[Point]) -> Tensor:
     """
     edges = [{name: p[name] - points[0][name] for name in p} for p in points[1:]]
     rows = [torch.stack([inner(a, b) for b in edges]) for a in edges]
-    return torch.linalg.slogdet(torch.stack(rows))[1] / 2 - math.lgamma(len(edges) + 1)
+    log_determinant: Tensor = torch.linalg.slogdet(torch.stack(rows))[1]
+    return log_determinant / 2 - math.lgamma(len(edges) + 1)
 
 
 def complex_log_volume(simplexes: Sequence[Sequence[Point]]) -> Tensor:
