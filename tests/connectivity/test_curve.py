@@ -194,6 +194,8 @@ def test_data_with_parts_is_learned_from_one_and_measured_on_another(pair: dict[
     assert curve.points[0]["loss"] == pytest.approx(whole.loss, rel=1e-6) and curve.examples == whole.examples
     named = found(pair, steps=2, test={"path": tmp_path / "parts", "split": "test"})
     assert named.examples == whole.examples and named.data == curve.data
+    with pytest.raises(RequestError, match="fewer than 4 examples, so none can be held out"):
+        found(pair, limit=3)
     with pytest.raises(RequestError, match="they are the same data"):
         found(pair, test=pair["data"])
 
@@ -210,6 +212,7 @@ def test_wrong_requests_are_told(pair: dict[str, Any], tmp_path: Path) -> None:
         ({"pivots": 0}, "at least 1 pivots"),
         ({"spread": 0.1}, "spread weighs what keeps the vertices"),
         ({"noise": 0.1, "attack": 0.1}, "Name one of the two"),
+        ({"noise": float("nan")}, "of a size above 0"),
         ({"method": "geodesic", "towards": "labels"}, "has no other goal"),
         ({"data": None}, "either loss=function or data="),
         ({"data": None, "loss": lambda m: 0, "test": "x"}, "test is other data"),
@@ -247,6 +250,8 @@ def test_the_verb_writes_points_and_prints_one_object(pair: dict[str, Any], tmp_
         ("--point", "x", "-o", "y"): "--point cannot be 'x'",
         ("--point", "0.5,0.5", "-o", "y"): "one number, t",
         ("--point", "1.5", "-o", "y"): "from 0 to 1",
+        ("--point", "0.5,0.5", "-o", "y", "--method", "simplex"): "there are 4 vertices",
+        ("--point", "0.5,0.5,0,0", "-o", "y", "--method", "simplex"): "A and B share no simplex",
         ("--level", "rotation"): "no effect without --align",
         ("--test-split", "x"): "Add --test PATH",
     }.items():

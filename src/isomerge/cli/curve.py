@@ -11,7 +11,6 @@ import typer
 from isomerge.choices import CURVES, LEARN_TOWARDS
 from isomerge.cli.barrier import require_folder_of
 from isomerge.cli.flags import Data, Force, Level, Reading, Running, Task, choice, data_source, option, switch
-from isomerge.cli.interruption import announce_output
 from isomerge.cli.output import Record, Voice, as_record, below, ending, listing, number
 from isomerge.cli.request import reserve_output
 from isomerge.cli.search import TestSplit
@@ -34,7 +33,7 @@ Point = Annotated[
 
 @verb(
     "Find a path of low loss between A and B; write any point of it.",
-    "isomerge curve model-a model-b --data images.tar.xz --method chain --point 0.5 -o out",
+    "isomerge curve model-a model-b --data images.tar.xz --steps 50 --point 0.5 -o out",
 )
 def curve(
     first: Annotated[str, typer.Argument(metavar="A", help="A folder, a file or a hub id.")],
@@ -92,6 +91,9 @@ def curve(
     places = read_points(point, method)
     reserve(out, places, [first, second], force=force)
     import isomerge
+    from isomerge.connectivity.curves.methods import METHODS
+
+    require_vertices(places, method, METHODS[method].pivots if pivots is None else pivots)
 
     with voice.work("steps") as progress:
         found = isomerge.curve(
@@ -130,6 +132,17 @@ def read_points(given: Sequence[str] | None, method: str) -> dict[str, list[floa
     return found
 
 
+def require_vertices(places: dict[str, list[float]], method: str, pivots: int) -> None:
+    """Refuse, before any training, weights that no point of the simplex has."""
+    for text, numbers in places.items():
+        if len(numbers) not in (1, 2 + pivots):
+            raise RequestError(
+                f"--point {text}: with {pivots} pivots there are {2 + pivots} vertices. Name a weight each."
+            )
+        if method == "simplex" and len(numbers) > 1 and numbers[0] * numbers[1] > 0:
+            raise RequestError(f"--point {text}: A and B share no simplex. Give one of them, the first two, weight 0.")
+
+
 def folders(out: Path, places: dict[str, list[float]]) -> dict[Path, list[float]]:
     if len(places) == 1:
         return {out: next(iter(places.values()))}
@@ -144,7 +157,6 @@ def reserve(out: Path | None, places: dict[str, list[float]], models: Sequence[s
         return
     for folder in folders(out, places):
         reserve_output(folder, models, force=force)
-    announce_output(out)
 
 
 def curve_table(record: Record) -> RenderableType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -152,13 +153,13 @@ class CurveRequest:
             )
         if self.pivots is not None and self.pivots < self.method.fewest:
             raise RequestError(f"{act}: at least {self.method.fewest} pivots have to learn.", keys=("pivots",))
-        if self.spread is not None and (self.method.spread is None or self.spread < 0):
+        if self.spread is not None and (self.method.spread is None or not 0 <= self.spread < math.inf):
             raise RequestError(
                 f"{act}: spread weighs what keeps the vertices of a simplex or subspace apart, and is 0 or more. Leave "
                 "it out, or choose one of these methods.",
                 keys=("spread", "method"),
             )
-        if min(self.noise, self.attack) < 0 or (self.noise and self.attack):
+        if not all(0 <= size < math.inf for size in (self.noise, self.attack)) or (self.noise and self.attack):
             raise RequestError(
                 f"{act}: inputs are perturbed by noise or by an attack, of a size above 0. Name one of the two.",
                 keys=("noise", "attack"),

@@ -34,7 +34,7 @@ class LabelGoal(Goal):
     def loss(self, weights: Point, shares: Sequence[float], batch: Batch) -> Tensor:
         if "labels" not in batch:
             raise RequestError(
-                "Training a curve towards labels: the data have none. Name their column or folder with label, or set "
+                "Training a curve towards labels: the data has no labels. Name their column with label, or set "
                 "towards='predictions', which needs none.",
                 keys=("data", "label", "towards"),
             )

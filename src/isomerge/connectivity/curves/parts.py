@@ -66,6 +66,12 @@ def open_parts(
         device=reading.device, task=None if is_custom(measure.task) else measure.task,
     )  # fmt: skip
     if held:
+        if next(EveryNth(HELD, held=True).of(batches)(), None) is None:
+            raise RequestError(
+                f"Training a curve on {learned.name}: it has fewer than {HELD} examples, so none can be held out to "
+                "measure on. Use more data, or name other data with test.",
+                keys=("data", "test"),
+            )
         batches = EveryNth(HELD, held=False).of(batches)
     notes += [note for note in learned.notes if note not in measure.notes]
     return Parts(_again(batches), measure, notes)

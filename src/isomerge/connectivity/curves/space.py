@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isomerge.connectivity.curves.volume import Point
+from isomerge.connectivity.curves.volume import Point, inner
 from isomerge.running.weight_replacement import Mixture
 
 
@@ -62,4 +62,6 @@ class WeightSpace:
 
     def size(self) -> float:
         """How far A and B are apart."""
-        return math.sqrt(self.mixture.inner(1, 1))
+        a, b = self.vertices[:2]
+        apart = {name: b[name] - a[name] for name in self.learned}
+        return math.sqrt(float(inner(apart, apart)))
