@@ -73,6 +73,7 @@ def poisoned(here: Path, kind: str) -> Path:
 
 RUN_THE_MODEL = [
     "eval a --data texts.txt", "calibrate a --data texts.txt -o out.safetensors", "barrier a b --data texts.txt",
+    "curve a b --data lines.txt --steps 2 --points 3 --point 0.5 -o out",
     "ensemble a b --data texts.txt", "merge a b --method regmean --data texts.txt -o out",
     "merge a b --method fisher --data texts.txt -o out",
     "sweep a b --over models.0.weight=0:1:0.5 --data texts.txt", "merge a b --repair --data texts.txt -o out",

@@ -30,6 +30,7 @@ _WHERE = {
     "calibrate": "isomerge.calibration.api",
     "catalogue": "isomerge.listing",
     "check": "isomerge.checking.api",
+    "curve": "isomerge.connectivity.curve",
     "demo": "isomerge.demonstration.run",
     "distill": "isomerge.merging.distill_api",
     "ensemble": "isomerge.evaluation.ensemble",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from isomerge.checkpoint.remote_code import trust_remote_code as trust_remote_code
     from isomerge.choosing.api import best as best
     from isomerge.connectivity.barrier import barrier as barrier
+    from isomerge.connectivity.curve import curve as curve
     from isomerge.connectivity.plane import plane as plane
     from isomerge.data import open_data as open_data
     from isomerge.demonstration.run import demo as demo

@@ -41,6 +41,7 @@ DATA_KINDS: tuple[str, ...] = get_args(DataKind)
 FISHER_KINDS: tuple[str, ...] = get_args(FisherKind)
 SPLITS = ("train", "validation", "test")
 TASKS = ("image", "sequence", "token", "regression", "causal-lm", "masked-lm", "seq2seq")
+CURVES = ("bezier", "chain", "autoneb", "simplex", "subspace", "geodesic")
 Goals = Literal["auto", "mean", "own", "expert"]
 GOALS: tuple[str, ...] = get_args(Goals)
 STATISTICS = ("gram", "activations", "units", "fisher")

@@ -52,6 +52,7 @@ def lines(out: str) -> list[list[str]]:
         ["eval", MODELS[0], *data],
         ["ensemble", *MODELS, *data],
         ["barrier", *MODELS, *data, "--points", "3"],
+        ["curve", *MODELS, *data, "--points", "3", "--steps", "2", "--point", "0.5", "-o", f"{out}/point"],
         ["sweep", *MODELS, *data, "--over", "weight=0.2,0.8"],
         ["search", *MODELS, *data, "--over", "weight=0.2:1", "--evaluations", "3", "--algorithm", "random"],
         ["calibrate", MODELS[0], *data, "-o", f"{out}/statistics.safetensors"],

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from isomerge import align, merge
 from isomerge.calibration import calibrate, cross_statistics
 from isomerge.connectivity.barrier import barrier
+from isomerge.connectivity.curve import curve
 from isomerge.data import open_data
 from isomerge.data.images import Pixels
 from isomerge.errors import IsomergeError, RequestError
@@ -36,8 +37,9 @@ VERBS: dict[str, Verb] = {
     "cross": lambda a, b, data: cross_statistics(b, a, open_data(data)),
     "reconstruct": lambda a, b, data: merge([a, b], method="reconstruct", data=data),
     "barrier": lambda a, b, data: barrier(a, b, data=data, points=3, align=False),
+    "curve": lambda a, b, data: curve(a, b, data=data, points=3, steps=1),
 }
-LABELLED = ("evaluate", "fisher", "barrier")
+LABELLED = ("evaluate", "fisher", "barrier", "curve")
 each_verb = pytest.mark.parametrize("verb", VERBS)
 
 

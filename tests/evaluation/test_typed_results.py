@@ -10,6 +10,7 @@ from pathlib import Path
 import isomerge
 from isomerge.calibration import calibrate
 from isomerge.connectivity.barrier import Barrier
+from isomerge.connectivity.curve_result import TrainedCurve
 from isomerge.connectivity.plane import Plane
 from isomerge.evaluation.ensemble import EnsembleEvaluation
 from isomerge.evaluation.evaluate import Evaluation
@@ -33,6 +34,7 @@ def test_results_are_typed_and_can_be_copied(tmp_path: Path) -> None:
         Evaluation: isomerge.evaluate(models[0], data),
         EnsembleEvaluation: isomerge.ensemble(models, data),
         Barrier: isomerge.barrier(models[0], models[1], data=data, points=3, align=True),
+        TrainedCurve: isomerge.curve(models[0], models[1], data=data, steps=2, points=3, method="simplex", samples=1),
         Plane: isomerge.plane(*models, data=data, points=2),
         Sweep: isomerge.sweep(recipe, {"t": [0, 1]}, data=data),
         Verification: isomerge.verify(models[0]),

@@ -42,8 +42,7 @@ def barrier(
     """Measure the models between A and B: how much worse than its ends is the line, before and after alignment?"""
     if data is None:
         raise RequestError("barrier measures models on data. Add --data PATH.")
-    if plot is not None and not plot.parent.is_dir():
-        raise RequestError(f"--plot {plot}: there is no folder {plot.parent}. Create it first.")
+    require_folder_of(plot)
     if level != "full" and not align:
         raise RequestError(f"--level {level} has no effect without --align. Add --align.")
     import isomerge
@@ -63,6 +62,11 @@ def barrier(
     if plot is not None:
         record["plot"] = str(plot)
     voice.show(record, barrier_table if third is None else plane_table)
+
+
+def require_folder_of(plot: Path | None) -> None:
+    if plot is not None and not plot.parent.is_dir():
+        raise RequestError(f"--plot {plot}: there is no folder {plot.parent}. Create it first.")
 
 
 def barrier_table(record: Record) -> RenderableType:

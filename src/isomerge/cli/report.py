@@ -21,7 +21,12 @@ def report(
     out: Annotated[Path | None, option("FILE", "The page to write; OUT/report.html by default.", "-o", "--out")] = None,
     measured: Annotated[
         list[Path] | None,
-        option("FILE.json", "Add what isomerge eval, barrier or sweep printed with --json.", "--measured", "--barrier"),
+        option(
+            "FILE.json",
+            "Add what isomerge eval, barrier, curve or sweep printed with --json.",
+            "--measured",
+            "--barrier",
+        ),
     ] = None,
     no_curves: Annotated[bool, switch("--no-curves", "Remove the scores and curves that the page has.")] = False,
     open_: Annotated[bool, switch("--open", "Open the page in the browser.")] = False,
@@ -30,8 +35,8 @@ def report(
     """Write one HTML page on OUT: a verdict, what was measured, distances, what moved, recipe, lineage, lock.
 
     The page needs no network. merge and align write it too; this verb writes it again and can add scores and curves,
-    beside those that the page already has. eval*.json, barrier*.json and sweep*.json in OUT are read without being
-    named.
+    beside those that the page already has. eval*.json, barrier*.json, curve*.json and sweep*.json in OUT are read
+    without being named.
     """
     if is_url(folder):
         raise RequestError("The page is written beside a model in a folder, and OUT is an address. Name a folder.")

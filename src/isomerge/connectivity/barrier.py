@@ -199,17 +199,19 @@ def _line(
     return LineCurve(measured, height(losses), height(qualities), parents, ensemble)
 
 
-def height(values: Sequence[float | None]) -> float | None:
-    """max over t of v(t) − [(1−t) v(0) + t v(1)], at evenly spaced t; NaN if one is, None if they are unknown.
+def height(values: Sequence[float | None], ends: tuple[float | None, float | None] | None = None) -> float | None:
+    """max over t of v(t) − [(1−t) v(0) + t v(1)], at evenly spaced t; NaN if one is, None if they are unknown. `ends`
+    stand in the place of the first and the last value where a path does not end there.
 
     >>> height([1.0, 3.0, 2.0])
     1.5
     """
+    first, last = ends or (values[0], values[-1])
     known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    if len(known) < len(values) or first is None or last is None:
         return None
-    last = len(known) - 1
-    rises = [v - (known[0] * (last - n) + known[-1] * n) / last for n, v in enumerate(known)]
+    parts = len(known) - 1
+    rises = [v - (first * (parts - n) + last * n) / parts for n, v in enumerate(known)]
     return math.nan if any(math.isnan(rise) for rise in rises) else max(rises)
 
 

@@ -95,6 +95,7 @@ def _mixture(
     template: Any,
     device: str,
 ) -> Mixture:
+    kept: dict[str, Any] = {}
     if isinstance(template, nn.Module) and not is_transformers_model(template):
         module = copy.deepcopy(template).to(device).eval()
         weights = [{k: v.to(device) for k, v in state.items()} for state in states]
@@ -104,15 +105,15 @@ def _mixture(
         changes = shared_positions(checkpoints)
         states = _cut_positions(checkpoints, states, changes)
         configs = [{**config, **changes} for config in configs]
-        dtype = floating(checkpoints[0])
-        module = load_stock(configs[0], states[0], dtype=dtype).to(device)
+        dtype, kept = floating(checkpoints[0]), dict(configs[0])
+        module = load_stock(kept, states[0], dtype=dtype).to(device)
         weights = [{k: v.clone() for k, v in module.state_dict().items()}]
         for config, state in zip(configs[1:], states[1:], strict=True):
             # Only to have the weights under the module's own names: it is let go at once.
             weights.append(dict(load_stock(config, state, dtype=dtype).to(device).state_dict()))
     _require_same_shapes(checkpoints, weights)
     floats = [name for name, tensor in weights[0].items() if tensor.is_floating_point()]
-    return Mixture(module, [{name: each[name] for name in floats} for each in weights])
+    return Mixture(module, [{name: each[name] for name in floats} for each in weights], kept)
 
 
 def _require_same_shapes(checkpoints: Sequence[Checkpoint], weights: Sequence[Mapping[str, Tensor]]) -> None:

@@ -16,6 +16,7 @@ from isomerge.reporting.measurements import (
     is_plane,
     is_score,
     is_sweep,
+    is_trained,
     read_measurement,
     same_model,
 )
@@ -94,13 +95,16 @@ def _as_written(record: Record) -> dict[str, Any]:
 
 def _subject(one: Record) -> str:
     """What a measurement is about, whatever was found there and at how many points."""
-    kind = "score" if is_score(one) else "sweep" if is_sweep(one) else "plane" if is_plane(one) else "line"
+    kinds = {"score": is_score(one), "sweep": is_sweep(one), "plane": is_plane(one), "curve": is_trained(one)}
+    kind = next((name for name, fits in kinds.items() if fits), "line")
     models = [model["model"] if isinstance(model, Mapping) else model for model in one.get("models") or ()]
     data, aligned = one.get("data"), one.get("aligned")
     several = aligned if isinstance(aligned, list) else [aligned] if aligned else []
     levels = [line["level"] if isinstance(line, Mapping) else line for line in several]
     sha256 = data.get("sha256") if isinstance(data, Mapping) else data
     swept = [one.get("method"), [axis["name"] for axis in one["parameters"]]] if kind == "sweep" else None
+    if kind == "curve":
+        swept = [one["method"], one.get("level"), one.get("towards")]
     return json.dumps([kind, one.get("model"), models, sha256, one.get("task"), levels, swept], default=str)
 
 

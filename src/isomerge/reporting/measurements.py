@@ -1,4 +1,4 @@
-"""What was measured of models: the records that `isomerge eval`, `barrier` and `sweep` print, and their forms."""
+"""What was measured of models: records that `isomerge eval`, `barrier`, `curve` and `sweep` print, and their forms."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from isomerge.json_files import JsonError, checked, read_json
 from isomerge.reporting.record import Record
 
 PRINTED = "isomerge eval … --json"
-BESIDE = ("barrier*.json", "eval*.json", "sweep*.json")
+BESIDE = ("barrier*.json", "curve*.json", "eval*.json", "sweep*.json")
 """Files beside the weights that are read without being named."""
 
 
 def read_measurement(path: Path) -> dict[str, Any]:
-    """A file that `isomerge eval`, `barrier` or `sweep` has printed."""
+    """A file that `isomerge eval`, `barrier`, `curve` or `sweep` has printed."""
     act = f"While reading {path}"
     again = f"Make it anew: {PRINTED} > {path}, or with barrier or sweep."
     try:
@@ -69,12 +69,22 @@ def is_sweep(record: Record) -> bool:
     return {"parameters", "points", "best"} <= record.keys()
 
 
+def is_trained(record: Record) -> bool:
+    return {"method", "straight", "points"} <= record.keys()
+
+
 def is_line(record: Record) -> bool:
-    return not (is_plane(record) or is_score(record) or is_sweep(record))
+    return _form(record) is Curve
 
 
 def _form(record: Record) -> type[BaseModel]:
-    return StoredPlane if is_plane(record) else Score if is_score(record) else Swept if is_sweep(record) else Curve
+    forms: dict[type[BaseModel], bool] = {
+        StoredPlane: is_plane(record),
+        Score: is_score(record),
+        Swept: is_sweep(record),
+        StoredTrained: is_trained(record),
+    }
+    return next((form for form, fits in forms.items() if fits), Curve)
 
 
 # --- which models a measurement is about ------------------------------------------------------------------------------
@@ -144,6 +154,44 @@ class Curve(StoredLine):
         several = self.aligned if isinstance(self.aligned, list) else [self.aligned] if self.aligned else []
         if any(len(one.points) != len(self.points) for one in several):
             raise ValueError("the aligned line has another number of points")
+        return self
+
+
+class PerturbedPath(StoredLine):
+    perturbed: list[StoredPoint] | None = None
+
+    @model_validator(mode="after")
+    def _perturbed_at_the_same_places(self) -> PerturbedPath:
+        if self.perturbed is not None and len(self.perturbed) != len(self.points):
+            raise ValueError("there is another number of points with perturbed inputs")
+        return self
+
+
+class StoredSamples(BaseModel):
+    points: list[LossAndMetric]
+    ensemble: LossAndMetric | None = None
+
+
+class StoredTrained(PerturbedPath):
+    """A trained path, and the straight one at the same places."""
+
+    method: str
+    straight: PerturbedPath
+    models: list[str] | None = None
+    level: str | None = None
+    metric_name: str | None = None
+    ensemble: LossAndMetric | None = None
+    samples: StoredSamples | None = None
+    training: dict[str, Any] | None = None
+    notes: list[str] | None = None
+    data: Any = None
+
+    @model_validator(mode="after")
+    def _as_many_places(self) -> StoredTrained:
+        if len(self.straight.points) != len(self.points):
+            raise ValueError("the straight line has another number of points")
+        if (self.straight.perturbed is None) != (self.perturbed is None):
+            raise ValueError("one of the two paths was not measured with perturbed inputs")
         return self
 
 

@@ -27,6 +27,7 @@ TABLES = {
     "EnsembleEvaluation": "isomerge.cli.ensemble:ensemble_table",
     "Barrier": "isomerge.cli.barrier:barrier_table",
     "Plane": "isomerge.cli.barrier:plane_table",
+    "TrainedCurve": "isomerge.cli.curve:curve_table",
     "Sweep": "isomerge.cli.sweep:sweep_table",
     "Verification": "isomerge.cli.verify:verify_table",
     "Reproduction": "isomerge.cli.reproduce:reproduce_table",

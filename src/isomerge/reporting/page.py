@@ -64,9 +64,9 @@ def report(
 ) -> ReportResult:
     """Write the page of an output, into `out` or as report.html beside its weights.
 
-    `measured` names files that `isomerge eval`, `barrier` or `sweep` have printed with `--json`, or holds such records.
-    They join what the page has, or the one beside the weights where `out` is new, unless `keep_curves` is False; and
-    the files eval*.json, barrier*.json and sweep*.json beside the weights.
+    `measured` names files that `isomerge eval`, `barrier`, `curve` or `sweep` have printed with `--json`, or holds such
+    records. They join what the page has, or the one beside the weights where `out` is new, unless `keep_curves` is
+    False; and the files eval*.json, barrier*.json, curve*.json and sweep*.json beside the weights.
 
     >>> written = isomerge.merge(["model-a", "model-b"]).save("merged")
     >>> print(isomerge.report("merged").page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,33 @@ GREY, BLUE, GREEN = "#8a8f98", "#1f6feb", "#2da44e"
 
 def plot_barrier(record: Record, path: str | Path) -> None:
     """Loss, and beside it the metric where there is one, over t; aligned and not; parents and ensemble."""
-    lines = [("as they are", GREY, record)]
+    lines = [("as they are", GREY, "-", record["points"])]
     if record.get("aligned"):
-        lines.append((f"aligned ({record['aligned']['level']})", BLUE, record["aligned"]))
+        lines.append((f"aligned ({record['aligned']['level']})", BLUE, "-", record["aligned"]["points"]))
+    _plot_lines(record, lines, path)
+
+
+def plot_curve(record: Record, path: str | Path) -> None:
+    """The same for a trained path and the straight one, with perturbed inputs too where both were measured so."""
+    paths = ("straight", GREY, record["straight"]), (record["method"], BLUE, record)
+    lines = [(label, colour, "-", one["points"]) for label, colour, one in paths]
+    lines += [
+        (f"{label}, perturbed", colour, ":", one["perturbed"]) for label, colour, one in paths if one.get("perturbed")
+    ]
+    _plot_lines(record, lines, path)
+
+
+def _plot_lines(record: Record, lines: Sequence[tuple[str, str, str, Sequence[Record]]], path: str | Path) -> None:
+    """`lines`: name, colour, style and points of each."""
     panels = [("loss", "loss")]
     if any(point["metric"] is not None for point in record["points"]):
         panels.append(("metric", str(record.get("metric_name") or "metric")))
     figure = new_figure(4.6 * len(panels), 3.4)
     for number, (key, title) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), number)
-        for label, colour, line in lines:
-            where = [point["t"] for point in line["points"]]
-            axes.plot(where, _numbers(p[key] for p in line["points"]), color=colour, marker="o", ms=3, label=label)
+        for label, colour, style, points in lines:
+            where = [point["t"] for point in points]
+            axes.plot(where, _numbers(p[key] for p in points), style, color=colour, marker="o", ms=3, label=label)
         together = (record.get("ensemble") or {}).get(key)
         if together is not None:
             axes.axhline(together, color=GREEN, lw=1, ls="--", label="ensemble")

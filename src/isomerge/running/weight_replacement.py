@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ class Mixture:
 
     module: Any
     weights: list[dict[str, Tensor]]
+    config: dict[str, Any] = field(default_factory=dict)
+    """The config.json of the models in it; empty for other modules."""
 
     @torch.no_grad()
     def put(self, shares: Sequence[float]) -> Any:

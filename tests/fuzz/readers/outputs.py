@@ -94,6 +94,12 @@ def _curves() -> list[Seed]:
         "aligned": {"points": points, "barrier": 0.1, "metric_barrier": 0.0, "parents": parents, "ensemble": None,
                     "level": "full", "verdict": "aligned", "notes": []},
     }  # fmt: skip
+    straight = {"points": points, "highest": 5.0, "barrier": 0.5, "metric_barrier": None, "perturbed": points}
+    trained = {
+        **straight, "method": "simplex", "models": ["a", "b"], "straight": straight, "level": "full", "notes": [],
+        "metric_name": "accuracy", "ensemble": {"loss": 1.0, "metric": 0.7}, "training": {"steps": 4},
+        "samples": {"points": [{"weights": [0.5, 0.5], "loss": 1.0, "metric": 0.5}], "ensemble": None},
+    }  # fmt: skip
     plane = {
         "x": [-1.0, 0.0, 1.0], "y": [0.0, 1.0], "loss": [[1.0, 2.0, None], [3.0, 2.0, 1.0]],
         "metric": [[0.1, 0.2, 0.3], [0.1, 0.2, 0.3]], "notes": [], "task": "image",
@@ -108,7 +114,7 @@ def _curves() -> list[Seed]:
         "models": ["a", "b"], "method": "linear", "parameters": [{"name": "t", "values": [0.0, 1.0]}], "by": "loss",
         "metric_name": "accuracy", "points": points, "best": points[0], "test": {"best": {"loss": 1.0, "metric": 0.5}},
     }  # fmt: skip
-    return [{"curve.json": json.dumps(one).encode()} for one in (line, plane, score, sweep)]
+    return [{"curve.json": json.dumps(one).encode()} for one in (line, trained, plane, score, sweep)]
 
 
 @reader("barrier", _curves, {"curve.json": m.mutate_json})

@@ -26,6 +26,7 @@ from isomerge.merging.layerwise.stages import StagePlan
 from isomerge.merging.layerwise.token_matching import OwnTokens
 from isomerge.running.blocks import BlockIndex, copied, tensors_in
 from isomerge.running.call_recorder import ForwardDone
+from isomerge.running.gradient_descent import descend
 from isomerge.running.kept_steps import KeptSteps
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
@@ -35,7 +36,6 @@ from isomerge.running.predictions import distance, rows_of, scores_in
 REFINE_RATE = 0.02
 POLISH_RATES = (0.003, 0.015)
 """Which is better depends on how much there is to learn and to learn it from (docs/research/skills.md)."""
-WARM_UP = 20
 T = TypeVar("T")
 
 
@@ -257,45 +257,6 @@ class NumberedBatches:
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
-def descend(
-    parameters: Sequence[Tensor],
-    loss: Callable[[T], Tensor],
-    batches: Iterator[T],
-    steps: int,
-    rate: float,
-    report: Callable[[int], None] | None = None,
-    kept: KeptSteps | None = None,
-) -> None:
-    """Lower `loss(batch)` by `steps` steps. `rate` is the first step, relative to a parameter's rms. What `kept` has of
-    these steps is not done again."""
-    sizes = [float(p.detach().float().square().mean().sqrt()) for p in parameters]
-    typical = sorted(sizes)[len(sizes) // 2] or 1.0
-    groups = [{"params": [p], "first": rate * (size or typical)} for p, size in zip(parameters, sizes, strict=True)]
-    optimiser = torch.optim.Adam(groups, lr=rate)
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    done = kept.restore(parameters, optimiser) if kept else 0
-    for step in range(steps):
-        if step < done:
-            next(batches)
-            continue
-        share = 0.5 * (1 + math.cos(math.pi * step / steps)) * min(1.0, (step + 1) / WARM_UP)
-        for group in optimiser.param_groups:
-            group["lr"] = group["first"] * share
-        with torch.enable_grad():
-            value = loss(next(batches))
-            optimiser.zero_grad(set_to_none=True)
-            value.backward()
-        optimiser.step()
-        if kept:
-            kept.store(step + 1, parameters, optimiser)
-        if report:
-            report(step + 1)
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-        parameter.grad = None
-
-
 def shuffled(items: Sequence[T]) -> Iterator[T]:
     """Over and over, each time in another order; always the same orders."""
     draw = torch.Generator().manual_seed(0)

@@ -1,0 +1,126 @@
+"""What a curve learns from and what it is measured on: two parts of one data set, or two data sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isomerge.checkpoint import Checkpoint, open_checkpoint
+from isomerge.connectivity.endpoints import shared_positions
+from isomerge.data.base import Batch, Batches, Data, DataSource
+from isomerge.data.open import open_data
+from isomerge.errors import RequestError
+from isomerge.evaluation.example_scores import EveryNth
+from isomerge.evaluation.external_tasks import is_custom
+from isomerge.evaluation.measure import DataMeasure, LossMeasure
+
+HELD = 4
+"""Where data has no other part, every so many-th example is held out to measure on."""
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Batches to learn from, over and over, and what measures a point."""
+
+    batches: Iterator[Batch]
+    measure: DataMeasure | LossMeasure
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class DataReading:
+    """How data is read, as `barrier` takes it."""
+
+    task: str | None
+    tokenizer: Any
+    batch_size: int | None
+    limit: int | None
+    seed: int
+    device: str
+
+
+def open_parts(
+    checkpoints: Sequence[Checkpoint],
+    loss: Callable[[Any], Any] | None,
+    data: DataSource,
+    test: DataSource,
+    reading: DataReading,
+) -> Parts:
+    if loss is not None:
+        return Parts(_nothing(), LossMeasure(loss), [])
+    learned = open_data(data, tokenizer=reading.tokenizer)
+    measured, notes = _measured_on(learned, data, test, reading.tokenizer)
+    for key, shortest in shared_positions(checkpoints).items():
+        learned.note(f"the models take inputs of different length; the shortest counts ({key} {shortest})")
+    reader = open_checkpoint(checkpoints[0], config={**checkpoints[0].config, **shared_positions(checkpoints)})
+    held = measured is learned
+    measure = DataMeasure(
+        measured, reading.task, reader, batch_size=reading.batch_size, limit=reading.limit, seed=reading.seed,
+        device=reading.device, part=EveryNth(HELD, held=True) if held else None,
+    )  # fmt: skip
+    batches = learned.passes(
+        reader, batch_size=reading.batch_size or BATCH, limit=reading.limit, labels=True, seed=reading.seed,
+        device=reading.device, task=None if is_custom(measure.task) else measure.task,
+    )  # fmt: skip
+    if held:
+        if next(EveryNth(HELD, held=True).of(batches)(), None) is None:
+            raise RequestError(
+                f"Training a curve on {learned.name}: it has fewer than {HELD} examples, so none can be held out to "
+                "measure on. Use more data, or name other data with test.",
+                keys=("data", "test"),
+            )
+        batches = EveryNth(HELD, held=False).of(batches)
+    notes += [note for note in learned.notes if note not in measure.notes]
+    return Parts(_again(batches), measure, notes)
+
+
+def _measured_on(learned: Data, data: DataSource, test: DataSource, tokenizer: Any) -> tuple[Data, list[str]]:
+    """Other data: what is named, or the part of the data that is called test; else the data itself, of which some
+    examples are to be held out."""
+    own: Mapping[str, Any] = data if isinstance(data, Mapping) else {"path": data}
+    if test is not None:
+        return _other(test, own, learned, tokenizer), []
+    if isinstance(own.get("path"), (str, os.PathLike)):
+        try:
+            part = open_data({**own, "split": "test"}, tokenizer=tokenizer)
+        except RequestError:  # there is no such part
+            pass
+        else:
+            if part.sha256 != learned.sha256:
+                return part, ["measured on split 'test'"]
+    return learned, [f"every {HELD}th example was held out to measure on; `test` names other data for it"]
+
+
+def _other(test: DataSource, own: Mapping[str, Any], learned: Data, tokenizer: Any) -> Data:
+    if isinstance(test, (str, os.PathLike)):
+        test = {"path": test}
+    if isinstance(test, Mapping) and "path" in test:
+        test = {**{key: own[key] for key in ("text", "label", "kind", "length") if key in own}, **test}
+    measured = open_data(test, tokenizer=tokenizer, prefer="test")
+    if measured.sha256 == learned.sha256:
+        raise RequestError(
+            f"Training a curve on {learned.name} and measuring it on {measured.name}: they are the same data, so the "
+            "losses would be those it was trained for. Name other data, or another split of it.",
+            keys=("split", "test"),
+        )
+    return measured
+
+
+def _again(batches: Batches) -> Iterator[Batch]:
+    while True:
+        empty = True
+        for batch in batches():
+            empty = False
+            yield batch
+        if empty:
+            raise RequestError(
+                "Training a curve: there is no example to learn from. Use more data.", keys=("data", "limit")
+            )
+
+
+def _nothing() -> Iterator[Batch]:
+    while True:
+        yield {}
