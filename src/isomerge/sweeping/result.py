@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from isomerge.evaluation.example_scores import ExampleScores
 from isomerge.merging.recipe import Recipe
 from isomerge.results import Result
-from isomerge.sweeping.points import Values, describe_values
+from isomerge.sweeping.points import Values, describe_values, weights_of
 
 
 @dataclass
@@ -184,6 +184,8 @@ class Judge:
 
     by: str | None
     higher_is_better: bool
+    l1: float = 0.0
+    """What the sum of the sizes of a recipe's weights counts beside the loss (LoRAHub, arXiv 2307.13269)."""
 
     def used(self, points: Sequence[Scored]) -> str:
         return self.by or ("loss" if any(point.loss is not None for point in points) else "metric")
@@ -194,6 +196,8 @@ class Judge:
         value = point.loss if name == "loss" else point.metric
         if value is None or not math.isfinite(value):
             return math.inf
+        if self.l1 and isinstance(point, SweepPoint):
+            value += self.l1 * sum(map(abs, weights_of(point.recipe)))
         return -value if name == "metric" and self.higher_is_better else value
 
     def best(self, points: Sequence[Rated]) -> Rated:

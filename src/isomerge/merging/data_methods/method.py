@@ -14,8 +14,9 @@ from isomerge.merging.methods.method import Base, Option, read_options
 if TYPE_CHECKING:
     from isomerge.merging.recipe import Recipe
 
-DataNeed = Literal["one", "together", "each", "optional"]
-"""One data set for all models; one or several, taken together; one for each model; or one for all, or none."""
+DataNeed = Literal["one", "together", "each", "task", "optional"]
+"""One data set for all models; one or several, taken together; one for each model; one for each and last that of the
+task; or one for all, or none."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def data_method(
     any_width: bool = False,
     any_shape: bool = False,
     old_options: Mapping[str, str] | None = None,
+    base: Base = "ignored",
 ) -> Callable[[Callable[..., MergedWeights]], DataMethod]:
     """Enter a function `(inputs, *, options…) -> MergedWeights`; options and their descriptions as for `method`."""
 
@@ -82,7 +84,7 @@ def data_method(
         known = name or function.__name__
         DATA_METHODS[known] = DataMethod(
             known, function, data, passes, least, most, read_options(function, document), document.split("\n", 1)[0],
-            reference, labels, any_width or any_shape, any_shape, dict(old_options or {}),
+            reference, labels, any_width or any_shape, any_shape, dict(old_options or {}), base,
         )  # fmt: skip
         return DATA_METHODS[known]
 

@@ -232,9 +232,10 @@ def descend(
     steps: int,
     rate: float,
     report: Callable[[int], None] | None = None,
+    sizes: Sequence[float] | None = None,
 ) -> None:
-    """Lower `loss(batch)` by `steps` steps. `rate` is the first step, relative to a parameter's rms."""
-    sizes = [float(p.detach().float().square().mean().sqrt()) for p in parameters]
+    """Lower `loss(batch)` by `steps` steps. `rate` is the first step, relative to `sizes`, by default each rms."""
+    sizes = sizes or [float(p.detach().float().square().mean().sqrt()) for p in parameters]
     typical = sorted(sizes)[len(sizes) // 2] or 1.0
     groups = [{"params": [p], "first": rate * (size or typical)} for p, size in zip(parameters, sizes, strict=True)]
     optimiser = torch.optim.Adam(groups, lr=rate)
