@@ -27,6 +27,7 @@ FORMS: dict[str, list[Any]] = {
     "fisher": ["--method", "fisher", "--fisher", "empirical", "--limit", 60],
     "linear": ["--align", "--evidence", "mix", "--repair"],
     "greedy_soup": ["--method", "greedy_soup"],
+    "learned_soup": ["--method", "learned_soup", "--by", "layer", "--steps", 5, "--limit", 60],
 }
 
 
