@@ -34,7 +34,7 @@ LEARNED: dict[str, dict[str, Any]] = {
     "learned_soup/{}": {"method": "learned_soup"},
     "learned_soup/{}/by tensor": {"method": "learned_soup", "by": "tensor", "weights": [1.0, 2.0, 1.0]},
     "adamerging/{}": {"method": "adamerging"},
-    "adamerging/{}/predictions": {"method": "adamerging", "objective": "predictions", "by": "model"},
+    "adamerging/{}/entropy": {"method": "adamerging", "objective": "entropy", "by": "model"},
 }
 QUICK = {row: name for row, name in SEEN.items() if name in ("vit", "llama")}
 

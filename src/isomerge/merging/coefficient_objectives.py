@@ -71,13 +71,12 @@ def entropy(span: ModelSpan, weights: State, batch: Batch, shares: Sequence[floa
     for field, own in scores_in(span.run(weights, batch)).items():
         if field == "hidden" or task == "regression" or own.shape[-1] == 1:
             raise RequestError(
-                "The entropy of predictions needs models that score classes or tokens. Use the distance to the models' "
-                "predictions.",
+                "The entropy of predictions needs models that score classes or tokens. Set objective to predictions.",
                 keys=("objective",),
             )
         scores = rows_of(own, padding.of_side(own[..., 0].numel(), encoder=False))
         if task == "multi_label_classification":
-            parts.append(F.binary_cross_entropy_with_logits(scores, scores.sigmoid()))
+            parts.append(-sum_of([s.sigmoid() * F.logsigmoid(s) for s in (scores, -scores)]).mean())
         else:
             parts.append(-(scores.softmax(-1) * scores.log_softmax(-1)).sum(-1).mean())
     return sum_of(parts)

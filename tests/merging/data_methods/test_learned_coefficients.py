@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import isomerge
 from calibration.hooks import Batch, batches, data, stock
 from isomerge.errors import RequestError
+from isomerge.evaluation.tasks import ClassificationTask, MultiLabelTask, RegressionTask, TaggingTask, Task
 from isomerge.merging.coefficient_objectives import LabelLoss, entropy, prediction_distance
 from isomerge.merging.data_methods import DATA_METHODS
 from isomerge.merging.learned_coefficients import ModelSpan
@@ -111,25 +112,25 @@ def test_the_loss_of_a_learned_soup_is_that_of_the_stock_class(name: str) -> Non
 class Linear(nn.Module):
     """A stand-in for a stock class, in float64."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: str | None = None) -> None:
         super().__init__()
         self.first = nn.Linear(3, 4, dtype=torch.float64)
         self.second = nn.Linear(4, 3, dtype=torch.float64)
-        self.config = SimpleNamespace(problem_type=None)
+        self.config = SimpleNamespace(problem_type=task)
 
     def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
         return {"logits": self.second(torch.tanh(self.first(pixel_values)))}
 
 
-def span(by: str, with_base: bool = True) -> tuple[ModelSpan, Batch]:
+def span(by: str, task: str | None = None) -> tuple[ModelSpan, Batch]:
     draw = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
-    module = Linear().requires_grad_(False)
+    module = Linear(task).requires_grad_(False)
     named = dict(module.named_parameters())
-    base = {name: random(*tensor.shape) for name, tensor in named.items()} if with_base else {}
+    base = {name: random(*tensor.shape) for name, tensor in named.items()}
     parts = {name: random(2, *tensor.shape) for name, tensor in named.items()}
     group_of = {
         name: {"model": 0, "layer": int("second" in name), "tensor": place}[by] for place, name in enumerate(named)
@@ -140,8 +141,6 @@ def span(by: str, with_base: bool = True) -> tuple[ModelSpan, Batch]:
 
 
 def label_loss(**options: float) -> LabelLoss:
-    from isomerge.evaluation.tasks import ClassificationTask
-
     return LabelLoss(ClassificationTask("image"), SimpleNamespace(name="x"), **options)  # type: ignore[arg-type]
 
 
@@ -166,6 +165,34 @@ def test_gradients_are_those_of_finite_differences(objective: str, by: str) -> N
             step[place] = 1e-5
             slope = (value(coefficients + step) - value(coefficients - step)) / 2e-5
             assert float(coefficients.grad[place]) == pytest.approx(float(slope), abs=1e-9)
+
+
+def test_the_entropy_of_labels_that_may_all_hold_is_that_of_each() -> None:
+    some, batch = span("model", "multi_label_classification")
+    at = torch.tensor([[0.3], [0.6]], dtype=torch.float64, requires_grad=True)
+    found = entropy(some, some.weights(at), batch, [])
+    p = 1 / (1 + np.exp(-some.run(some.weights(at), batch)["logits"].detach().numpy()))
+    assert found.item() == pytest.approx(-(p * np.log(p) + (1 - p) * np.log(1 - p)).mean(), rel=1e-12)
+    found.backward()
+    step = torch.tensor([[1e-5], [0.0]], dtype=torch.float64)
+    ahead, back = (entropy(some, some.weights((at + sign * step).detach()), batch, []) for sign in (1, -1))
+    assert float(at.grad[0]) == pytest.approx(float(ahead - back) / 2e-5, abs=1e-9)
+
+
+def test_every_task_has_the_loss_that_it_counts() -> None:
+    draw = torch.Generator().manual_seed(1)
+    scores, several = torch.randn(6, 4, generator=draw), torch.randint(0, 2, (6, 4), generator=draw)
+    tags = torch.tensor([[0, 1, -100], [3, -100, 2]])
+    cases: list[tuple[Task, Tensor, Tensor]] = [
+        (ClassificationTask("image"), scores, torch.tensor([0, 1, 2, 3, 0, 1])),
+        (TaggingTask(["O", "B-x", "I-x", "B-y"]), scores.reshape(2, 3, 4), tags),
+        (MultiLabelTask(), scores, several),
+        (RegressionTask(), scores[:, :1], torch.randn(6, generator=draw)),
+    ]
+    for task, logits_given, labels in cases:
+        predictions, targets = task.predict({"logits": logits_given}, labels)
+        task.add(predictions, targets)
+        assert float(task.loss(predictions, targets)) == pytest.approx(task.result().loss, rel=1e-6), task
 
 
 def test_a_perturbation_stays_within_its_radius_and_hurts() -> None:
@@ -332,4 +359,6 @@ def test_the_entropy_of_numbers_is_refused() -> None:
     parents = [model("vit", seed, num_labels=1, problem_type="regression") for seed in range(2)]
     assert read_config(parents[0])["architectures"] == config["architectures"]
     with pytest.raises(RequestError, match="models that score classes or tokens"):
-        merged("adamerging", parents[1:], parents[0], data=batches(data(parents[0])), steps=2).state_dict()
+        merged(
+            "adamerging", parents[1:], parents[0], data=batches(data(parents[0])), steps=2, objective="entropy"
+        ).state_dict()

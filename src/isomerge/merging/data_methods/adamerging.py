@@ -30,7 +30,7 @@ def adamerging(
     *,
     weight: PerModel[float] = each(0.3),
     by: str = "layer",
-    objective: str = "entropy",
+    objective: str = "predictions",
     steps: int = 200,
     rate: float = 0.02,
 ) -> MergedWeights:
@@ -39,7 +39,7 @@ def adamerging(
     Options:
         weight: the first coefficients
         by: what has coefficients of its own: model (one for each model), layer, or tensor
-        objective: entropy of the merged model's predictions, or their distance to the predictions of each model on its own data
+        objective: predictions (their distance to those of each model on its own data), or entropy (of the merged model's predictions)
         steps: gradient steps, each on one batch of every data set
         rate: size of the first steps of a coefficient
     """  # noqa: E501
