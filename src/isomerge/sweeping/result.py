@@ -196,13 +196,18 @@ class Judge:
         value = point.loss if name == "loss" else point.metric
         if value is None or not math.isfinite(value):
             return math.inf
-        if self.l1 and isinstance(point, SweepPoint):
-            value += self.l1 * sum(map(abs, weights_of(point.recipe)))
         return -value if name == "metric" and self.higher_is_better else value
+
+    def rank(self, point: Scored) -> float:
+        """The score with the penalty on the weights of its recipe, which is what a search makes low."""
+        score = self.score(point)
+        if self.l1 and isinstance(point, SweepPoint) and self.used([point]) == "loss":
+            score += self.l1 * sum(weights_of(point.recipe))
+        return score
 
     def best(self, points: Sequence[Rated]) -> Rated:
         """The first of the lowest."""
-        return min(points, key=self.score)
+        return min(points, key=self.rank)
 
     def value(self, point: Scored) -> float:
         """The number that points are ranked by."""

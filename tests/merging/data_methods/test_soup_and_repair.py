@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import isomerge
 from calibration.hooks import batches, data, stock
 from isomerge.calibration import calibrate
 from isomerge.checkpoint.memory import MemoryCheckpoint
@@ -62,6 +63,13 @@ def test_a_strict_soup_takes_only_what_improves_it() -> None:
     assert choose_soup(models, score).chosen == [0, 1, 2]
     scores = iter([1.0, 1.0, 1.0 + 1e-8])
     assert choose_soup(models[:2], lambda state: next(scores), strict=True).chosen == [0]
+
+
+def test_a_strict_soup_has_no_tolerance() -> None:
+    folders = [model("vit", 0), model("vit", 1)]
+    given = batches(data(folders[0], labels=True))
+    with pytest.raises(RequestError, match="Use one of them"):
+        isomerge.merge(folders, method="greedy_soup", data=given, strict=True, tolerance=0.1).state_dict()
 
 
 def test_soups_of_nothing_and_scores_that_are_no_numbers_are_refused() -> None:
