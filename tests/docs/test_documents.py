@@ -33,7 +33,7 @@ PAGES = [page for page in documents() if blocks_of(page)]
 
 SLOW = {
     f"docs/{name}.md"
-    for name in ("tutorial", "sweep", "search", "transport", "reconstruct", "cookbook", "guides/strangers")
+    for name in ("tutorial", "sweep", "search", "soups", "transport", "reconstruct", "cookbook", "guides/strangers")
 }
 """Pages whose blocks take more than a few seconds together."""
 

@@ -30,6 +30,12 @@ RECONSTRUCT: dict[str, dict[str, Any]] = {
 }
 
 SOUPS: dict[str, dict[str, Any]] = {"greedy": {}, "tolerant": {"tolerance": 0.2}, "aligned": {"align": True}}
+LEARNED: dict[str, dict[str, Any]] = {
+    "learned_soup/{}": {"method": "learned_soup"},
+    "learned_soup/{}/by tensor": {"method": "learned_soup", "by": "tensor", "weights": [1.0, 2.0, 1.0]},
+    "adamerging/{}": {"method": "adamerging"},
+    "adamerging/{}/entropy": {"method": "adamerging", "objective": "entropy", "by": "model"},
+}
 QUICK = {row: name for row, name in SEEN.items() if name in ("vit", "llama")}
 
 
@@ -99,6 +105,10 @@ def whole(rows: dict[str, str]) -> Results:
                 yield f"greedy_soup/{name}/{label}", lambda r=row, o=options: soup(r, **o)
             yield f"swad/{name}", lambda r=row: of_run(r, method="swad", optimum=1, overfit=1)
             yield f"twa/{name}", lambda r=row: of_run(r, method="twa", steps=4)
+            for label, options in LEARNED.items():
+                yield label.format(name), lambda r=row, o=options: learned(r, **o)
+            yield f"learned_soup/{name}/with a base", lambda r=row: learned(r, "learned_soup", base=model(r))
+            yield f"adapter_soup/{name}", lambda r=row: similar(r)
 
 
 def singles() -> Results:
@@ -183,6 +193,19 @@ def soup(row: str, **options: Any) -> dict[str, Any]:
 def of_run(row: str, **options: Any) -> Any:
     models = tuned(row, 3, spread=0.4)
     return isomerge.merge(models, data=batches(row, size=40), threads=1, **options).state_dict()
+
+
+def learned(row: str, method: str, **options: Any) -> Any:
+    given = {"data": batches(row), **options}
+    if method == "adamerging":
+        given |= {"base": model(row), "data": [batches(row, seed) for seed in range(3)]}
+    return isomerge.merge(tuned(row), method=method, steps=4, threads=1, **given).state_dict()
+
+
+def similar(row: str) -> Any:
+    data = [batches(row, seed) for seed in (0, 1, 2, 1)]
+    how = {"method": "adapter_soup", "top": 2, "temperature": 0.1}
+    return isomerge.merge(tuned(row), base=model(row), data=data, threads=1, **how).state_dict()
 
 
 @cache

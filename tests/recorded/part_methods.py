@@ -35,6 +35,7 @@ ALSO: dict[str, list[dict[str, Any]]] = {
     "ram": [{"epsilon": 0.3}],
     "ramplus_tl": [{"epsilon": 0.3}],
     "sce": [{"select_topk": 0.4}, {"select_topk": 0.4, "paper": True}],
+    "sparse_soup": [{"weight": [0.2, 0.5, 0.9], "density": 0.3}],
     "task_arithmetic": [{"weight": [0.4, 0.3, -0.2], "lambda": 0.8}],
     "ties": [{"density": 0.4}, {"density": 0.4, "rescale": True, "normalize": False, "lambda": 0.7}],
     "tsv": [{"share": 0.25}],

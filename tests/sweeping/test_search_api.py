@@ -347,3 +347,45 @@ def test_the_command_line_prints_the_verdict_and_documented_json(images: Path, m
     shown = CliRunner().invoke(app, line.split())
     assert record["says"] in " ".join(shown.stdout.split()) and "test: digits" in shown.stdout
     assert "4 evaluations at most" in shown.stderr
+
+
+# --- LoRAHub: the sum of the weights' sizes beside the loss -----------------------------------------------------------
+def test_points_are_ranked_by_the_loss_and_the_size_of_the_weights(images: Path) -> None:
+    over = {f"models[{number}].weight": "-1.5:1.5" for number in range(2)}
+    plain, small = (quick(images, over=over, l1=l1, evaluations=12, algorithm="random") for l1 in (0.0, 10.0))
+    points = [small.start, *small.points]
+    assert measured(plain) == measured(small)  # random points do not depend on the scores
+    sizes = [sum(abs(p.recipe.models[k].parameters["weight"]) if p.parameters else 1.4 for k in (0, 1)) for p in points]
+    ranked = [point.loss + 10.0 * size for point, size in zip(points, sizes, strict=True)]
+    assert small.best.parameters == points[int(np.argmin(ranked))].parameters
+    assert plain.best.parameters == min([plain.start, *plain.points], key=lambda point: point.loss).parameters
+    assert small.best.parameters != plain.best.parameters
+    assert any("10 Σ |weight|" in note for note in small.notes)
+
+
+def test_adapters_are_searched_as_models_that_a_base_makes(tmp_path: Path) -> None:
+    """The recipe of LoRAHub: a base, and the base with each adapter."""
+    from peft import LoraConfig
+
+    from adapters.peft_adapters import save_adapter
+
+    base = vit(tmp_path / "base", DIGITS, seed=0).folder
+    assert base is not None
+    write_digits(tmp_path / "digits", 24)
+    named = []
+    for seed in (1, 2, 3):
+        config = LoraConfig(r=2, target_modules=["q_proj", "fc1"])
+        named.append(f"{base}+{save_adapter(base, tmp_path / f'adapter-{seed}', config, seed=seed)}")
+    models = [{"model": one, "parameters": {"weight": 0.0}} for one in named]
+    recipe = {"merge_method": "task_arithmetic", "base_model": str(base), "models": models}
+    over = {f"models[{number}].weight": "-1.5:1.5" for number in range(3)}
+    found = isomerge.search(recipe, over, data=tmp_path / "digits", algorithm="cma", evaluations=10, l1=0.05)
+    assert len(found.best.parameters) in (0, 3)
+    best = found.best.loss + 0.05 * sum(abs(value) for value in found.best.parameters.values())
+    assert all(best <= p.loss + 0.05 * sum(map(abs, p.parameters.values())) + 1e-12 for p in found.points)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"l1": -1.0}, "l1 is -1"), ({"l1": 1.0, "by": "metric"}, "rank by")])
+def test_an_l1_that_makes_no_sense_is_refused(images: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        quick(images, **options)

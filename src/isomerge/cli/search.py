@@ -82,6 +82,12 @@ def search(
     evaluations: Annotated[int, option("N", "How many merges to measure.")] = 40,
     algorithm: Algorithm = "bayesian",
     by: By = None,
+    l1: Annotated[
+        float,
+        option(
+            "X", "Add X times the sum of all |weights| to the loss that merges are ranked by (LoRAHub: 0.05).", min=0
+        ),
+    ] = 0.0,
     test: Test = None,
     test_split: TestSplit = None,
     workers: Workers = None,
@@ -119,7 +125,7 @@ def search(
     with voice.work("both") as progress, interruptible(out), data_in_recipe(request):
         found = isomerge.search(
             recipe, over or None, data=data_source(data, reading, running), task=task, evaluations=evaluations,
-            algorithm=algorithm, by=by, test=test and {"path": str(test), "split": test_split}, workers=workers,
+            algorithm=algorithm, by=by, l1=l1, test=test and {"path": str(test), "split": test_split}, workers=workers,
             batch_size=running.batch_size, seed=running.seed, device=running.device, threads=threads, engine=engine,
             address=address,
             max_memory=max_memory, out=out, plot=plot, force=force,

@@ -59,6 +59,10 @@ class Task(ABC):
     @abstractmethod
     def add(self, predictions: Tensor, targets: Tensor) -> None: ...
 
+    def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of some predictions, with its gradient."""
+        return F.nll_loss(predictions.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+
     @abstractmethod
     def metrics(self) -> dict[str, float]:
         """All that is known of the predictions so far; `metric_name` is one of them."""
@@ -185,6 +189,9 @@ class MultiLabelTask(Task):
     def combine(self, predictions: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(predictions)).mean(0)
 
+    def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        return F.binary_cross_entropy(predictions, targets)
+
     def add(self, predictions: Tensor, targets: Tensor) -> None:
         self.broken += int(predictions.isnan().any(-1).sum())
         # cross_entropy refuses NaN, and `broken` counts such predictions.
@@ -230,6 +237,9 @@ class RegressionTask(Task):
 
     def combine(self, predictions: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(predictions)).mean(0)
+
+    def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        return F.mse_loss(predictions, targets)
 
     def add(self, predictions: Tensor, targets: Tensor) -> None:
         self.broken += int(predictions.isnan().sum())

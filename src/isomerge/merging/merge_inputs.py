@@ -31,6 +31,8 @@ class MergeInputs:
     progress: Progress | None = None
     owners: Sequence[Sequence[int]] = ()
     """For each data set, the places of the models that name it; empty: all of them."""
+    base: Checkpoint | None = None
+    """The model that the others came from, where the method has a use for it and the recipe names one."""
     kept: KeptWork | None = None
     """Where to keep finished parts for a run that is made again; None: nowhere."""
     base: Checkpoint | None = None

@@ -105,9 +105,10 @@ def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSett
         data = [use.open(settings.data) for use in uses]
         owners = [data_owners(recipe, use.settings) for use in uses]
         aligned_once = align if recipe.align is not None else None
+        base = None if method.base == "ignored" or recipe.base_model is None else models[recipe.base_model]
         inputs = MergeInputs(
-            ordered, data, aligned_once, settings.device, settings.progress, owners=owners, kept=settings.kept,
-            base=models[recipe.base_model] if recipe.base_model is not None else None,
+            ordered, data, aligned_once, settings.device, settings.progress, owners=owners, base=base,
+            kept=settings.kept,
         )  # fmt: skip
         solved = method(inputs, method.options_in(recipe))
         return PreparedModels(solved=solved, notes=[*solved.notes, *settings.data.notes], align=align)

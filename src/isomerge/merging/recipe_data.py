@@ -201,7 +201,9 @@ def method_data(recipe: Recipe) -> list[DataUse]:
     """The data of a whole-model method: the recipe's, or those of its models."""
     method = DATA_METHODS[recipe.merge_method]
     wanted = [recipe.data_of(entry.model) for entry in recipe.models or ()]
-    if method.data != "each":
+    if method.data == "task":
+        wanted.append(recipe.data)
+    elif method.data != "each":
         wanted = list(dict.fromkeys(wanted))
     prefer = "validation" if method.labels else "train"
     return [

@@ -1,4 +1,5 @@
-"""The section on a method's own work: the regressions and joint features of reconstruct, the choice of a soup."""
+"""The section on a method's own work: the regressions and joint features of reconstruct, the choice of a soup, learned
+coefficients."""
 
 from __future__ import annotations
 
@@ -41,6 +42,8 @@ def method_section(record: Record) -> b.Section:
         blocks += _distilled(record["distilled"])
     if record.get("scores"):
         blocks.append(_scores(record))
+    if record.get("coefficients"):
+        blocks += _coefficients(record)
     return b.Section("method", f"What {record.get('method')} did", blocks)
 
 
@@ -136,6 +139,17 @@ def _tried(title: str, tried: Sequence[Record]) -> b.TableBlock:
         rows.append(b.Row([b.text(name, code=True), *steps, b.number(one["held_out"]), chosen]))
     columns = ("tried", *STEPS.values()) if polished else ("tried",)
     return b.TableBlock(title, (*columns, "distance", "chosen"), rows, frozenset(range(1, len(columns) + 1)))
+
+
+def _coefficients(record: Record) -> list[Any]:
+    """Of learned coefficients: what they made lower, and each model's in every group of tensors."""
+    objective, rows = record["objective"], record["coefficients"]
+    change = " → ".join(b.number(objective[when]).text for when in WHEN)
+    names = list(rows[0]["models"])
+    cells = [b.Row([b.text(row["group"], code=True), *map(b.number, row["models"].values())]) for row in rows]
+    numbers = frozenset(range(1, len(names) + 1))
+    table = b.TableBlock("Learned coefficients, how much of each model", ("tensors", *names), cells, numbers)
+    return [b.FactList({str(objective["kind"]): f"{change} in {objective['steps']} steps"}), table]
 
 
 def residual_blocks(layers: Sequence[Record], of: str = "") -> list[Any]:

@@ -141,6 +141,8 @@ class Bench:
     workers: int | None = None
     """So many points at once, each on one thread; None: one after the other, each on as many as there are."""
     engine: Engine = field(default_factory=Threads)
+    l1: float = 0.0
+    """What the sum of the sizes of the weights counts beside the loss."""
     elsewhere: Callable[[Point], Measurement] | None = None
     """Measures a point in another process, where the engine has some."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -155,7 +157,7 @@ class Bench:
 
     @property
     def judge(self) -> Judge:
-        return Judge(self.by, self.facts.get("higher_is_better") is not False)
+        return Judge(self.by, self.facts.get("higher_is_better") is not False, self.l1)
 
     def measure_all(self, points: Sequence[Point]) -> list[SweepPoint]:
         """Points that share an alignment one after the other, so that only one is held; given back in their order."""

@@ -50,6 +50,25 @@ def one_recipe(recipe: str | Path | Mapping[str, Any] | Recipe | Sequence[Recipe
     return documents[0]
 
 
+def weights_of(recipe: Recipe) -> list[float]:
+    """The size of each model's weight; of one that changes over the layers, in the mean.
+
+    >>> [recipe] = load_recipe({"merge_method": "task_arithmetic", "base_model": "a", "models": [
+    ...     {"model": "b", "parameters": {"weight": -0.5}}, {"model": "c", "parameters": {"weight": [0, 1]}}]})
+    >>> weights_of(recipe)
+    [0.5, 0.5]
+    """
+    shared = (recipe.parameters or {}).get("weight", 1.0)
+    models = [entry for entry in recipe.models or () if entry.model != recipe.base_model]
+    return [_size((entry.parameters or {}).get("weight", shared)) for entry in models]
+
+
+def _size(setting: Any) -> float:
+    if isinstance(setting, (list, tuple)):
+        return sum(map(_size, setting)) / len(setting)
+    return abs(float(getattr(setting, "value", setting)))
+
+
 def grid(axes: Sequence[Axis], mode: str = "grid", *, force: bool = False) -> list[Values]:
     """Every combination, the last parameter fastest; or all parameters step by step together."""
     require_choice("mode", mode, SWEEP_MODES)

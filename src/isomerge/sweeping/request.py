@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,8 @@ class MeasuringRequest:
     """Tell what every example scored, and have data for a test."""
     workers: int | None = None
     engine: Engine = field(default_factory=Threads)
+    l1: float = 0.0
+    """What the sum of the sizes of the weights counts beside the loss."""
 
     @property
     def folder(self) -> Path | None:
@@ -84,6 +87,13 @@ class MeasuringRequest:
         if self.by == "metric" and self.loss is not None:
             raise RequestError(
                 "Sweeping by the metric: loss=function gives no metric. Leave by out, or use data.", keys=("by",)
+            )
+        require_types(l1=(self.l1, float))
+        if not 0 <= self.l1 < math.inf or (self.l1 and self.by == "metric"):
+            raise RequestError(
+                f"Searching: l1 is {self.l1}, which is added to the loss for each unit of weight. Use a number from 0, "
+                "and rank by the loss.",
+                keys=("l1", "by"),
             )
         if self.test is not None and self.data is None:
             raise RequestError(
@@ -123,7 +133,7 @@ class MeasuringRequest:
         bench = Bench(
             merger, measure, saved, self.device, self.by, sum(plan.total for plan in plans), self.progress,
             self.threads if self.engine.name != "threads" and self.workers is None else self.workers, self.engine,
-            None if self.engine.name == "threads" else self._elsewhere(plans, given),
+            self.l1, None if self.engine.name == "threads" else self._elsewhere(plans, given),
         )  # fmt: skip
         return OpenedBench(bench, test_measure, task, [*outline.notes, *notes])
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from isomerge.evaluation.example_scores import ExampleScores
 from isomerge.merging.recipe import Recipe
 from isomerge.results import Result
-from isomerge.sweeping.points import Values, describe_values
+from isomerge.sweeping.points import Values, describe_values, weights_of
 
 
 @dataclass
@@ -184,6 +184,8 @@ class Judge:
 
     by: str | None
     higher_is_better: bool
+    l1: float = 0.0
+    """What the sum of the sizes of a recipe's weights counts beside the loss (LoRAHub, arXiv 2307.13269)."""
 
     def used(self, points: Sequence[Scored]) -> str:
         return self.by or ("loss" if any(point.loss is not None for point in points) else "metric")
@@ -196,9 +198,16 @@ class Judge:
             return math.inf
         return -value if name == "metric" and self.higher_is_better else value
 
+    def rank(self, point: Scored) -> float:
+        """The score with the penalty on the weights of its recipe, which is what a search makes low."""
+        score = self.score(point)
+        if self.l1 and isinstance(point, SweepPoint) and self.used([point]) == "loss":
+            score += self.l1 * sum(weights_of(point.recipe))
+        return score
+
     def best(self, points: Sequence[Rated]) -> Rated:
         """The first of the lowest."""
-        return min(points, key=self.score)
+        return min(points, key=self.rank)
 
     def value(self, point: Scored) -> float:
         """The number that points are ranked by."""

@@ -57,7 +57,7 @@ class Searching:
             keys.append(key)
         measured = self._bench.measure_all(list(new.values()))
         self.points += measured
-        self._known |= {key: self._bench.judge.score(one) for key, one in zip(new, measured, strict=True)}
+        self._known |= {key: self._bench.judge.rank(one) for key, one in zip(new, measured, strict=True)}
         self._scores += [math.inf if key is None else self._known[key] for key in keys]
 
     def _point(self, values: Values) -> Point | None:

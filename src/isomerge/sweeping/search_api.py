@@ -40,6 +40,7 @@ def search(
     evaluations: int = EVALUATIONS,
     algorithm: str = "bayesian",
     by: str | None = None,
+    l1: float = 0.0,
     test: DataSource = None,
     batch_size: int | None = None,
     limit: int | None = None,
@@ -65,10 +66,11 @@ def search(
     recipe vary over their natural range. `evaluations` counts the merges that are made in memory and measured, the
     unchanged recipe among them. At the end the best merge, the unchanged recipe, every model and the base are measured
     once on `test`; without it on the part of the data that is called test, or on every fourth example, which the search
-    then does not see. `workers` points are measured at once, on one thread each; for the same seed the result is the
-    same for every number of workers, and with `engine="ray"`, where the cluster at `address` measures them. `out` keeps
-    points, record and best.yml, and the same call continues from there; it also gets the folder `model`, unless one of
-    the models alone is at least as good. Other arguments are those of `isomerge.sweep`.
+    then does not see. `l1` is added to the loss for each unit of weight that a recipe gives its models, so that models
+    that do not help get none (LoRAHub: 0.05). `workers` points are measured at once, on one thread each; for the same
+    seed the result is the same for every number of workers, and with `engine="ray"`, where the cluster at `address`
+    measures them. `out` keeps points, record and best.yml, and the same call continues from there; it also gets the
+    folder `model`, unless one of the models alone is at least as good. Other arguments are those of `isomerge.sweep`.
 
     >>> found = isomerge.search("recipe.yml", {"t": "0:1"}, data="cifar10.tar.xz", algorithm="random", evaluations=5)
     >>> len(found.points), list(found.best.parameters) in ([], ["t"]), found.test is not None
@@ -81,7 +83,7 @@ def search(
     require_choice("algorithm", algorithm, ALGORITHMS)
     request = MeasuringRequest(
         data, loss, task, by, test, batch_size, limit, seed, device, threads, max_memory, out, force, same_ids,
-        progress, searching=True, workers=workers, engine=engine_of(engine, address),
+        progress, searching=True, workers=workers, engine=engine_of(engine, address), l1=l1,
     )  # fmt: skip
     request.require()
     require_evaluations(evaluations, "evaluations")
@@ -131,6 +133,7 @@ def concluded(
     result = summary(plan, opened, points, best, start)
     result.controls, result.test, result.algorithm = controls, tested, algorithm
     result.notes += [] if tested else [OPTIMISED]
+    result.notes += [f"points are ranked by the loss + {bench.l1:g} Σ |weight|"] if bench.l1 else []
     conclude(result, bench.judge, way)
     return result
 

@@ -29,6 +29,7 @@ FORMS: dict[str, list[Any]] = {
     "greedy_soup": ["--method", "greedy_soup"],
     "swad": ["--method", "swad", "--optimum", 1],
     "twa": ["--method", "twa", "--steps", 3],
+    "learned_soup": ["--method", "learned_soup", "--by", "layer", "--steps", 5, "--limit", 60],
 }
 
 

@@ -41,6 +41,16 @@ CASES = {
         "merge_method: regmean++\nmodels:\n- {model: a, data: x}\n- model: b\n", 4, "this model needs 'data'"),
     "soup without data": ("merge_method: greedy_soup\n" + TWO, 1, "on data with labels: it needs 'data'"),
     "soup on the data of each": ("merge_method: greedy_soup\n" + OWN + "data: z\n", 3, "a model's own data is for"),
+    "a base for adamerging that is also a model": (
+        "merge_method: adamerging\nbase_model: a\n" + TWO + "data: x\n", 4, "is the base, which adamerging does not"),
+    "adamerging without a base": ("merge_method: adamerging\n" + TWO + "data: x\n", 1, "needs 'base_model'"),
+    "another anchor than the base": (
+        "merge_method: adamerging\nbase_model: c\n" + TWO + "data: x\nalign:\n  anchor: b\n", 8,
+        "aligns the models to the base"),
+    "adapter soup without the data of a model": (
+        "merge_method: adapter_soup\nbase_model: c\n" + TWO + "data: x\n", 4, "this model needs 'data'"),
+    "adapter soup without the data of the task": (
+        "merge_method: adapter_soup\nbase_model: c\n" + OWN, 1, "the recipe needs 'data', too"),
     "fisher without anything": ("merge_method: fisher\n" + TWO, 1, "files under 'importance'"),
     "regmean without anything": ("merge_method: regmean\n" + TWO, 1, "files under 'statistics'"),
     "fisher with a tokenizer": (

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import isomerge
 from calibration.hooks import batches, data, stock
 from isomerge.calibration import calibrate
 from isomerge.checkpoint.memory import MemoryCheckpoint
@@ -48,6 +49,27 @@ def test_rounding_leaves_no_model_out(fall: float, stay: list[int]) -> None:
 
 def test_a_perfect_score_is_not_beaten_by_another() -> None:
     assert choose_soup([{"w": torch.ones(2)}] * 2, lambda state: math.inf).chosen == [0, 1]
+
+
+def test_a_strict_soup_takes_only_what_improves_it() -> None:
+    """DiWA's rule. Equal scores leave a model out, and so does a rise in the last bits."""
+    models = [{"w": torch.tensor([x])} for x in (1.0, 1.0, 3.0, 5.0)]
+
+    def score(state: dict) -> float:
+        return -abs(float(state["w"]) - 2.0)
+
+    # 1, then 1 (equal: out), then 3 with 1 is 2 (better: in), then 5 makes it 3 (worse: out)
+    assert choose_soup(models, score, strict=True).chosen == [0, 2]
+    assert choose_soup(models, score).chosen == [0, 1, 2]
+    scores = iter([1.0, 1.0, 1.0 + 1e-8])
+    assert choose_soup(models[:2], lambda state: next(scores), strict=True).chosen == [0]
+
+
+def test_a_strict_soup_has_no_tolerance() -> None:
+    folders = [model("vit", 0), model("vit", 1)]
+    given = batches(data(folders[0], labels=True))
+    with pytest.raises(RequestError, match="Use one of them"):
+        isomerge.merge(folders, method="greedy_soup", data=given, strict=True, tolerance=0.1).state_dict()
 
 
 def test_soups_of_nothing_and_scores_that_are_no_numbers_are_refused() -> None:

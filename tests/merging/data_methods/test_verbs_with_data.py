@@ -13,7 +13,7 @@ from commands import said, verb
 from isomerge.checkpoint import open_checkpoint
 from isomerge.data import open_data
 from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
-from models import bert, tensors
+from models import bert, model, tensors
 from models import image_pair as pair
 from samples import SENTENCES, digits
 
@@ -56,6 +56,36 @@ def test_text_models_are_merged_by_features_with_their_tokenizer(tmp_path: Path)
         told = verb("plan", *names, *flags, "--data", unlabelled)
         assert told.exit_code == 2 and "it has no labels. Name their column" in told.stderr
     assert verb("plan", *names, "--method", "fisher", "--data", unlabelled).exit_code == 0
+
+
+def test_coefficients_are_learned_from_the_command_line(tmp_path: Path) -> None:
+    """Flags, a recipe and Python are one merge; the coefficients stand in the record and on the page."""
+    base, first = pair()
+    second = str(model("vit", 2, torch.float32))
+    halves = [digits(0, 40), digits(40, 40)]
+    flags = ["--base", base, "--method", "adamerging", "--objective", "predictions", "--steps", 3, "--by", "model"]
+    data = ["--data", halves[0], "--data", halves[1]]
+    record = said("merge", first, second, *flags, *data, "-o", tmp_path / "flags")
+    (row,) = record["coefficients"]
+    assert row["group"] == "all tensors" and list(row["models"]) == [first, second]
+    assert record["objective"]["after"] < record["objective"]["before"]
+    assert "Learned coefficients" in (tmp_path / "flags" / "report.html").read_text()
+    entries = "".join(f"- {{model: {m}, data: '{d}'}}\n" for m, d in zip([first, second], halves, strict=True))
+    recipe = tmp_path / "recipe.yml"
+    recipe.write_text(
+        f"merge_method: adamerging\nbase_model: {base}\nmodels:\n{entries}"
+        "parameters: {objective: predictions, steps: 3, by: model}\n"
+    )
+    again = said("merge", recipe, "-o", tmp_path / "recipe")
+    assert again["sha256"] == record["sha256"] and again["coefficients"] == record["coefficients"]
+    weights = list(row["models"].values())
+    states = [tensors(Path(folder)) for folder in (base, first, second)]
+    found = tensors(tmp_path / "flags")
+    for name, tensor in found.items():
+        expected = states[0][name] + sum(
+            w * (s[name] - states[0][name]) for w, s in zip(weights, states[1:], strict=True)
+        )
+        torch.testing.assert_close(tensor, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_the_plan_names_the_data_and_the_passes(tmp_path: Path) -> None:

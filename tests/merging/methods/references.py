@@ -35,6 +35,12 @@ def uniform_soup(W: Array, B: Array) -> Array:
     return W.mean(0)
 
 
+def sparse_soup(W: Array, B: Array, weight: Any = 1.0, density: float = 1.0) -> Array:
+    soup = np.where(B == 0, 0, np.average(W, axis=0, weights=column(weight, len(W)).ravel()))
+    least = np.sort(np.abs(soup), axis=None)[-round(density * soup.size)]
+    return np.where(np.abs(soup) < least, 0, soup)
+
+
 def wise_ft(W: Array, B: Array, alpha: float = 0.5, weight: Any = 1.0) -> Array:
     return (1 - alpha) * B + alpha * np.average(W, axis=0, weights=column(weight, len(W)).ravel())
 

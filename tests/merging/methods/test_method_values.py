@@ -17,6 +17,7 @@ W3, D3 = [0.3, 0.6, 1.0], [0.2, 0.5, 0.9]
 TRIED: dict[str, list[dict[str, Any]]] = {
     "linear": [{}, {"weight": W3}, {"weight": [1.0, -0.5, 0.0], "normalize": False}],
     "uniform_soup": [{}],
+    "sparse_soup": [{}, {"weight": W3, "density": 0.3}],
     "wise_ft": [{}, {"alpha": 0.3, "weight": W3}],
     "ema": [{}, {"decay": 0.3}],
     "swa": [{}, {"start": 1}, {"every": 2}],
@@ -118,6 +119,35 @@ def test_rewarded_soup_takes_preferences_only() -> None:
             merge("rewarded_soup", models, base, weight=weight)
 
 
+@pytest.mark.parametrize("with_base", [False, True])
+def test_a_sparse_soup_is_zero_exactly_where_its_mask_is(with_base: bool) -> None:
+    *models, base = tensors((20, 16), 3)
+    mask = torch.rand(20, 16, generator=torch.manual_seed(5)) < 0.3
+    models = [model * mask for model in models]
+    if with_base:  # training on has left the mask
+        base, models = base * mask, [model + 0.01 for model in models]
+    result = merge("sparse_soup", models, base if with_base else None, weight=W3)
+    assert torch.equal(result != 0, mask)
+    mean = sum(w * model for w, model in zip(W3, models, strict=True)) / sum(W3)
+    torch.testing.assert_close(result[mask], mean[mask])
+
+
+def test_a_sparse_soup_keeps_the_largest_weights_in_blocks_of_any_size() -> None:
+    *models, base = tensors((40, 30), 3)
+    mean = sum(models) / 3
+    whole = merge("sparse_soup", models, base, density=0.1)
+    assert torch.equal(merge("sparse_soup", models, base, density=0.1, block_elements=90), whole)
+    largest = mean.flatten().abs().topk(120).indices
+    assert set(whole.flatten().nonzero().flatten().tolist()) == set(largest.tolist())
+    assert not merge("sparse_soup", models, base, density=0.0).any()
+
+
+def test_a_sparse_soup_leaves_norms_and_biases_whole() -> None:
+    models = [torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, 1.0, 1.0])]
+    result = merge("sparse_soup", models, torch.zeros(3), density=0.1)
+    torch.testing.assert_close(result, torch.tensor([0.5, 1.0, 1.5]))
+
+
 def test_ewc_is_the_importance_weighted_mean() -> None:
     *models, base = tensors((5, 4), 2, torch.float64)
     first, second, own = (tensor.square() for tensor in tensors((5, 4), 2, torch.float64, seed=9))
@@ -173,6 +203,7 @@ def test_frozen_tensors_keep_every_bit() -> None:
         ("linear", {"weight": [1.0, -1.0, 0.0]}, "add up to zero"),
         ("multislerp", {"weight": [1.0, -1.0, 0.0]}, "add up to zero"),
         ("wise_ft", {"weight": [1.0, -1.0, 0.0]}, "add up to zero"),
+        ("sparse_soup", {"weight": [1.0, -1.0, 0.0]}, "add up to zero"),
         ("nearswap", {}, "needs 't'"),
         ("della", {"density": 0.9}, "epsilon from 0"),
         ("ties", {"densty": 0.9}, "Did you mean 'density'"),

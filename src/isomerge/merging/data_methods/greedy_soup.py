@@ -1,4 +1,8 @@
-"""Greedy soup (Wortsman et al. 2022, arXiv 2203.05482): add models to an average while it does not get worse."""
+"""Greedy soup (Wortsman et al. 2022, arXiv 2203.05482): add models to an average while it does not get worse.
+
+DiWA (Ramé et al. 2022, arXiv 2205.09739) selects in the same way, but a model has to improve the average. What it adds
+is how the models are trained: from one start, each with other settings, so that they differ.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +34,24 @@ ROUNDING = 1e-6
     labels=True,
     reference="https://arxiv.org/abs/2203.05482",
 )
-def greedy_soup(inputs: MergeInputs, *, tolerance: float = 0.0) -> MergedWeights:
+def greedy_soup(inputs: MergeInputs, *, tolerance: float = 0.0, strict: bool = False) -> MergedWeights:
     """Average the models that help: from the best on labelled data down, each stays unless the score falls.
 
     Options:
         tolerance: by how much the score may fall
+        strict: a model stays only if the score rises, as in DiWA
     """
+    if strict and tolerance > 0:
+        raise RequestError(
+            f"greedy_soup: strict asks for a score that rises, and tolerance lets it fall by {tolerance}. Use one of "
+            "them.",
+            keys=("strict", "tolerance"),
+        )
     first, aligned = inputs.models[0], inputs.aligned()
     models = [aligned.as_checkpoint(model) for model in inputs.models] if aligned else list(inputs.models)
     changes = aligned.config_changes if aligned else {}
     score = ScoreOnTask(inputs, {**first.config, **changes})
-    soup = choose_soup(models, score, tolerance=tolerance)
+    soup = choose_soup(models, score, tolerance=tolerance, strict=strict)
     names = [model.name for model in inputs.models]
     scores = [{"model": name, "score": score.sign * own} for name, own in zip(names, soup.own, strict=True)]
     record = {
@@ -75,8 +86,11 @@ class Soup:
     """(model, score of the average with it, whether it stayed), in the order they were tried."""
 
 
-def choose_soup(models: Sequence[Any], score: Callable[[State], float], *, tolerance: float = 0.0) -> Soup:
-    """Sort models by their own score (higher is better), then add each to the average unless the score falls.
+def choose_soup(
+    models: Sequence[Any], score: Callable[[State], float], *, tolerance: float = 0.0, strict: bool = False
+) -> Soup:
+    """Sort models by their own score (higher is better), then add each to the average unless the score falls, or with
+    `strict` only if it rises.
 
     `score` gets a state_dict under the checkpoint's names; measure it on data that no model was trained on and that is
     not the final test. `tolerance` lets the score fall by so much. Two states are in memory at a time.
@@ -97,8 +111,8 @@ def choose_soup(models: Sequence[Any], score: Callable[[State], float], *, toler
         # A running mean: the average so far counts as many models as it holds.
         candidate = merge_state_dicts([state, _state(models[place])], weight=[len(chosen), 1])
         value = _scored(score, candidate, f"the average with model {place + 1}")
-        slack = tolerance + (ROUNDING * abs(best) if math.isfinite(best) else 0.0)
-        stays = value >= best - slack
+        rounding = ROUNDING * abs(best) if math.isfinite(best) else 0.0
+        stays = value > best + rounding if strict else value >= best - tolerance - rounding
         tried.append((place, value, stays))
         if stays:
             chosen.append(place)

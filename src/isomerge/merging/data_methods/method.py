@@ -14,8 +14,9 @@ from isomerge.merging.methods.method import Base, Option, read_options
 if TYPE_CHECKING:
     from isomerge.merging.recipe import Recipe
 
-DataNeed = Literal["one", "together", "each", "optional"]
-"""One data set for all models; one or several, taken together; one for each model; or one for all, or none."""
+DataNeed = Literal["one", "together", "each", "task", "optional"]
+"""One data set for all models; one or several, taken together; one for each model; one for each and last that of the
+task; or one for all, or none."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.data.base import Batch
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods.method import data_method
+from isomerge.merging.learned_coefficients import WHOLE
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.running.passes import DataPass, examples_in
 from isomerge.running.stock import require_runnable
@@ -69,7 +70,11 @@ def twa(inputs: MergeInputs, *, steps: int = 100, rate: float = 0.1) -> MergedWe
         notes.append(
             "training the coefficients did not lower the loss, so the result is the plain mean; try another `rate`"
         )
-    record = {"coefficients": coefficients.tolist(), "loss_before": before, "loss_after": min(before, after)}
+    names = [model.name for model in inputs.models]
+    record = {
+        "coefficients": [{"group": WHOLE, "models": dict(zip(names, coefficients.tolist(), strict=True))}],
+        "objective": {"kind": "loss", "steps": steps, "before": before, "after": min(before, after)},
+    }
     return MergedWeights(state, plan, changes, aligned.record if aligned else None, notes, record)
 
 

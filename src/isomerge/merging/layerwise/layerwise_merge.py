@@ -39,6 +39,7 @@ from isomerge.running.blocks import BlockCache, BlockStacks, find_stacks
 from isomerge.running.passes import DataPass
 from isomerge.running.stock import load_stock, run_module
 from isomerge.symmetry.architecture import RESIDUAL
+from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 
 
@@ -175,24 +176,14 @@ class LayerwiseMerge:
         return frozenset(name for stage in last.values() for name in stage.names)
 
     def _load(self, state: State, config: Mapping[str, Any], tokens: OwnTokens) -> Any:
-        """A stock module."""
-        model = load_stock(config, state, dtype=self.parents.precision).to(self.inputs.device).requires_grad_(False)
-        for part in model.modules():  # nothing is generated; a decoder may have a configuration of its own
-            if hasattr(getattr(part, "config", None), "use_cache"):
-                part.config.use_cache = False
-        if config.get("tie_word_embeddings") is False and _is_tied(model):  # some load equal tables as one
-            output = model.get_output_embeddings()
-            output.weight = torch.nn.Parameter(output.weight.clone(), requires_grad=False)
+        model = stock_module(config, state, self.parents.precision, self.inputs.device)
         if self.matches:
             tokens.install(model)
         return model
 
     def _held(self) -> State:
         """The weights of the merged module by name on disk."""
-        renamed = file_names(self.parents.bound)
-        return {
-            renamed.get(name, name): tensor for name, tensor in saved_state(self.merged, "the merged model").items()
-        }
+        return held_by(self.merged, self.parents.bound)
 
     def _notes(self) -> list[str]:
         notes = list(self.parents.notes)
@@ -230,6 +221,24 @@ def _parents(inputs: MergeInputs, joint: bool, matches: Mapping[int, TokenMatch]
     why = f"the gain of {small[0]} is too small to divide by" if small else "of this kind of model it cannot be turned"
     parents.notes.append(f"the residual stream is the mean of the models', since {why}")
     return with_fixed_stream(parents), states
+
+
+def stock_module(config: Mapping[str, Any], state: State, precision: torch.dtype, device: str) -> Any:
+    """A model that is run for what it computes: nothing is generated, and nothing asks for gradients."""
+    model = load_stock(config, state, dtype=precision).to(device).requires_grad_(False)
+    for part in model.modules():  # a decoder may have a configuration of its own
+        if hasattr(getattr(part, "config", None), "use_cache"):
+            part.config.use_cache = False
+    if config.get("tie_word_embeddings") is False and _is_tied(model):  # some load equal tables as one
+        output = model.get_output_embeddings()
+        output.weight = torch.nn.Parameter(output.weight.clone(), requires_grad=False)
+    return model
+
+
+def held_by(module: Any, bound: BoundModel) -> State:
+    """The weights of a stock module by the names that `bound` has on disk."""
+    renamed = file_names(bound)
+    return {renamed.get(name, name): tensor for name, tensor in saved_state(module, "the merged model").items()}
 
 
 def _is_tied(model: Any) -> bool:

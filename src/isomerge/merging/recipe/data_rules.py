@@ -97,8 +97,13 @@ class _Rules:
         for key in ("slices", "modules"):
             if self.has(key):
                 self.add((key,), f"{name} runs whole models, all layers of each: use 'models' instead of '{key}'")
-        if self.has("base_model") and method.base == "ignored":
+        base = self.data.get("base_model") or None
+        if base is not None and method.base == "ignored":
             self.add(("base_model",), f"{name} has no base: leave it out, or list it among the models")
+        elif base is not None and not method.any_architecture:
+            for path, entry in self.entries:
+                if ModelReference.read(entry.get("model")) == ModelReference.read(base):
+                    self.add(path, f"{base} is the base, which {name} does not merge: leave it out of 'models'")
         if self.has("tokenizer"):
             self.add(("tokenizer", "source"), f"{name} runs the models on data, and {ONE_TABLE}")
         for key in ("align", "repair") if method.any_architecture else ():
@@ -107,15 +112,20 @@ class _Rules:
         align = self.data.get("align")
         anchor = align.get("anchor") if isinstance(align, dict) else None
         first = self.entries[0][1].get("model") if self.entries else anchor
+        first, step = (base, "leave 'anchor' out") if base else (first, f"put {anchor} first in 'models'")
         if anchor is not None and (ModelReference.read(anchor) or anchor) != (ModelReference.read(first) or first):
-            self.add(("align", "anchor"), f"{name} aligns the models to the first: put {anchor} first in 'models'")
+            to = "base" if base else "first"
+            self.add(("align", "anchor"), f"{name} aligns the models to the {to}: {step}")
 
     def needed(self) -> None:
         name = self.method.name
         lacking = [path for path, entry in self.entries if entry.get("data") is None]
-        if self.whole == "each":
+        if self.whole in ("each", "task"):
             for path in lacking:
                 self.lack_data(path, f"{name} looks at each model's own data: this model needs 'data'")
+        if self.whole == "task" and not self.has("data"):
+            text = f"{name} compares the data of the models with that of the task: the recipe needs 'data', too"
+            self.lack_data(("merge_method",), text)
         elif self.whole == "together" and lacking and not self.has("data"):
             self.lack_data(("merge_method",), f"{name} runs the models on data, without labels: it needs 'data'")
         elif self.whole == "one" and not self.has("data"):
@@ -177,7 +187,11 @@ class _Rules:
         yield from self._unused_data()
 
     def _unused_of_models(self) -> Iterator[tuple[Path, str]]:
-        if self.measured or self.whole in ("each", "together") or (self.each and (self.has("repair") or self.looks)):
+        if (
+            self.measured
+            or self.whole in ("each", "task", "together")
+            or (self.each and (self.has("repair") or self.looks))
+        ):
             return
         why = f"{self.method.name} has files of statistics" if self.files else f"{self.method.name} does not"
         for path, entry in self.entries:
@@ -200,7 +214,7 @@ class _Rules:
         if not self.has("data") or self.has("repair"):
             return
         own = [entry.get("data") is not None for _, entry in self.entries]
-        by_method = self.whole in ("one", "optional") or (
+        by_method = self.whole in ("one", "task", "optional") or (
             (self.whole == "together" or self.measured) and not (own and all(own))
         )
         align = self.data.get("align")

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from isomerge.arguments import usable_path
 from isomerge.checkpoint.local import broken_link
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.merging.data_methods import ALL_METHODS
+from isomerge.merging.data_methods import ALL_METHODS, DataMethod
 from isomerge.merging.recipe.definitions import ModelToken, Recipe, TokenSettings
 from isomerge.merging.recipe.document import read_documents
 from isomerge.merging.recipe.model_reference import ModelReference
@@ -229,8 +229,8 @@ def recipe_of(
 
     An option's value holds for all models; a list gives an option that every model has for itself one value per model,
     in the order of `models`, and is a gradient over the layers for any other option. `data` is a path, a mapping, or a
-    list with one of these for each model. Of two models for a method that goes from a base to one other (`slerp`), the
-    first is the base where none is named.
+    list with one of these for each model (and last that of the task, for a method that compares them). Of two models
+    for a method that goes from a base to one other (`slerp`), the first is the base where none is named.
 
     >>> recipe = recipe_of(["a", "b"], "linear", options={"weight": [0.3, 0.7]})
     >>> recipe.models[1].parameters
@@ -252,16 +252,18 @@ def recipe_of(
                 entry.setdefault("parameters", {})[key] = one
         else:
             shared[key] = value
-    if isinstance(data, (list, tuple)):
-        if len(data) != len(entries):
-            raise RequestError(
-                f"Merging: there are {len(data)} data sets for {len(entries)} models. Give one for all, or one "
-                "for each in their order."
-            )
-        for entry, own in zip(entries, data, strict=True):
-            entry["data"] = own
-        data = None
     known = ALL_METHODS.get(method)
+    if isinstance(data, (list, tuple)):
+        of_task = isinstance(known, DataMethod) and known.data == "task"
+        if len(data) != len(entries) + of_task:
+            last = ", and last that of the task" if of_task else ""
+            raise RequestError(
+                f"Merging: there are {len(data)} data sets for {len(entries)} models. Give "
+                f"{'' if of_task else 'one for all, or '}one for each in their order{last}."
+            )
+        for entry, own in zip(entries, data[: len(entries)], strict=True):
+            entry["data"] = own
+        data = data[-1] if of_task else None
     if base is None and len(models) == 2 and known is not None and known.base == "required" and known.most == 1:
         base = models[0]
     content = {
