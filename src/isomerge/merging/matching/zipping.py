@@ -1,0 +1,81 @@
+"""The greedy zip of ZipIt: the two units of highest correlation become one, within a model or across, until few are left.
+
+With S the correlations of all units of all models, and α = `repeats`:
+
+    (i, j) = argmax S;   S_i ← α · min(S_i, S_j), entry by entry, row and column;   j is gone
+
+so a unit that was zipped may be zipped again, at a price. At most `within` of the zips that a model has to give may be
+of two units of its own. Where these two rules leave no pair, the smallest correlation between groups decides alone.
+
+Reference: Stoica et al., "ZipIt! Merging Models from Different Tasks without Training" (ICLR 2024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NEVER = -torch.inf
+
+
+def zip_units(correlation: Tensor, owners: Tensor, keep: int, *, repeats: float, within: float) -> list[list[int]]:
+    """Groups of units, `keep` in number, sorted by their first; `owners` says whose each unit is.
+
+    >>> S = torch.tensor([[1.0, 0.2, 0.9, 0.1], [0.2, 1.0, 0.3, 0.8], [0.9, 0.3, 1.0, 0.0], [0.1, 0.8, 0.0, 1.0]])
+    >>> zip_units(S, torch.tensor([0, 0, 1, 1]), 2, repeats=0.3, within=1.0)
+    [[0, 2], [1, 3]]
+    """
+    zipper = Zipper.of(correlation.double().cpu(), owners.cpu(), keep, repeats, within)
+    while len(zipper.groups) > keep:
+        zipper.step()
+    return sorted(sorted(group) for group in zipper.groups.values())
+
+
+@dataclass
+class Zipper:
+    """The units that are left, by the place of the first of each group."""
+
+    groups: dict[int, list[int]]
+    allowed: Tensor
+    """S where a zip is allowed, else minus infinity."""
+    plain: Tensor
+    """The smallest correlation between two groups, whatever is allowed."""
+    owner: Tensor
+    budget: list[int]
+    """How many units of its own each model may still zip."""
+    repeats: float
+
+    @classmethod
+    def of(cls, correlation: Tensor, owners: Tensor, keep: int, repeats: float, within: float) -> Zipper:
+        count, models = len(correlation), int(owners.max()) + 1
+        plain = correlation.clone().fill_diagonal_(NEVER)
+        budget = [int(within * ((count - keep) // models) + 1e-9)] * models
+        zipper = cls({k: [k] for k in range(count)}, plain.clone(), plain, owners, budget, repeats)
+        for model in range(models):
+            zipper._forbid_if_spent(model)
+        return zipper
+
+    def step(self) -> None:
+        """Zip the best pair; the first of the two stays."""
+        scores = self.allowed if bool(self.allowed.max() > NEVER) else self.plain
+        i, j = sorted(divmod(int(scores.argmax()), len(scores)))
+        self.groups[i] += self.groups.pop(j)
+        self._join(self.plain, i, j, 1.0)
+        self._join(self.allowed, i, j, self.repeats)
+        if self.owner[i] == self.owner[j]:
+            self.budget[int(self.owner[i])] -= 1
+            self._forbid_if_spent(int(self.owner[i]))
+
+    def _join(self, scores: Tensor, i: int, j: int, factor: float) -> None:
+        row = torch.minimum(scores[i], scores[j])
+        row = row * factor if factor > 0 else torch.full_like(row, NEVER)
+        row[[i, j]] = NEVER
+        scores[i], scores[:, i] = row, row
+        scores[j], scores[:, j] = NEVER, NEVER
+
+    def _forbid_if_spent(self, model: int) -> None:
+        if self.budget[model] <= 0:
+            own = self.owner == model
+            self.allowed[own[:, None] & own] = NEVER
