@@ -35,7 +35,7 @@ def pfnm(
     weight: PerModel[float] = each(1.0),
     sigma: float = 1.0,
     sigma0: float = 1.0,
-    gamma: float = 1.0,
+    growth: float = 1.0,
     largest: float = 2.0,
     strength: str = "share",
 ) -> MergedWeights:
@@ -45,11 +45,11 @@ def pfnm(
         weight: how much of each model, divided by their sum
         sigma: how far a model's unit may be from the global one; units are measured by their root mean square
         sigma0: how large global units are; with sigma it says from which cosine on two units are one, 1 / (1 + sigma² / sigma0²)
-        gamma: how many global units are expected; more makes new ones cheaper
+        growth: how readily units without a match become new ones (γ of the process)
         largest: how many units the result may have at most, as a factor on those of one model
         strength: of a unit that not all models have: share (as the mean of the models' outputs) or full (as published)
     """  # noqa: E501
-    process = BetaProcess(sigma, sigma0, gamma)
+    process = BetaProcess(sigma, sigma0, growth)
     return _merged(inputs, "pfnm", inputs.shares(weight), process, largest, strength, handing_on=True)
 
 
@@ -60,7 +60,7 @@ def fedma(
     weight: PerModel[float] = each(1.0),
     sigma: float = 1.0,
     sigma0: float = 1.0,
-    gamma: float = 1.0,
+    growth: float = 1.0,
     largest: float = 2.0,
     strength: str = "share",
 ) -> MergedWeights:
@@ -70,11 +70,11 @@ def fedma(
         weight: how much of each model, divided by their sum
         sigma: how far a model's unit may be from the global one; units are measured by their root mean square
         sigma0: how large global units are; with sigma it says from which cosine on two units are one, 1 / (1 + sigma² / sigma0²)
-        gamma: how many global units are expected; more makes new ones cheaper
+        growth: how readily units without a match become new ones (γ of the process)
         largest: how many units the result may have at most, as a factor on those of one model
         strength: of a unit that not all models have: share (as the mean of the models' outputs) or full (as published)
     """  # noqa: E501
-    process = BetaProcess(sigma, sigma0, gamma)
+    process = BetaProcess(sigma, sigma0, growth)
     return _merged(inputs, "fedma", inputs.shares(weight), process, largest, strength, handing_on=False)
 
 
@@ -83,7 +83,7 @@ def _merged(
     *, handing_on: bool,
 ) -> MergedWeights:  # fmt: skip
     require_choice("strength", strength, STRENGTHS)
-    _check(method, sigma=process.sigma, sigma0=process.sigma0, gamma=process.gamma)
+    _check(method, sigma=process.sigma, sigma0=process.sigma0, growth=process.gamma)
     if not 1 <= largest < float("inf"):
         raise RequestError(f"{method}: largest is {largest}; it is a factor of 1 or more.", keys=("largest",))
     feed_forwards = FeedForwards.of(inputs, shares, method)

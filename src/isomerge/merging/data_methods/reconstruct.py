@@ -16,11 +16,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from isomerge.arguments import require_choice
-from isomerge.checkpoint import Checkpoint
 from isomerge.choices import GOALS
 from isomerge.data.base import Batches
 from isomerge.errors import RequestError
@@ -32,7 +30,7 @@ from isomerge.merging.layerwise.choice import Choice, parent_number
 from isomerge.merging.layerwise.dreams import with_dreams
 from isomerge.merging.layerwise.goals import OwnedBatches
 from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
-from isomerge.merging.layerwise.parents import of_other_shapes
+from isomerge.merging.layerwise.parents import least_cosine, of_other_shapes
 from isomerge.merging.layerwise.ridge import RIDGE
 from isomerge.merging.layerwise.shapes import require_mergeable, require_one_task
 from isomerge.merging.layerwise.token_matching import TokenMatch, find_matches
