@@ -3,7 +3,9 @@
     D = argmin Σ_k s_k GW(D, D_k)
 
 with D_k the distances between the units of model k and s_k its share. No model is the one that all others follow; the
-number of units is that of the first. POT alternates between the plans and D, which starts as the first model's.
+number of units n is that of the first. Plans and D are found in turns, from the D of the first model:
+
+    D ← n² Σ_k s_k P_k D_k P_kᵀ
 
 Reference: Peyré, Cuturi and Solomon, "Gromov-Wasserstein Averaging of Kernel and Distance Matrices" (ICML 2016); Akash et
 al., "Wasserstein Barycenter-based Model Fusion and Linear Mode Connectivity of Neural Networks" (2022).
@@ -12,6 +14,7 @@ al., "Wasserstein Barycenter-based Model Fusion and Linear Mode Connectivity of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,11 +22,11 @@ from torch import Tensor
 from isomerge.errors import RequestError
 from isomerge.merging.transport.pair_plans import PairPlanner, TransportRequest, moving_of, require_transportable
 from isomerge.merging.transport.plans import TransportPlans
-from isomerge.merging.transport.solver import geometry, require_pot
+from isomerge.merging.transport.solver import TransportSolver, geometry
 from isomerge.merging.transport.unit_plans import flat_within
 from isomerge.symmetry.binding import BoundModel
 
-STEPS = 100
+TURNS = 20
 
 
 def barycentres(
@@ -39,15 +42,22 @@ def barycentres(
     for source in models[1:]:
         require_transportable(source, models[0], moving_of(models[0], request))
     own = [_geometries(model, request) for model in models]
-    pot, found = require_pot(), {}
-    for space, first in own[0].items():
-        distances = [each[space].numpy() for each in own]
-        masses = [torch.full((len(one),), 1 / len(one), dtype=torch.float64).numpy() for one in distances]
-        centre = pot.gromov.gromov_barycenters(
-            len(first), distances, masses, masses[0], list(shares), init_C=distances[0], max_iter=STEPS, symmetric=True
-        )
-        found[space] = torch.from_numpy(centre).square()
-    return found
+    solver = replace(request.solver, mass="uniform")
+    return {space: _barycentre([each[space] for each in own], shares, solver).square() for space in own[0]}
+
+
+def _barycentre(distances: Sequence[Tensor], shares: Sequence[float], solver: TransportSolver) -> Tensor:
+    centre = distances[0]
+    for _ in range(TURNS):
+        moved = []
+        for one in distances:
+            even = torch.ones(len(centre), len(one), dtype=torch.float64)
+            plan = solver.plan(even, even.sum(1), even.sum(0), (centre.square(), one.square()))
+            moved.append(plan @ one @ plan.T)
+        before, centre = centre, len(centre) ** 2 * torch.stack([s * one for s, one in zip(shares, moved, strict=True)]).sum(0)
+        if bool(torch.allclose(before, centre, rtol=0, atol=1e-9)):
+            break
+    return centre
 
 
 def _geometries(model: BoundModel, request: TransportRequest) -> dict[str, Tensor]:

@@ -5,8 +5,9 @@
     inner  minimise (1 − α) Σ P_ij C_ij + α Σ (A_ik − B_jl)² P_ij P_kl   over the same
 
 with A and B the distances between the units of one model: the Gromov–Wasserstein plan at α = 1, which compares how each
-model is built inside and nothing across them, and the fused one below. It is not convex: what is found from the even
-plan is a local optimum. One or two units have no geometry that could tell them apart, and their plan is hard. C, A and
+model is built inside and nothing across them, and the fused one below. It is not convex: what is found is the better of
+two local optima, from the even plan and from the plan of units that see the others of their model at the same
+distances (the third lower bound of Mémoli, 2011). One or two units have no geometry that could tell them apart, and their plan is hard. C, A and
 B are divided by their means first, so that λ and α mean the same for every layer. Rows are the anchor's units and
 columns the source's; there may be more of one than of the other. With equal masses on as many units as there are on the
 other side, the hard plan is a permutation, and an assignment finds it without POT.
@@ -115,21 +116,27 @@ class TransportSolver:
         return plan
 
     def _inner(self, a: Tensor, b: Tensor, cost: Any, within: tuple[Tensor, Tensor]) -> Tensor:
-        """By conditional gradients from the even plan; both objectives are concave for distances, so it ends in a
-        corner: of equal masses on equally many units, in a permutation up to rounding."""
-        first, second = (geometry(one).numpy() for one in within)
-        gromov = require_pot().gromov
-        given = {"max_iter": STEPS_INSIDE, "symmetric": True, "log": True}
-        if self.inner == 1:
-            matrix, log = gromov.gromov_wasserstein(first, second, a.numpy(), b.numpy(), **given)
-        else:
-            matrix, log = gromov.fused_gromov_wasserstein(
-                cost, first, second, a.numpy(), b.numpy(), alpha=self.inner, **given
-            )
-        self.unfinished += len(log["loss"]) > STEPS_INSIDE
-        plan = torch.from_numpy(matrix)
+        """By conditional gradients from two starts, of which the better end counts. The objective is concave for
+        distances, so they end in corners: for equal masses on equally many units in permutations, up to rounding."""
+        first, second = (geometry(one) for one in within)
+        starts = [torch.outer(a, b), self._hard(a, b, _far_as(first, second).numpy())]
+        ends = [self._descended_inside(a, b, cost, first, second, start) for start in starts]
+        plan = min(ends, key=lambda end: end[1])[0]
         corner = torch.where(plan < 1e-9 * plan.max(), 0, plan)
         return corner if is_permutation(corner / corner.sum(1, keepdim=True)) else plan
+
+    def _descended_inside(
+        self, a: Tensor, b: Tensor, cost: Any, first: Tensor, second: Tensor, start: Tensor
+    ) -> tuple[Tensor, float]:
+        """The plan, and the value of the objective."""
+        gromov, sides = require_pot().gromov, (first.numpy(), second.numpy(), a.numpy(), b.numpy())
+        given = {"G0": start.numpy(), "max_iter": STEPS_INSIDE, "symmetric": True, "log": True}
+        if self.inner == 1:
+            matrix, log = gromov.gromov_wasserstein(*sides, **given)
+        else:
+            matrix, log = gromov.fused_gromov_wasserstein(cost, *sides, alpha=self.inner, **given)
+        self.unfinished += len(log["loss"]) > STEPS_INSIDE
+        return torch.from_numpy(matrix), float(log["gw_dist" if self.inner == 1 else "fgw_dist"])
 
     def _descended(self, a: Tensor, b: Tensor, cost: Any) -> tuple[Any, dict[str, Any]]:
         """A small λ by halving a large one: each step starts from the potentials of the last, or none would settle."""
@@ -152,6 +159,14 @@ def geometry(within: Tensor) -> Tensor:
     distances = within.double().cpu().clamp(min=0).sqrt().contiguous()
     mean = float(distances.mean())
     return distances / mean if mean > 0 else distances
+
+
+def _far_as(first: Tensor, second: Tensor) -> Tensor:
+    """How differently two units see the others of their models: the squared difference of their sorted distances."""
+    count = max(len(first), len(second))
+    levels = (numpy.arange(count) + 0.5) / count
+    rows = [torch.from_numpy(numpy.quantile(one.numpy(), levels, axis=1).T.copy()) for one in (first, second)]
+    return torch.cdist(*rows).square() / count
 
 
 def is_permutation(matrix: Tensor) -> bool:
