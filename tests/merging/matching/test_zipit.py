@@ -1,4 +1,4 @@
-"""ZipIt as a method: correlations of numpy, weights by the definition, layers of one model, classifiers side by side."""
+"""ZipIt as a method: correlations of numpy, weights by the definition, one model's layers, classifiers side by side."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def test_the_classifiers_of_all_models_stand_side_by_side(tmp_path: Path) -> Non
 
 def test_labels_that_several_models_have_get_the_number_of_the_model() -> None:
     merged = zipped(tiny.model("vit"), tiny.model("vit", 1), outputs="apart")
-    assert merged.config_changes["id2label"][0] == "LABEL_0 (1)" and merged.config_changes["id2label"][9] == "LABEL_4 (2)"
+    names = merged.config_changes["id2label"]
+    assert names[0] == "LABEL_0 (1)" and names[9] == "LABEL_4 (2)"
 
 
 @pytest.mark.parametrize(("name", "options", "words"), [

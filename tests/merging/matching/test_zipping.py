@@ -76,7 +76,7 @@ def test_groups_are_those_of_the_definition(models: int, repeats: float, within:
         S = np.corrcoef(draw.normal(size=(models * units, 4)))  # few samples: high correlations everywhere
         found = zip_units(torch.tensor(S), torch.tensor(owners), units, repeats=repeats, within=within)
         assert found == zipped(S, owners, units, repeats, within), seed
-        assert sorted(sum(found, [])) == list(range(models * units)) and len(found) == units
+        assert sorted(unit for group in found for unit in group) == list(range(models * units)) and len(found) == units
 
 
 def test_without_a_budget_and_repeats_two_models_are_paired_one_to_one() -> None:

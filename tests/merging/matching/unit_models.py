@@ -1,4 +1,4 @@
-"""Tiny models whose feed-forwards are copies, in another order or of their own; and what the stock class makes of them."""
+"""Tiny models whose feed-forwards are copies, in another order or their own; and what the stock class makes of it."""
 
 from __future__ import annotations
 

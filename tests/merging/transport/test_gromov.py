@@ -173,7 +173,8 @@ def test_all_models_are_carried_to_the_barycentre_of_their_feed_forwards() -> No
         centre = found[f"ffn.{layer}"].sqrt().numpy()
         published = ot.gromov.gromov_barycenters(7, D, masses, masses[0], [0.75, 0.25], init_C=D[0], max_iter=100)
         assert spread(centre, D) <= spread(published, D) + 1e-9  # POT starts from even plans only
-        again = 49 * sum(s * p @ d @ p.T for s, p, d in zip((0.75, 0.25), (by_pot(centre, d) for d in D), D, strict=True))
+        plans = [by_pot(centre, d) for d in D]
+        again = 49 * sum(s * p @ d @ p.T for s, p, d in zip((0.75, 0.25), plans, D, strict=True))
         np.testing.assert_allclose(again, centre, atol=1e-7)
         mean = [np.zeros_like(states[0][name]) for name in names]
         for share, own, state in zip((0.75, 0.25), D, states, strict=True):

@@ -1,9 +1,10 @@
 """Feed-forward units of several models matched to global units by a Beta–Bernoulli process: they may become more.
 
 Heads and the residual stream are averaged, after an alignment where that is asked for. Both methods go through the
-feed-forwards in their order: each is one hidden layer that reads the stream and writes to it, so what the published
-methods do to the inputs of a layer after matching the one before it is done by the alignment, exactly, for the stream,
-and by the matching itself for the units. Their clients retrain between the layers, with labels; nothing is trained here.
+feed-forwards in their order. Each is one hidden layer between two readings of the stream, so the inputs of a layer,
+which the published methods put into the order of the layer before, are in one order already: the stream by the
+alignment, the units by the matching. The clients of FedMA retrain between the layers, with labels; nothing is trained
+here.
 
 References: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks" (ICML 2019); Wang et al.,
 "Federated Learning with Matched Averaging" (ICLR 2020).

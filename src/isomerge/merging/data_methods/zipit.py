@@ -63,7 +63,8 @@ def zipit(
     _check(inputs, feed_forwards, up_to, rest, outputs)
     zipped = {s: w for s, w in feed_forwards.writers.items() if up_to is None or (layer_of(s) or 0) < up_to}
     models = [in_memory(state, feed_forwards.parents.config) for state in feed_forwards.states]
-    data = DataPass(inputs.data[0].passes(inputs.models[0]), device=inputs.device, labels=False, progress=inputs.progress)
+    passes = inputs.data[0].passes(inputs.models[0])
+    data = DataPass(passes, device=inputs.device, labels=False, progress=inputs.progress, what="zipping units")
     correlations = unit_correlations(models, zipped, data, inputs.device) if zipped else {}
     groups = {space: _zipped(one, len(models), repeats, within) for space, one in correlations.items()}
     counts = {space: len(one) // len(models) for space, one in correlations.items()}
@@ -95,7 +96,7 @@ def _check(
         raise RequestError(f"zipit: up_to is {up_to}, and the models have {layers} layers.", keys=("up_to",))
     if feed_forwards.parents.config.get("is_encoder_decoder"):
         raise RequestError(
-            "zipit: up_to counts the layers of one stack, and these models have an encoder and a decoder. Leave it out.",
+            "zipit: up_to counts the layers of one stack, and these have an encoder and a decoder. Leave it out.",
             keys=("up_to",),
         )
     if outputs == "apart":

@@ -8,11 +8,12 @@ Hungarian algorithm, with the gain
     ‖S_i + v‖² / σ⁴ / (1/σ0² + (m_i + 1)/σ²) − ‖S_i‖² / σ⁴ / (1/σ0² + m_i/σ²) + 2 log(m_i / (J − m_i))    of an old one,
     ‖v‖² / σ⁴ / (1/σ0² + 1/σ²) − 2 log(i J / γ)                                              of the i-th new one.
 
-So two units of equal length become one where their cosine is above 1 / (1 + σ²/σ0²), but for the logarithms. This goes around the models until
-nothing changes. Units are measured by their root mean square, so that σ and σ0 mean the same everywhere.
+So, but for the logarithms, two units of equal length become one where their cosine is above 1 / (1 + σ²/σ0²). This
+goes around the models until nothing changes. Units are measured by their root mean square, so that σ and σ0 mean the
+same everywhere.
 
-References: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks" (ICML 2019), equations 8 and
-9; Wang et al., "Federated Learning with Matched Averaging" (ICLR 2020).
+References: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks" (ICML 2019); Wang et al.,
+"Federated Learning with Matched Averaging" (ICLR 2020).
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ LABELS = "_labels"
 def outputs_apart(
     parents: ParentModels, states: Sequence[State], models: Sequence[Checkpoint]
 ) -> tuple[State, dict[str, Any], list[list[int]]]:
-    """The tensors of the classifier, what config.json says of its labels, and for each model the first of its labels and
-    the one after the last."""
+    """The tensors of the classifier, what config.json says of its labels, and for each model where its labels start and
+    end."""
     axes = {
         parents.bound.files[name][0]: axis
         for name, layout in parents.bound.layouts.items()

@@ -1,4 +1,4 @@
-"""The greedy zip of ZipIt: the two units of highest correlation become one, within a model or across, until few are left.
+"""The greedy zip of ZipIt: the two units of highest correlation become one, in a model or across, until few are left.
 
 With S the correlations of all units of all models, and α = `repeats`:
 

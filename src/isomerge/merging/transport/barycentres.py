@@ -1,4 +1,4 @@
-"""Gromov–Wasserstein barycentres: the geometry of units that is nearest to those of all models, to which all are carried.
+"""Gromov–Wasserstein barycentres: the geometry of units nearest to those of all models, to which all are carried.
 
     D = argmin Σ_k s_k GW(D, D_k)
 
@@ -7,8 +7,8 @@ number of units n is that of the first. Plans and D are found in turns, from the
 
     D ← n² Σ_k s_k P_k D_k P_kᵀ
 
-Reference: Peyré, Cuturi and Solomon, "Gromov-Wasserstein Averaging of Kernel and Distance Matrices" (ICML 2016); Akash et
-al., "Wasserstein Barycenter-based Model Fusion and Linear Mode Connectivity of Neural Networks" (2022).
+References: Peyré, Cuturi and Solomon, "Gromov-Wasserstein Averaging of Kernel and Distance Matrices" (ICML 2016);
+Akash et al., "Wasserstein Barycenter-based Model Fusion and Linear Mode Connectivity of Neural Networks" (2022).
 """
 
 from __future__ import annotations
@@ -49,12 +49,11 @@ def barycentres(
 def _barycentre(distances: Sequence[Tensor], shares: Sequence[float], solver: TransportSolver) -> Tensor:
     centre = distances[0]
     for _ in range(TURNS):
-        moved = []
-        for one in distances:
-            even = torch.ones(len(centre), len(one), dtype=torch.float64)
-            plan = solver.plan(even, even.sum(1), even.sum(0), (centre.square(), one.square()))
-            moved.append(plan @ one @ plan.T)
-        before, centre = centre, len(centre) ** 2 * torch.stack([s * one for s, one in zip(shares, moved, strict=True)]).sum(0)
+        before, centre = centre, torch.zeros_like(centre)
+        for share, one in zip(shares, distances, strict=True):
+            even = torch.ones(len(before), len(one), dtype=torch.float64)
+            plan = solver.plan(even, even.sum(1), even.sum(0), (before.square(), one.square()))
+            centre += share * len(before) ** 2 * (plan @ one @ plan.T)
         if bool(torch.allclose(before, centre, rtol=0, atol=1e-9)):
             break
     return centre

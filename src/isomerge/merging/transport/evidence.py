@@ -37,7 +37,7 @@ class UnitDistances:
     """Squared size of each unit's features."""
     energy_b: Tensor
     within: tuple[Tensor, Tensor] | None = None
-    """Squared distances inside the anchor and inside the source, where they are asked for: axes are the spaces twice."""
+    """Squared distances inside the anchor and inside the source, where asked for: axes are the spaces twice."""
 
     @classmethod
     def of(
@@ -109,8 +109,8 @@ def sum_of(distances: Sequence[UnitDistances], label: str) -> UnitDistances:
 def from_activations(
     site: Site, moments: CrossMoments, source: BoundModel, grams: tuple[Tensor, Tensor] | None = None
 ) -> UnitDistances:
-    """… of all samples; every place has size 1, whatever the scale of its activations. `grams`: Σ x xᵀ of the anchor and
-    of the source."""
+    """… of all samples; every place has size 1, whatever the scale of its activations. `grams`: Σ x xᵀ of the anchor
+    and of the source."""
     sizes_b = [source.architecture.spaces[s].size for s in site.spaces]
     return UnitDistances.of(
         site.name, site.spaces, (site.sizes, sizes_b), moments.cross.T, moments.squares_a, moments.squares_b, grams

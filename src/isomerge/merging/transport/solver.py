@@ -7,10 +7,10 @@
 with A and B the distances between the units of one model: the Gromov–Wasserstein plan at α = 1, which compares how each
 model is built inside and nothing across them, and the fused one below. It is not convex: what is found is the better of
 two local optima, from the even plan and from the plan of units that see the others of their model at the same
-distances (the third lower bound of Mémoli, 2011). One or two units have no geometry that could tell them apart, and their plan is hard. C, A and
-B are divided by their means first, so that λ and α mean the same for every layer. Rows are the anchor's units and
-columns the source's; there may be more of one than of the other. With equal masses on as many units as there are on the
-other side, the hard plan is a permutation, and an assignment finds it without POT.
+distances (the third lower bound of Mémoli, 2011). One or two units have no geometry that could tell them apart, and
+their plan is hard. C, A and B are divided by their means first, so that λ and α mean the same for every layer. Rows are
+the anchor's units and columns the source's; there may be more of one than of the other. With equal masses on as many
+units as there are on the other side, the hard plan is a permutation, and an assignment finds it without POT.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TransportSolver:
         if not 0 < self.regularisation < float("inf"):
             problems.append(f"regularisation is {self.regularisation}, and must be a positive number.")
         if not 0 < self.inner <= 1:
-            problems.append(f"inner is {self.inner}, and must be above 0 and at most 1. At 0 it would be the solver emd.")
+            problems.append(f"inner is {self.inner}, and must be above 0 and at most 1. For 0, use the solver emd.")
         if problems:
             raise RequestError("Transporting units: " + " ".join(problems))
         if self.kind != "emd" or self.mass != "uniform":
@@ -70,8 +70,9 @@ class TransportSolver:
     def plan(
         self, cost: Tensor, energy_a: Tensor, energy_b: Tensor, within: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """The plan for a cost (anchor's units, source's units); energies are what importance is taken from, `within` the
-        squared distances inside the anchor and inside the source. Without these a solver that looks inside is hard."""
+        """The plan for a cost (anchor's units, source's units); energies are what importance is taken from, `within`
+        the squared distances inside the anchor and inside the source. Without these, a solver that looks inside is
+        hard."""
         within = None if min(cost.shape) <= 2 else within
         masses = [self._masses(energy) for energy in (energy_a, energy_b)]
         if not bool(cost.isfinite().all()):
