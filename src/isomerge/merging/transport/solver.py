@@ -167,7 +167,7 @@ def _far_as(first: Tensor, second: Tensor) -> Tensor:
     count = max(len(first), len(second))
     levels = (numpy.arange(count) + 0.5) / count
     rows = [torch.from_numpy(numpy.quantile(one.numpy(), levels, axis=1).T.copy()) for one in (first, second)]
-    return torch.cdist(*rows).square() / count
+    return torch.cdist(rows[0], rows[1]).square() / count
 
 
 def is_permutation(matrix: Tensor) -> bool:
