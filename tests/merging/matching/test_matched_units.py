@@ -13,7 +13,7 @@ import models as tiny
 from isomerge.errors import RequestError
 from isomerge.evaluation.verify import verify
 from merging.matching.unit_models import copied, feed_forwards, hidden, reordered, with_other_units
-from merging.transport.model_pairs import permuted
+from merging.transport.model_pairs import batches, permuted
 from models import mostly_slow
 
 METHODS = ["pfnm", "fedma"]
@@ -122,6 +122,8 @@ def test_strangers_that_are_not_aligned_get_a_note() -> None:
     notes = isomerge.merge(pair, method="pfnm").report()["notes"]
     assert any("were not aligned" in note for note in notes) and any("units 7 -> " in note for note in notes)
     assert not any("were not aligned" in n for n in isomerge.merge(pair, method="pfnm", align=True).report()["notes"])
+    notes = isomerge.merge(pair, method="fedma", data=batches(pair[0], count=1)).report()["notes"]
+    assert any("the data were not used" in note for note in notes)
 
 
 @pytest.mark.parametrize(("options", "words"), [

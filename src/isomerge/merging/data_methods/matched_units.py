@@ -88,6 +88,8 @@ def _merged(
     if not 1 <= largest < float("inf"):
         raise RequestError(f"{method}: largest is {largest}; it is a factor of 1 or more.", keys=("largest",))
     feed_forwards = FeedForwards.of(inputs, shares, method)
+    if inputs.data and inputs.align is None:
+        feed_forwards.parents.notes.append(f"{method} compares weights: the data were not used, as nothing is aligned")
     maps: dict[str, UnitMaps] = {}
     for number, space in enumerate(feed_forwards.writers):
         units = feed_forwards.units(space, handing_on=handing_on)

@@ -72,7 +72,8 @@ def zipit(
     parents, state = feed_forwards.merged(maps)
     if up_to is not None:
         own = feed_forwards.states[rest - 1]
-        state |= {name: own[name] for name in comes_after(parents.bound, up_to)}
+        late = comes_after(parents.bound, up_to)
+        state |= {name: own[name] for name in late if name in own}  # a tied table is where the stream starts
     zips = {space: _summary(one, counts[space]) for space, one in groups.items()}
     record = {"examples": data.examples, "zipped": zips, "up_to": up_to}
     if outputs == "apart":

@@ -52,30 +52,42 @@ class Zipper:
         count, models = len(correlation), int(owners.max()) + 1
         plain = correlation.clone().fill_diagonal_(NEVER)
         budget = [int(within * ((count - keep) // models) + 1e-9)] * models
-        zipper = cls({k: [k] for k in range(count)}, plain.clone(), plain, owners, budget, repeats)
-        for model in range(models):
-            zipper._forbid_if_spent(model)
-        return zipper
+        return cls({k: [k] for k in range(count)}, plain.clone(), plain, owners, budget, repeats)
+
+    def __post_init__(self) -> None:
+        for model in range(len(self.budget)):
+            self._forbid_if_spent(model)
+        self.best, self.partner = self.allowed.max(1)
+        """Of every row, so that a step need not look at all pairs."""
 
     def step(self) -> None:
         """Zip the best pair; the first of the two stays."""
-        scores = self.allowed if bool(self.allowed.max() > NEVER) else self.plain
-        i, j = sorted(divmod(int(scores.argmax()), len(scores)))
+        i = int(self.best.argmax())
+        j = int(self.partner[i])
+        if self.best[i] == NEVER:
+            i, j = divmod(int(self.plain.argmax()), len(self.plain))
+        i, j = min(i, j), max(i, j)
         self.groups[i] += self.groups.pop(j)
-        self._join(self.plain, i, j, 1.0)
-        self._join(self.allowed, i, j, self.repeats)
+        _join(self.plain, i, j, 1.0)
+        _join(self.allowed, i, j, self.repeats)
+        changed = (self.partner == i) | (self.partner == j) | (self.allowed[i] > self.best)
+        changed[[i, j]] = True
         if self.owner[i] == self.owner[j]:
             self.budget[int(self.owner[i])] -= 1
-            self._forbid_if_spent(int(self.owner[i]))
+            changed |= self._forbid_if_spent(int(self.owner[i]))
+        self.best[changed], self.partner[changed] = self.allowed[changed].max(1)
 
-    def _join(self, scores: Tensor, i: int, j: int, factor: float) -> None:
-        row = torch.minimum(scores[i], scores[j])
-        row = row * factor if factor > 0 else torch.full_like(row, NEVER)
-        row[[i, j]] = NEVER
-        scores[i], scores[:, i] = row, row
-        scores[j], scores[:, j] = NEVER, NEVER
-
-    def _forbid_if_spent(self, model: int) -> None:
-        if self.budget[model] <= 0:
-            own = self.owner == model
+    def _forbid_if_spent(self, model: int) -> Tensor:
+        """Which rows this changes."""
+        own = (self.owner == model) & (self.budget[model] <= 0)
+        if bool(own.any()):
             self.allowed[own[:, None] & own] = NEVER
+        return own
+
+
+def _join(scores: Tensor, i: int, j: int, factor: float) -> None:
+    row = torch.minimum(scores[i], scores[j])
+    row = row * factor if factor > 0 else torch.full_like(row, NEVER)
+    row[[i, j]] = NEVER
+    scores[i], scores[:, i] = row, row
+    scores[j], scores[:, j] = NEVER, NEVER
