@@ -35,7 +35,7 @@ def unit_correlations(
             watch.run(batch)
         for space, total in sums.items():
             seen = [torch.cat(into.pop(space)) for into in rows if space in into]
-            if not seen or len({len(one) for one in seen}) > 1:
+            if len(seen) < len(rows) or len({len(one) for one in seen}) > 1:
                 raise IsomergeError(
                     f"Comparing the units of '{space}': the models gave {[len(one) for one in seen]} rows for the same "
                     "batch. Their feed-forwards do not run on the same tokens; use reconstruct."
