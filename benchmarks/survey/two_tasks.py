@@ -5,9 +5,9 @@ each image is classified among the five digits of its task: with outputs apart b
 the mean classifier, which has five labels for both tasks. The control has the mean of the bodies and the outputs apart,
 and zips nothing. Data: the training images, without labels.
 
-When to use it: for several tasks of one base in one body, `zipit` with `outputs: apart` writes a native model that keeps
-most of both. What helps is that the outputs stay apart; zipping itself is within the errors of the control. Fine-tunes
-of one base are better left unaligned, models trained apart aligned.
+When to use it: for several tasks of one base in one body, `zipit` with `outputs: apart` writes a native model that
+keeps most of both. What helps is that the outputs stay apart; zipping itself is within the errors of the control.
+Fine-tunes of one base are better left unaligned, models trained apart aligned.
 """
 
 from __future__ import annotations
