@@ -25,8 +25,8 @@ def descend(
     kept: KeptSteps | None = None,
     sizes: Sequence[float] | None = None,
 ) -> None:
-    """Lower `loss(batch)` by `steps` steps. `rate` is the first step, relative to `sizes`, by default each rms. What `kept`
-    has of these steps is not done again."""
+    """Lower `loss(batch)` by `steps` steps. `rate` is the first step, relative to `sizes`, by default each rms.
+    What `kept` has of these steps is not done again."""
     sizes = sizes or [float(p.detach().float().square().mean().sqrt()) for p in parameters]
     typical = sorted(sizes)[len(sizes) // 2] or 1.0
     groups = [{"params": [p], "first": rate * (size or typical)} for p, size in zip(parameters, sizes, strict=True)]

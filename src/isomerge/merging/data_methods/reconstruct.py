@@ -16,15 +16,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from isomerge.arguments import require_choice
-from isomerge.checkpoint import Checkpoint
 from isomerge.choices import GOALS
 from isomerge.data.base import Batches
 from isomerge.errors import RequestError
-from isomerge.kinship import ONE_BASE, are_related, cosines, counted, in_few_layers, relation
+from isomerge.kinship import ONE_BASE, are_related
 from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.layerwise.believed import Believed, resolved_goals
 from isomerge.merging.layerwise.candidates import Candidates
@@ -32,7 +30,7 @@ from isomerge.merging.layerwise.choice import Choice, parent_number
 from isomerge.merging.layerwise.dreams import with_dreams
 from isomerge.merging.layerwise.goals import OwnedBatches
 from isomerge.merging.layerwise.layerwise_merge import LayerwiseMerge
-from isomerge.merging.layerwise.parents import of_other_shapes
+from isomerge.merging.layerwise.parents import least_cosine, of_other_shapes
 from isomerge.merging.layerwise.ridge import RIDGE
 from isomerge.merging.layerwise.shapes import require_mergeable, require_one_task
 from isomerge.merging.layerwise.token_matching import TokenMatch, find_matches
@@ -204,24 +202,8 @@ def _in_two_bases(inputs: MergeInputs, weight: Sequence[float], mean: bool) -> b
     """Whether joint features suit the models: strangers and, where the goals are not the mean of all, what alignment
     alone has brought together."""
     if not mean:
-        return _least_cosine(inputs.models) < ONE_BASE
-    return min(weight) > 0 and not inputs.align and not are_related(_least_cosine(inputs.models))
-
-
-def _least_cosine(models: Sequence[Checkpoint]) -> float:
-    """Of any two models, as far as some rows of three layers say."""
-    shapes = [{name: info.shape for name, info in model.tensors.items()} for model in models]
-    if any(one != shapes[0] for one in shapes):
-        return -1.0
-    names = in_few_layers(counted({name: len(shape) for name, shape in shapes[0].items()}))
-    relations = [
-        relation(
-            name, shapes[0][name], None, {str(m): partial(model.read_rows, name) for m, model in enumerate(models)},
-            reference=None,
-        )
-        for name in names
-    ]  # fmt: skip
-    return min(cosines(relations, "after").values(), default=1.0)
+        return least_cosine(inputs.models) < ONE_BASE
+    return min(weight) > 0 and not inputs.align and not are_related(least_cosine(inputs.models))
 
 
 def _check(goals: str, features: str, lean: str, output: str, start: str, counts: Mapping[str, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.memory import MemoryCheckpoint
 from isomerge.errors import RequestError
+from isomerge.kinship import cosines, counted, in_few_layers, relation
 from isomerge.merging.layerwise.parent_views import ParentView, State
 from isomerge.merging.layerwise.token_matching import TokenMatch
 from isomerge.merging.merge_inputs import MergeInputs
@@ -97,6 +99,22 @@ def _folded(state: State, config: Mapping[str, Any]) -> tuple[BoundModel, State]
     for name in bound.layouts:
         moved |= bound.split(name, move.tensor(name))
     return bound, moved | {name: state[name] for name in bound.extra}
+
+
+def least_cosine(models: Sequence[Checkpoint]) -> float:
+    """Of any two models, as far as some rows of three layers say."""
+    shapes = [{name: info.shape for name, info in model.tensors.items()} for model in models]
+    if any(one != shapes[0] for one in shapes):
+        return -1.0
+    names = in_few_layers(counted({name: len(shape) for name, shape in shapes[0].items()}))
+    relations = [
+        relation(
+            name, shapes[0][name], None, {str(m): partial(model.read_rows, name) for m, model in enumerate(models)},
+            reference=None,
+        )
+        for name in names
+    ]  # fmt: skip
+    return min(cosines(relations, "after").values(), default=1.0)
 
 
 def of_other_shapes(models: Sequence[Checkpoint]) -> bool:

@@ -4,6 +4,9 @@
 
 with x_i all activations of unit i of the anchor, and y_j those of unit j of the source; or with their incoming weights
 and biases, the source's seen through the maps of the units they come from.
+
+For Gromov–Wasserstein plans also the squared distances within each model, ‖x_i − x_j‖² and ‖y_i − y_j‖²: they need
+nothing that the models have in common, so weights are taken as they stand.
 """
 
 from __future__ import annotations
@@ -33,15 +36,23 @@ class UnitDistances:
     energy_a: Tensor
     """Squared size of each unit's features."""
     energy_b: Tensor
+    within: tuple[Tensor, Tensor] | None = None
+    """Squared distances inside the anchor and inside the source, where asked for: axes are the spaces twice."""
 
     @classmethod
     def of(
         cls, label: str, spaces: Sequence[str], sizes: tuple[Sequence[int], Sequence[int]], cross: Tensor,
-        energy_a: Tensor, energy_b: Tensor,
+        energy_a: Tensor, energy_b: Tensor, grams: tuple[Tensor, Tensor] | None = None,
     ) -> UnitDistances:  # fmt: skip
-        cost = (energy_a[:, None] + energy_b - 2 * cross).clamp(min=0)
-        shaped = cost.reshape(*sizes[0], *sizes[1])
-        return cls(label, tuple(spaces), shaped, energy_a.reshape(*sizes[0]), energy_b.reshape(*sizes[1]))
+        """`grams`: the inner products of the units of each model, for the distances within."""
+        shaped = _squared(energy_a, energy_b, cross).reshape(*sizes[0], *sizes[1])
+        within = None
+        if grams is not None:
+            within = (
+                _squared(energy_a, energy_a, grams[0]).reshape(*sizes[0], *sizes[0]),
+                _squared(energy_b, energy_b, grams[1]).reshape(*sizes[1], *sizes[1]),
+            )
+        return cls(label, tuple(spaces), shaped, energy_a.reshape(*sizes[0]), energy_b.reshape(*sizes[1]), within)
 
     @property
     def size(self) -> float:
@@ -53,54 +64,78 @@ class UnitDistances:
         scale = self.size**2
         if not scale > 0:
             return self
+        within = None if self.within is None else (self.within[0] / scale, self.within[1] / scale)
         return replace(
-            self, cost=self.cost / scale, energy_a=self.energy_a / scale, energy_b=self.energy_b / scale
+            self, cost=self.cost / scale, energy_a=self.energy_a / scale, energy_b=self.energy_b / scale, within=within
         )  # fmt: skip
 
     def without(self, fixed: set[str]) -> UnitDistances:
         """Spaces whose units keep their place are not looked at unit by unit: only i with i counts."""
         reduced = self
         for space in [s for s in self.spaces if s in fixed]:
-            k, n = reduced.spaces.index(space), len(reduced.spaces)
+            k = reduced.spaces.index(space)
+            within = None if reduced.within is None else (_traced(reduced.within[0], k), _traced(reduced.within[1], k))
             reduced = UnitDistances(
                 reduced.label, tuple(s for s in reduced.spaces if s != space),
-                reduced.cost.diagonal(dim1=k, dim2=n + k).sum(-1), reduced.energy_a.sum(k), reduced.energy_b.sum(k),
+                _traced(reduced.cost, k), reduced.energy_a.sum(k), reduced.energy_b.sum(k), within,
             )  # fmt: skip
         return reduced
 
 
-def from_activations(site: Site, moments: CrossMoments, source: BoundModel) -> UnitDistances:
-    """… of all samples; every place has size 1, whatever the scale of its activations."""
+def _squared(first: Tensor, second: Tensor, products: Tensor) -> Tensor:
+    """‖x_i − y_j‖² from the squares and the inner products."""
+    return (first[:, None] + second - 2 * products).clamp(min=0)
+
+
+def _traced(distances: Tensor, axis: int) -> Tensor:
+    """Summed over one space, whose units go with themselves; both models' axes have the same order."""
+    return distances.diagonal(dim1=axis, dim2=distances.ndim // 2 + axis).sum(-1)
+
+
+def sum_of(distances: Sequence[UnitDistances], label: str) -> UnitDistances:
+    """Several pieces of evidence on the same spaces: their features side by side."""
+    total = distances[0]
+    for one in distances[1:]:
+        within = None
+        if total.within is not None and one.within is not None:
+            within = (total.within[0] + one.within[0], total.within[1] + one.within[1])
+        total = replace(
+            total, cost=total.cost + one.cost, energy_a=total.energy_a + one.energy_a,
+            energy_b=total.energy_b + one.energy_b, within=within,
+        )  # fmt: skip
+    return replace(total, label=label)
+
+
+def from_activations(
+    site: Site, moments: CrossMoments, source: BoundModel, grams: tuple[Tensor, Tensor] | None = None
+) -> UnitDistances:
+    """… of all samples; every place has size 1, whatever the scale of its activations. `grams`: Σ x xᵀ of the anchor
+    and of the source."""
     sizes_b = [source.architecture.spaces[s].size for s in site.spaces]
     return UnitDistances.of(
-        site.name, site.spaces, (site.sizes, sizes_b), moments.cross.T, moments.squares_a, moments.squares_b
+        site.name, site.spaces, (site.sizes, sizes_b), moments.cross.T, moments.squares_a, moments.squares_b, grams
     )
 
 
 def from_weights(
-    root: str, source: BoundModel, anchor: BoundModel, plans: TransportPlans, *, without: Container[str] = ()
-) -> list[UnitDistances]:
+    root: str, source: BoundModel, anchor: BoundModel, plans: TransportPlans, *, without: Container[str] = (),
+    within: bool = False,
+) -> list[UnitDistances]:  # fmt: skip
     """What writes to the units of a space and of those inside it, seen through the plans of what it reads from."""
     return [
-        _rows(name, axis, number, source, anchor, plans)
+        _rows(name, axis, number, source, anchor, plans, within)
         for name, axis, number in _written(root, anchor, plans)
         if name not in without
     ]
 
 
 def start_of_stream(
-    names: Sequence[str], source: BoundModel, anchor: BoundModel, plans: TransportPlans
+    names: Sequence[str], source: BoundModel, anchor: BoundModel, plans: TransportPlans, *, within: bool = False
 ) -> UnitDistances:
     """Several writers as one place: their features side by side."""
     written = [place for place in _written(RESIDUAL, anchor, plans) if place[0] in names]
-    parts = [_rows(name, axis, number, source, anchor, plans) for name, axis, number in written]
-    total = parts[0]
-    for part in parts[1:]:
-        total = replace(
-            total, cost=total.cost + part.cost, energy_a=total.energy_a + part.energy_a,
-            energy_b=total.energy_b + part.energy_b,
-        )  # fmt: skip
-    return replace(total, label="the start of the stream")
+    parts = [_rows(name, axis, number, source, anchor, plans, within) for name, axis, number in written]
+    return sum_of(parts, "the start of the stream")
 
 
 def reads(root: str, anchor: BoundModel, plans: TransportPlans) -> dict[str, set[str]]:
@@ -131,25 +166,32 @@ def _touches(segment: Segment, root: str, plans: TransportPlans) -> bool:
 
 
 def _rows(
-    name: str, axis: int, number: int, source: BoundModel, anchor: BoundModel, plans: TransportPlans
+    name: str, axis: int, number: int, source: BoundModel, anchor: BoundModel, plans: TransportPlans, within: bool
 ) -> UnitDistances:
     """Incoming weights and bias of every unit, as rows."""
-    features: list[tuple[Tensor, Tensor]] = []
+    features: list[tuple[Tensor, ...]] = []
     bias = anchor.bias_of(name)
     for tensor, at in ((name, axis), *([(bias, 0)] if bias is not None and bias in source.layouts else [])):
-        layouts = anchor.layouts[tensor], source.layouts[tensor]
-        moved = plans.move(source.raw(tensor), layouts[1], layouts[0], leave=at)
-        pair = (anchor.raw(tensor), moved)
-        rows = [
-            layout.axes[at][number].take(values, at).reshape(math.prod(layout.axes[at][number].sizes), -1)
-            for layout, values in zip(layouts, pair, strict=True)
-        ]
-        features.append((rows[0], rows[1]))
-    a, b = (torch.cat([pair[k] for pair in features], 1).cpu() for k in (0, 1))
+        own, other = anchor.layouts[tensor].axes[at][number], source.layouts[tensor].axes[at][number]
+        raw = source.raw(tensor)
+        moved = plans.move(raw, source.layouts[tensor], anchor.layouts[tensor], leave=at)
+        rows = [_as_rows(own, anchor.raw(tensor), at), _as_rows(other, moved, at)]
+        features.append((*rows, *([_as_rows(other, raw, at)] if within else [])))
+    a, b, *alone = (torch.cat(parts, 1).cpu() for parts in zip(*features, strict=True))
     segments = anchor.layouts[name].axes[axis][number], source.layouts[name].axes[axis][number]
     spaces = [atom.space for atom in segments[0].atoms]
     sizes = segments[0].sizes, segments[1].sizes
-    return UnitDistances.of(name, spaces, sizes, a @ b.T, a.square().sum(1), b.square().sum(1))
+    found = UnitDistances.of(name, spaces, sizes, a @ b.T, a.square().sum(1), b.square().sum(1))
+    if not alone:
+        return found
+    inner = UnitDistances.of(
+        name, spaces, sizes, a @ b.T, a.square().sum(1), alone[0].square().sum(1), (a @ a.T, alone[0] @ alone[0].T)
+    )
+    return replace(found, within=inner.within)
+
+
+def _as_rows(segment: Segment, values: Tensor, axis: int) -> Tensor:
+    return segment.take(values, axis).reshape(math.prod(segment.sizes), -1)
 
 
 def fixed_spaces(plans: TransportPlans) -> set[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from isomerge.alignment.scope import Scope
 from isomerge.calibration import Batches
-from isomerge.calibration.cross import cross_statistics
+from isomerge.calibration.cross import CrossStatistics, cross_statistics
 from isomerge.calibration.sites import Site
 from isomerge.checkpoint.base import Progress
 from isomerge.choices import SITES
@@ -46,6 +47,8 @@ class TransportRequest:
     batches: Batches | None = None
     device: str = "cpu"
     progress: Progress | None = None
+    targets: Mapping[str, Tensor] = field(default_factory=dict)
+    """Squared distances within what a space is carried to, where that is not the anchor."""
 
     def __post_init__(self) -> None:
         if self.cost is None:
@@ -74,13 +77,17 @@ class SolvedPlans:
 
 def solve_plans(source: BoundModel, anchor: BoundModel, request: TransportRequest) -> SolvedPlans:
     """A plan for every space that may be permuted and that the request names."""
-    moving = request.scope.restrict(anchor.architecture)
-    if request.residual == "identity":
-        moving = moving.frozen([RESIDUAL])
+    moving = moving_of(anchor, request)
     require_transportable(source, anchor, moving)
     planner = PairPlanner(source, anchor, request, TransportPlans(moving))
     planner.require_heads()
     return planner.run()
+
+
+def moving_of(anchor: BoundModel, request: TransportRequest) -> Architecture:
+    """The groups that the request leaves to move."""
+    moving = request.scope.restrict(anchor.architecture)
+    return moving.frozen([RESIDUAL]) if request.residual == "identity" else moving
 
 
 class PairPlanner:
@@ -131,18 +138,23 @@ class PairPlanner:
             )
         return SolvedPlans(self.plans, self.examples, self.notes)
 
+    def evidence(self) -> dict[str, list[UnitDistances]]:
+        """All of it, by root, where no plan has to be known: between a model and itself."""
+        seen = self._look() if self.request.cost == "activations" else {}
+        seen |= {root: self._weights(root) for root in self.roots if not self._covers(root, seen.get(root, []))}
+        if self.stream and RESIDUAL not in seen:
+            first, start = self._start(self._tables())
+            seen[RESIDUAL] = [start, *self._weights(RESIDUAL, without=first)]
+        return {root: [e.normalised() for e in found] if root == RESIDUAL else found for root, found in seen.items()}
+
     def _flow(self) -> None:
         """From the embeddings through the units and back to the stream, until nothing changes."""
         if not self.stream:
             self._solve_units({root: self._weights(root) for root in self.roots})
             return
-        places = {root: reads(root, self.anchor, self.plans) for root in (*self.roots, RESIDUAL)}
-        tables = [root for root in self.roots if not any(places[root].values())]  # a narrow table before the stream
+        tables = self._tables()  # a narrow table comes before the stream
         self._solve_units({root: self._weights(root) for root in tables})
-        for known in (set(tables), {*tables, *self.fixed}):
-            if first := [name for name, read in places[RESIDUAL].items() if read <= known]:
-                break
-        start = start_of_stream(first, self.source, self.anchor, self.plans)
+        first, start = self._start(tables)
         self.plans.outer[RESIDUAL] = stream_plan("first", [start], self.request.solver)
         for sweep in range(SWEEPS):
             self._solve_units({root: self._weights(root) for root in self.roots})
@@ -155,6 +167,19 @@ class PairPlanner:
                 return
         self._solve_units({root: self._weights(root) for root in self.roots})
 
+    def _tables(self) -> list[str]:
+        """Units that are looked up, so that their weights read from no other."""
+        return [root for root in self.roots if not any(reads(root, self.anchor, self.plans).values())]
+
+    def _start(self, tables: Sequence[str]) -> tuple[list[str], UnitDistances]:
+        """The weights that write to the stream first, and what they say of its units."""
+        writers = reads(RESIDUAL, self.anchor, self.plans)
+        for known in (set(tables), {*tables, *self.fixed}):
+            if first := [name for name, read in writers.items() if read <= known]:
+                break
+        inside = self.request.solver.looks_inside
+        return first, start_of_stream(first, self.source, self.anchor, self.plans, within=inside)
+
     def _covers(self, root: str, evidence: Sequence[UnitDistances]) -> bool:
         """Something is seen of a space and of every one inside it."""
         spaces = self.plans.architecture.spaces
@@ -163,7 +188,8 @@ class PairPlanner:
 
     def _weights(self, root: str, without: Sequence[str] = ()) -> list[UnitDistances]:
         """… of a space and those inside it, without what keeps its place."""
-        distances = from_weights(root, self.source, self.anchor, self.plans, without=without)
+        inside = self.request.solver.looks_inside
+        distances = from_weights(root, self.source, self.anchor, self.plans, without=without, within=inside)
         return self._reduced(root, distances)
 
     def _reduced(self, root: str, evidence: Iterable[UnitDistances]) -> list[UnitDistances]:
@@ -171,27 +197,36 @@ class PairPlanner:
         return [e.without(inside) for e in evidence]
 
     def _solve_stream(self, evidence: Sequence[UnitDistances]) -> None:
-        self.plans.outer[RESIDUAL] = stream_plan(self.request.residual, evidence, self.request.solver)
+        target = self.request.targets.get(RESIDUAL)
+        self.plans.outer[RESIDUAL] = stream_plan(self.request.residual, evidence, self.request.solver, target)
 
     def _solve_units(self, evidence: dict[str, list[UnitDistances]]) -> None:
         for root, distances in evidence.items():
             heads = self.request.heads if part_of(root) == "attention" else "matched"
-            solve_unit(root, distances, self.plans, self.request.solver, "fixed" if root in self.fixed else heads)
+            how = "fixed" if root in self.fixed else heads
+            solve_unit(root, distances, self.plans, self.request.solver, how, self.request.targets.get(root))
 
     def _look(self) -> dict[str, list[UnitDistances]]:
         """Run both models on the data: the evidence by root."""
         spaces = [s for s in self.plans.architecture.spaces if s not in self.fixed]
         roles = ("stream", "input", "output") if self.stream else ("input", "output")
-        statistics = cross_statistics(
-            self.source.checkpoint, self.anchor.checkpoint, self.request.batches, spaces=spaces, roles=roles,
-            device=self.request.device, progress=self.request.progress,
-        )  # fmt: skip
+
+        def crossed(source: BoundModel, anchor: BoundModel) -> CrossStatistics:
+            return cross_statistics(
+                source.checkpoint, anchor.checkpoint, self.request.batches, spaces=spaces, roles=roles,
+                device=self.request.device, progress=self.request.progress,
+            )  # fmt: skip
+
+        statistics = crossed(self.source, self.anchor)
+        inside = self.request.solver.looks_inside
+        alone = [crossed(one, one) for one in (self.anchor, self.source)] if inside else []
         self.examples = statistics.examples
         seen: dict[str, list[UnitDistances]] = {}
         for name, site in statistics.sites.items():
             root = self.plans.architecture.root(site.spaces[0])
             if self._is_wanted(site, root, bool(seen.get(RESIDUAL))):
-                evidence = from_activations(site, statistics.moments[name], self.source)
+                grams = (alone[0].moments[name].cross, alone[1].moments[name].cross) if alone else None
+                evidence = from_activations(site, statistics.moments[name], self.source, grams)
                 seen.setdefault(root, []).append(evidence if root == RESIDUAL else evidence.normalised())
         return {root: self._reduced(root, evidence) for root, evidence in seen.items()}
 

@@ -30,6 +30,7 @@ class PairCosts:
     cost: Tensor
     energy_a: Tensor
     energy_b: Tensor
+    within: tuple[Tensor, Tensor] | None = None
 
     def seen_by(self, space: str, others: Mapping[str, Tensor]) -> Tensor:
         """The cost between units of one space, all others carried by their plans (or evenly)."""
@@ -42,10 +43,20 @@ class PairCosts:
             cost = (cost * _weight(others.get(other), cost.shape[-2:])).sum((-2, -1))
         return cost
 
-    def total(self, plans: Mapping[str, Tensor]) -> float:
+    def inside(self, space: str) -> tuple[Tensor, Tensor] | None:
+        """The squared distances between the units of one space inside each model, over all others."""
+        if self.within is None:
+            return None
+        first, second = (_along_both(one, self.spaces.index(space)) for one in self.within)
+        return first, second
+
+    def total(self, plans: Mapping[str, Tensor], inner: float = 0.0) -> float:
+        """What the plans leave: of the distances across the models, and a share `inner` of those within them."""
         first = self.spaces[0]
         cost = self.seen_by(first, plans)
-        return float((cost * _weight(plans.get(first), cost.shape)).sum())
+        across = float((cost * _weight(plans.get(first), cost.shape)).sum())
+        gaps = [_gap(within, plans[space]) for space in self.spaces if (within := self.inside(space)) is not None]
+        return (1 - inner) * across + inner * sum(gaps) / max(1, len(gaps))
 
 
 def _weight(plan: Tensor | None, shape: Sequence[int]) -> Tensor:
@@ -56,14 +67,33 @@ def _weight(plan: Tensor | None, shape: Sequence[int]) -> Tensor:
     return even * scale
 
 
+def _along_both(within: Tensor, axis: int) -> Tensor:
+    """(units, units) of one space, summed over the others, whose units go with themselves."""
+    n = within.ndim // 2
+    moved = within.movedim((axis, n + axis), (0, 1))
+    for _ in range(n - 1):
+        moved = moved.diagonal(dim1=2, dim2=2 + (moved.ndim - 2) // 2).sum(-1)
+    return moved
+
+
+def _gap(within: tuple[Tensor, Tensor], plan: Tensor) -> float:
+    """Σ (A_ik − B_jl)² P_ij P_kl, for as many units as there are in the mean."""
+    first, second = (one.clamp(min=0).sqrt() for one in within)
+    squares = plan.sum(1) @ first.square() @ plan.sum(1) + plan.sum(0) @ second.square() @ plan.sum(0)
+    scale: float = plan.numel() ** 0.5
+    return max(0.0, scale * float(squares - 2 * ((first @ plan @ second) * plan).sum()))
+
+
 def solve_unit(
-    root: str, evidence: Sequence[UnitDistances], plans: TransportPlans, solver: TransportSolver, heads: str
-) -> None:
-    """Put the plans of a space and of those inside it into `plans`. What no evidence speaks of stays."""
+    root: str, evidence: Sequence[UnitDistances], plans: TransportPlans, solver: TransportSolver, heads: str,
+    target: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Put the plans of a space and of those inside it into `plans`. What no evidence speaks of stays. `target`: the
+    squared distances within what a space of its own is carried to, where that is not the anchor."""
     inner = sorted({s for e in evidence for s in e.spaces if s != root})
     if not inner:
         if evidence:
-            plans.outer[root] = _flat(evidence, solver)
+            plans.outer[root] = _flat(evidence, solver, target)
         return
     counts = evidence[0].cost.shape[0], evidence[0].cost.shape[len(evidence[0].spaces)]
     if heads == "across":
@@ -103,7 +133,10 @@ def blocks_of(evidence: Sequence[UnitDistances], root: str, a: int, b: int) -> l
     for e in evidence:
         n = len(e.spaces)
         assert e.spaces[0] == root, e.spaces
-        costs.append(PairCosts(e.spaces[1:], e.cost.select(n, b).select(0, a), e.energy_a[a], e.energy_b[b]))
+        within = None
+        if e.within is not None:
+            within = e.within[0].select(n, a).select(0, a), e.within[1].select(n, b).select(0, b)
+        costs.append(PairCosts(e.spaces[1:], e.cost.select(n, b).select(0, a), e.energy_a[a], e.energy_b[b], within))
     return costs
 
 
@@ -121,7 +154,7 @@ def solve_pair(blocks: Sequence[PairCosts], solver: TransportSolver) -> tuple[di
             sure = [b for b in inner if b.spaces == (space,)] if sweep == 0 and space in alone else []
             seen = sure or [b for b in inner if space in b.spaces]
             plans = {**plans, space: _plan_of(space, seen, plans, solver)}
-        total = sum(b.total(plans) for b in inner)
+        total = sum(b.total(plans, solver.inner if solver.looks_inside else 0.0) for b in inner)
         if total >= best[1]:
             break
         best = plans, total
@@ -136,7 +169,16 @@ def _plan_of(space: str, blocks: Sequence[PairCosts], plans: Mapping[str, Tensor
         torch.stack([_along(e, b.spaces.index(space)) for b, e in zip(blocks, side, strict=True)]).sum(0)
         for side in ([b.energy_a for b in blocks], [b.energy_b for b in blocks])
     ]
-    return solver.plan(cost, energies[0], energies[1])
+    return solver.plan(cost, energies[0], energies[1], _summed([b.inside(space) for b in blocks]))
+
+
+def _summed(within: Sequence[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor] | None:
+    pairs = [pair for pair in within if pair is not None]
+    return (_sum_all([a for a, _ in pairs]), _sum_all([b for _, b in pairs])) if pairs else None
+
+
+def _sum_all(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(tensors)).sum(0)
 
 
 def _along(values: Tensor, axis: int) -> Tensor:
@@ -145,19 +187,34 @@ def _along(values: Tensor, axis: int) -> Tensor:
     return moved.reshape(len(moved), -1).sum(1)
 
 
-def _flat(evidence: Sequence[UnitDistances], solver: TransportSolver) -> Tensor:
+def _flat(evidence: Sequence[UnitDistances], solver: TransportSolver, target: Tensor | None = None) -> Tensor:
     """One plan over all units at once, as if no space lay inside another."""
     costs = [e.cost.reshape(e.energy_a.numel(), e.energy_b.numel()) for e in evidence]
     energies = [[e.flatten() for e in side] for side in _energies(evidence)]
     sums = [sum(parts[1:], parts[0]) for parts in (costs, *energies)]
-    return solver.plan(sums[0], sums[1], sums[2])
+    within = flat_within(evidence)
+    if within is not None and target is not None:
+        within = target, within[1]
+    return solver.plan(sums[0], sums[1], sums[2], within)
+
+
+def flat_within(evidence: Sequence[UnitDistances]) -> tuple[Tensor, Tensor] | None:
+    """Squared distances between all units of the anchor, and between all of the source."""
+    return _summed([
+        None if e.within is None else (
+            e.within[0].reshape(e.energy_a.numel(), -1), e.within[1].reshape(e.energy_b.numel(), -1)
+        )
+        for e in evidence
+    ])  # fmt: skip
 
 
 # --- the residual stream ----------------------------------------------------------------------------------------------
 POLICIES = ("joint", "averaging", "weighted", "weighted_units", "first", "identity")
 
 
-def stream_plan(policy: str, evidence: Sequence[UnitDistances], solver: TransportSolver) -> Tensor:
+def stream_plan(
+    policy: str, evidence: Sequence[UnitDistances], solver: TransportSolver, target: Tensor | None = None
+) -> Tensor:
     """The stream has many writers, and each finds its own plan; the policy says how they become one.
 
     | policy | the plan of the stream |
@@ -171,8 +228,8 @@ def stream_plan(policy: str, evidence: Sequence[UnitDistances], solver: Transpor
     """
     seen = [e.normalised() for e in evidence]
     if policy in ("joint", "first"):
-        return _flat(seen if policy == "joint" else seen[:1], solver)
-    plans = torch.stack([solver.plan(e.cost, e.energy_a, e.energy_b) for e in seen])
+        return _flat(seen if policy == "joint" else seen[:1], solver, target)
+    plans = torch.stack([solver.plan(e.cost, e.energy_a, e.energy_b, e.within) for e in seen])
     shares = torch.ones(len(plans), plans.shape[1], dtype=torch.float64)
     if policy == "weighted":
         shares *= torch.tensor([e.size for e in evidence], dtype=torch.float64)[:, None]
