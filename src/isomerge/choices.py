@@ -43,6 +43,9 @@ Goals = Literal["auto", "mean", "own", "expert"]
 GOALS: tuple[str, ...] = get_args(Goals)
 STATISTICS = ("gram", "activations", "units", "fisher")
 
+# Models together.
+COMBINATIONS = ("probability", "logit", "vote", "weighted", "stacked", "posterior")
+
 # Merging, sweeping, writing and listing.
 ROWS = "rows"
 DEFAULT_RANK = 16

@@ -11,7 +11,7 @@ import isomerge
 from isomerge.calibration import calibrate
 from isomerge.connectivity.barrier import Barrier
 from isomerge.connectivity.plane import Plane
-from isomerge.evaluation.ensemble import EnsembleEvaluation
+from isomerge.ensembling.measure import EnsembleEvaluation
 from isomerge.evaluation.evaluate import Evaluation
 from isomerge.evaluation.verify import Verification
 from isomerge.results import Result
