@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from isomerge.ensembling.combinations.combination import Shares, Stack, combination
 
@@ -30,22 +31,27 @@ def find_stack(logs: Tensor, targets: Tensor, ridge: float) -> Stack:
     members, rows, classes = logs.shape
     inputs = logs.double().movedim(0, 1).flatten(1)
     start = torch.eye(classes, dtype=inputs.dtype, device=inputs.device).repeat(1, members) / members
-    change = torch.zeros(classes, members * classes + 1, dtype=inputs.dtype, device=inputs.device, requires_grad=True)
-    with_one = torch.cat([inputs, inputs.new_ones(rows, 1)], 1)
-    base = inputs @ start.T
+    base, with_one = inputs @ start.T, torch.cat([inputs, inputs.new_ones(rows, 1)], 1)
+    # Members agree on most examples; in coordinates where their differences are as large as the rest it is well posed.
+    size = with_one.T @ with_one / rows / classes
+    root = torch.linalg.cholesky(size + ridge * torch.eye(len(size), dtype=size.dtype, device=size.device))
+    scaled = torch.zeros(len(size), classes, dtype=inputs.dtype, device=inputs.device, requires_grad=True)
     optimiser = torch.optim.LBFGS(
-        [change], max_iter=STEPS, history_size=20, tolerance_grad=1e-9, tolerance_change=1e-14,
+        [scaled], max_iter=STEPS, history_size=20, tolerance_grad=1e-9, tolerance_change=1e-14,
         line_search_fn="strong_wolfe",
     )  # fmt: skip
+
+    def change() -> Tensor:
+        return torch.linalg.solve_triangular(root.T, scaled, upper=True)
 
     def closure() -> Tensor:
         optimiser.zero_grad()
         with torch.enable_grad():
-            fit = torch.nn.functional.cross_entropy(base + with_one @ change.T, targets)
-            loss = fit + ridge / 2 * change.square().sum()
+            now = change()
+            loss = cross_entropy(base + with_one @ now, targets) + ridge / 2 * now.square().sum()
             loss.backward()
         return loss.detach()
 
     optimiser.step(closure)
-    found = change.detach()
+    found = change().detach().T
     return Stack(start + found[:, :-1], found[:, -1])
