@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,7 @@ class EnsembleRequest:
         require_types(
             models=(self.models, Sequence), combination=(self.combination, str), ridge=(self.ridge, float),
             weights=(self.weights, Sequence, None), snapshots=(self.snapshots, int, None),
-            device=(self.device, str, None),
+            device=(self.device, str, None), tokenizer=(self.tokenizer, str, os.PathLike, Callable, None),
         )  # fmt: skip
         require_shared_types(
             task=self.task, batch_size=self.batch_size, limit=self.limit, seed=self.seed, progress=self.progress
@@ -79,21 +80,19 @@ class EnsembleRequest:
         return ensemble
 
     def _held_out(self, chosen: Combination) -> Data | None:
+        held_out = None if self.held_out is None else open_held_out(self.held_out, self.tokenizer)
         needed = chosen.finds == "stack" or (chosen.finds == "weights" and self.weights is None)
-        if needed and self.held_out is None:
-            raise RequestError(
-                f"Combining models by '{chosen.name}' needs labelled data that no model was trained on. Pass held_out, "
-                "for example a path" + ("." if chosen.finds == "stack" else "; or the weights themselves."),
-                keys=("held_out",),
-            )
-        if not needed and self.held_out is not None:
-            raise RequestError(
-                f"Combining models by '{chosen.name}' learns nothing from held-out data"
-                + (" where weights are given." if chosen.finds else ".")
-                + " Leave held_out out, or choose weighted or stacked.",
-                keys=("held_out",),
-            )
-        return open_held_out(self.held_out, self.tokenizer) if needed else None
+        if needed == (held_out is not None):
+            return held_out
+        where = " where weights are given" if chosen.finds else ""
+        raise RequestError(
+            f"Combining models by '{chosen.name}' needs labelled data that no model was trained on. Pass held_out, for "
+            "example a path."
+            if needed
+            else f"Combining models by '{chosen.name}'{where} learns nothing from held-out data. Leave held_out out, or "
+            "choose weighted or stacked.",
+            keys=("held_out",),
+        )
 
 
 def given_shares(chosen: Combination, weights: Sequence[float] | None, members: int) -> Shares:

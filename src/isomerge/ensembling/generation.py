@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from isomerge.arguments import require_types
-from isomerge.checkpoint import Checkpoint
+from isomerge.arguments import require_shared_types, require_types
+from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.data.encode import Encoder
 from isomerge.data.tokenizer import padding_id
 from isomerge.ensembling.api import EnsembleRequest
 from isomerge.ensembling.manifest import is_manifest, load_ensemble
 from isomerge.ensembling.module import Ensemble
-from isomerge.ensembling.ranking import Ranker
+from isomerge.ensembling.ranking import LIKELIHOOD, Ranker
 from isomerge.errors import RequestError
 from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.results import Result
@@ -61,15 +62,21 @@ def generate(
     'writer-a'
     """
     start, progress = time.perf_counter(), callback(progress)
-    require_types(prompts=(prompts, Sequence), tokens=(tokens, int))
+    require_types(
+        prompts=(prompts, Sequence), tokens=(tokens, int), tokenizer=(tokenizer, str, os.PathLike, Callable, None)
+    )  # fmt: skip
+    require_shared_types(progress=progress)
     if isinstance(prompts, str) or not prompts or not all(isinstance(one, str) and one for one in prompts):
         raise RequestError("Generating: prompts must be a list of texts that are not empty.", keys=("prompts",))
     if tokens < 1:
         raise RequestError(f"Generating {tokens} tokens: at least one is needed.", keys=("tokens",))
+    judge = None if rank is None or rank == LIKELIHOOD else open_checkpoint(rank)
     made = _made(models, combination, weights, snapshots, tokenizer, device)
     if made.task != "causal-lm":
         raise RequestError(f"Generating with models for '{made.task}': only causal language models write texts here.")
-    ranker = None if rank is None else Ranker.named(rank, made.stock, device)
+    ranker = (
+        None if rank is None else Ranker(made.stock, LIKELIHOOD) if judge is None else Ranker.of(rank, judge, device)
+    )
     writers = [(one.checkpoint, one.module) for one in made.stock] if ranker else [(made.stock[0].checkpoint, made)]
     encoders = [
         Encoder.of(checkpoint, tokenizer if n == 0 else None, None) for n, (checkpoint, _) in enumerate(writers)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from isomerge.arguments import require_types
 from isomerge.checkpoint.base import Progress
 from isomerge.data.base import Data, DataSource
 from isomerge.data.open import open_data
@@ -89,6 +90,7 @@ def ensemble(
     """
     progress = callback(progress)
     start = time.perf_counter()
+    require_types(save=(save, str, os.PathLike, None), force=(force, bool), device=(device, str, None))
     made = models if isinstance(models, Ensemble) else _stored(models, device)
     named: Sequence[Any] = [] if isinstance(models, Ensemble) else models
     request = EnsembleRequest(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isomerge.checkpoint import open_checkpoint
+from isomerge.checkpoint import Checkpoint
 from isomerge.data.encode import Encoder, collate
 from isomerge.data.parallel import TokenReading
 from isomerge.data.task_heads import label_names, task_of
@@ -24,6 +24,7 @@ from isomerge.evaluation.tasks import logits_of
 from isomerge.running.stock import StockModel
 
 LIKELIHOOD = "likelihood"
+"""The members themselves are the judges."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,9 @@ class Ranker:
             )
 
     @classmethod
-    def named(cls, rank: Any, members: Sequence[StockModel], device: str | None) -> Ranker:
-        """The members themselves for `likelihood`, else the model that is named."""
-        if rank == LIKELIHOOD:
-            return cls(members, LIKELIHOOD)
-        judge = open_checkpoint(rank)
-        return cls([load_member(rank, judge, device)], judge.name)
+    def of(cls, model: Any, opened: Checkpoint, device: str | None) -> Ranker:
+        """One model as the judge."""
+        return cls([load_member(model, opened, device)], opened.name)
 
     def __call__(self, prompt: str, answers: Sequence[str]) -> Verdicts:
         if self.task == "causal-lm":
