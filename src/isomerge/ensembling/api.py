@@ -89,7 +89,7 @@ class EnsembleRequest:
             f"Combining models by '{chosen.name}' needs labelled data that no model was trained on. Pass held_out, for "
             "example a path."
             if needed
-            else f"Combining models by '{chosen.name}'{where} learns nothing from held-out data. Leave held_out out, or "
+            else f"Combining models by '{chosen.name}'{where} learns nothing from held-out data. Leave it out, or "
             "choose weighted or stacked.",
             keys=("held_out",),
         )

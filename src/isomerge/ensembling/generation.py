@@ -57,9 +57,6 @@ def generate(
     (the models themselves judge, each by how likely it finds an answer per byte) or a model: a language model, or a
     classifier of texts with one output (a score) or two (which of two is better). A model likes what it has written, so
     another judge is better. For sampling or beam search call `generate` of what `isomerge.make_ensemble` returns.
-
-    >>> isomerge.generate(["writer-a", "writer-b"], ["the cat sat"], rank="likelihood", tokens=4).outputs[0]["model"]
-    'writer-a'
     """
     start, progress = time.perf_counter(), callback(progress)
     require_types(
