@@ -57,7 +57,7 @@ RANKINGS = ("loss", "metric")
 ALGORITHMS = ("bayesian", "cma", "random")
 ENGINES = ("threads", "ray")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
-CATALOGUES = ("methods", "architectures", "solvers")
+CATALOGUES = ("methods", "architectures", "solvers", "combinations")
 
 # Files and folders by which a run recognises its own earlier work.
 STAGING = ".isomerge-partial"

@@ -14,6 +14,7 @@ from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin
 from isomerge.data.base import Batch
 from isomerge.ensembling.combinations import Combination, Shares
 from isomerge.ensembling.combinations.posterior import beliefs
+from isomerge.ensembling.members import home_of
 from isomerge.ensembling.module import Ensemble
 from isomerge.ensembling.other_tokens import other_vocabularies
 from isomerge.ensembling.outputs import as_logs, joined
@@ -122,7 +123,7 @@ class LanguageEnsemble(Ensemble, GenerationMixin):
                 continue
             own: dict[str, Any] = {**self._at(batch, one), "use_cache": bool(use_cache)}
             if position_ids is not None and self.takes_positions[place]:
-                own["position_ids"] = position_ids.to(one.device)
+                own["position_ids"] = position_ids.to(home_of(one))
             outputs.append(one.run(own | ({"past_key_values": caches.of[place]} if caches is not None else {})))
         logits = self.join(self._with_others([logits_of(output) for output in outputs], batch), batch, caches)
         return self._as_stock(outputs[0], logits, labels, past_key_values=caches)

@@ -37,23 +37,23 @@ NAME = "ensemble.json"
 """In a folder."""
 
 
-class _Part(BaseModel):
+class _ManifestPart(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class _Member(_Part):
+class _Member(_ManifestPart):
     model: str
     revision: str | None = None
     sha256: str
     """Of the hashes of its tensors, as in a lock file."""
 
 
-class _StackTable(_Part):
+class _StackTable(_ManifestPart):
     matrix: list[list[float]]
     bias: list[float]
 
 
-class _Manifest(_Part):
+class _Manifest(_ManifestPart):
     format: Literal[1]
     isomerge: str
     task: str

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from isomerge.adapters.adapter import require_model
@@ -69,6 +70,12 @@ def load_member(model: Any, checkpoint: Checkpoint, device: str | None) -> Stock
     module: Any = model
     home = device or str(next(module.parameters()).device)
     return StockModel(checkpoint, module.to(home).eval(), home)
+
+
+def home_of(one: StockModel) -> torch.device:
+    """Where its weights are now: an ensemble can be moved like any module."""
+    found: torch.device = next(one.module.parameters()).device
+    return found
 
 
 def differ(first: Checkpoint, other: Checkpoint) -> RequestError:

@@ -23,7 +23,7 @@ from isomerge.data.base import Batch, Data, DataSource, draw
 from isomerge.data.open import open_data
 from isomerge.data.task_heads import label_names
 from isomerge.ensembling.combinations import Combination, Shares
-from isomerge.ensembling.members import differ
+from isomerge.ensembling.members import differ, home_of
 from isomerge.ensembling.outputs import joined, kind_of
 from isomerge.errors import RequestError
 from isomerge.evaluation.measure import usual_batch
@@ -70,11 +70,12 @@ class Ensemble(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return torch.device(self.stock[0].device)
+        return home_of(self.stock[0])
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.stock[0].dtype
+        found: torch.dtype = next(self.members[0].parameters()).dtype
+        return found
 
     # --- one batch ----------------------------------------------------------------------------------------------------
     def forward(self, **batch: Any) -> Any:
@@ -107,7 +108,7 @@ class Ensemble(nn.Module):
 
     @staticmethod
     def _at(batch: Batch, one: StockModel) -> Batch:
-        return {name: value.to(one.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+        return {name: value.to(home_of(one)) if isinstance(value, Tensor) else value for name, value in batch.items()}
 
     def _require_one_reading(self) -> None:
         """Images are the same numbers to all; tokens are, where all have the same."""
@@ -131,7 +132,7 @@ class Ensemble(nn.Module):
         size = batch_size or min(usual_batch(one.checkpoint.config, self.task) for one in self.stock)
         own = [
             data.batches(
-                one.checkpoint, batch_size=size, limit=limit, labels=labels, seed=seed, device=one.device,
+                one.checkpoint, batch_size=size, limit=limit, labels=labels, seed=seed, device=str(home_of(one)),
                 task=self.task,
             )
             for one in self.readers()

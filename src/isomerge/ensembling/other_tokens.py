@@ -15,6 +15,7 @@ from torch import Tensor
 
 from isomerge.data.encode import Encoded, Encoder, collate
 from isomerge.data.parallel import PendingTexts, TokenReading, matched
+from isomerge.ensembling.members import home_of
 from isomerge.evaluation.tasks import logits_of
 from isomerge.merging.layerwise.token_matching import TokenMatch, find_matches
 from isomerge.running.stock import StockModel
@@ -45,7 +46,7 @@ class OtherVocabulary:
             readings.append(reading)
         theirs = [TokenReading.of(self.own, text) for text in texts]
         batch = collate([Encoded(one.ids) for one in theirs], self.own, "causal-lm")
-        batch = {name: value.to(self.member.device) for name, value in batch.items()}
+        batch = {name: value.to(home_of(self.member)) for name, value in batch.items()}
         said = logits_of(self.member.run(batch)).to(first.device)
         found = first.log_softmax(-1)
         for row, (text, mine, its) in enumerate(zip(texts, readings, theirs, strict=True)):

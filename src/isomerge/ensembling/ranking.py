@@ -18,7 +18,7 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.data.encode import Encoder, collate
 from isomerge.data.parallel import TokenReading
 from isomerge.data.task_heads import label_names, task_of
-from isomerge.ensembling.members import load_member
+from isomerge.ensembling.members import home_of, load_member
 from isomerge.errors import RequestError
 from isomerge.evaluation.tasks import logits_of
 from isomerge.running.stock import StockModel
@@ -106,7 +106,7 @@ class Ranker:
         if not size:
             return -torch.inf
         reading = TokenReading.of(encoder, whole)
-        ids = torch.tensor([reading.ids], device=model.device)
+        ids = torch.tensor([reading.ids], device=home_of(model))
         said = logits_of(model.run({"input_ids": ids, "attention_mask": torch.ones_like(ids)}))[0, :-1]
         heard = said.double().log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].cpu()
         start, end = len(prompt.encode()), len(whole.encode())
@@ -116,4 +116,4 @@ class Ranker:
 
 def _head(judge: StockModel, encoder: Encoder, text: str, pair: str) -> Tensor:
     batch = collate([encoder.text(text, pair)], encoder, "sequence")
-    return logits_of(judge.run({name: value.to(judge.device) for name, value in batch.items()}))[0].cpu()
+    return logits_of(judge.run({name: value.to(home_of(judge)) for name, value in batch.items()}))[0].cpu()

@@ -42,7 +42,8 @@ def find_stack(logs: Tensor, targets: Tensor, ridge: float) -> Stack:
     )  # fmt: skip
 
     def change() -> Tensor:
-        return torch.linalg.solve_triangular(root.T, scaled, upper=True)
+        found: Tensor = torch.linalg.solve_triangular(root.T, scaled, upper=True)
+        return found
 
     def closure() -> Tensor:
         optimiser.zero_grad()
