@@ -243,6 +243,8 @@ def test_a_training_run_stands_for_its_snapshots(tmp_path: Path) -> None:
     assert len(found.models) == 3 and any("snapshot" in note for note in found.notes)
     with pytest.raises(RequestError, match="at least 1"):
         names(snapshots=0)
+    with pytest.raises(RequestError, match="none of the models is a folder with"):
+        isomerge.make_ensemble([tmp_path / "run" / "checkpoint-3"], snapshots=2)
 
 
 def test_modules_are_given_back_as_they_were(folder: Path) -> None:

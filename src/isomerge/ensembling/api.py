@@ -62,6 +62,12 @@ class EnsembleRequest:
         models = unfolded(self.models, self.snapshots)
         if not models:
             raise RequestError("Making an ensemble: name at least one model.", keys=("models",))
+        if self.snapshots is not None and models == list(self.models):
+            raise RequestError(
+                f"Making an ensemble of the last {self.snapshots} snapshots: none of the models is a folder with "
+                "checkpoint-N folders of a training run. Leave snapshots out.",
+                keys=("snapshots",),
+            )
         checkpoints, task = open_members(models, self.task, data)
         chosen = combination_for(self.combination, task, checkpoints[0].config, len(models))
         shares = given_shares(chosen, self.weights, len(models))

@@ -290,7 +290,7 @@ def of_other_tokens(models: Sequence[Checkpoint]) -> list[int]:
 
 def _refused(why: str) -> RequestError:
     return RequestError(
-        f"reconstruct: the vocabularies of the models differ, and {why}. Put tokenizer.json and tokenizer_config.json "
-        "of the model into its folder.",
+        f"Matching tokens: the vocabularies of the models differ, and {why}. Put tokenizer.json and "
+        "tokenizer_config.json of the model into its folder.",
         keys=("models",),
     )
