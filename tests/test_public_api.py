@@ -22,7 +22,7 @@ import torch
 
 import isomerge
 from isomerge.results import Result
-from models import image_pair, model, noisy
+from models import image_pair, llama, model, noisy
 from samples import digits
 
 NAMES = [name for name in isomerge.__all__ if name != "__version__"]
@@ -139,6 +139,9 @@ RESULTS: dict[str, Callable[[str, str, Path], Any]] = {
     "selftest": lambda a, b, out: isomerge.selftest(a),
     "evaluate": lambda a, b, out: isomerge.evaluate(a, digits(), limit=9),
     "ensemble": lambda a, b, out: isomerge.ensemble([a, b], digits(), limit=9),
+    "make_ensemble": lambda a, b, out: isomerge.make_ensemble([a, b]),
+    "load_ensemble": lambda a, b, out: isomerge.load_ensemble(isomerge.make_ensemble([a, b]).save(out / "both.json")),
+    "generate": lambda a, b, out: isomerge.generate([llama(out / "writer")], ["the cat"], tokens=2),
     "barrier": lambda a, b, out: isomerge.barrier(a, b, data=digits(), limit=9, points=3),
     "plane": lambda a, b, out: isomerge.plane(a, b, noisy(Path(a)), data=digits(), limit=9, points=3),
     "curve": lambda a, b, out: isomerge.curve(a, b, data=digits(), limit=9, steps=2, points=3),
@@ -208,6 +211,9 @@ WORKING: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {
     "distill": lambda a, b, out: {"teachers": [a, b], "data": digits(), "steps": 1},
     "ensemble": lambda a, b, out: {"models": [a, b], "data": digits()},
     "evaluate": lambda a, b, out: {"model": a, "data": digits()},
+    "generate": lambda a, b, out: {"models": [a, b], "prompts": ["a"]},
+    "load_ensemble": lambda a, b, out: {"path": a},
+    "make_ensemble": lambda a, b, out: {"models": [a, b]},
     "extract": lambda a, b, out: {"base": a, "finetuned": b, "out": out},
     "merge": lambda a, b, out: {"models": [a, b]},
     "merge_recipe": lambda a, b, out: {"recipe": linear_recipe(a, b)},

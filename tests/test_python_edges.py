@@ -284,7 +284,8 @@ class Parsed(html.parser.HTMLParser):
 
 
 SHOWN = [name for name in RESULTS if name not in ("demo", "open_checkpoint", "open_data", "catalogue", "calibrate",
-                                                  "merge_state_dicts", "plane", "universe")]  # fmt: skip
+                                                  "merge_state_dicts", "plane", "universe", "make_ensemble",
+                                                  "load_ensemble")]  # fmt: skip
 
 
 @pytest.mark.slow

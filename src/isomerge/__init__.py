@@ -33,9 +33,12 @@ _WHERE = {
     "curve": "isomerge.connectivity.curve",
     "demo": "isomerge.demonstration.run",
     "distill": "isomerge.merging.distill_api",
-    "ensemble": "isomerge.evaluation.ensemble",
+    "ensemble": "isomerge.ensembling.measure",
     "extract": "isomerge.adapters.extract",
     "evaluate": "isomerge.evaluation.evaluate",
+    "generate": "isomerge.ensembling.generation",
+    "load_ensemble": "isomerge.ensembling.manifest",
+    "make_ensemble": "isomerge.ensembling.api",
     "merge": "isomerge.merging.api",
     "merge_recipe": "isomerge.merging.api",
     "merge_state_dicts": "isomerge.merging.state_dicts",
@@ -72,9 +75,12 @@ if TYPE_CHECKING:
     from isomerge.connectivity.plane import plane as plane
     from isomerge.data import open_data as open_data
     from isomerge.demonstration.run import demo as demo
+    from isomerge.ensembling.api import make_ensemble as make_ensemble
+    from isomerge.ensembling.generation import generate as generate
+    from isomerge.ensembling.manifest import load_ensemble as load_ensemble
+    from isomerge.ensembling.measure import ensemble as ensemble
     from isomerge.errors import IsomergeError as IsomergeError
     from isomerge.errors import RequestError as RequestError
-    from isomerge.evaluation.ensemble import ensemble as ensemble
     from isomerge.evaluation.evaluate import evaluate as evaluate
     from isomerge.evaluation.verify import verify as verify
     from isomerge.listing import catalogue as catalogue

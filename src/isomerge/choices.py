@@ -46,6 +46,9 @@ Goals = Literal["auto", "mean", "own", "expert"]
 GOALS: tuple[str, ...] = get_args(Goals)
 STATISTICS = ("gram", "activations", "units", "fisher")
 
+# Models together.
+COMBINATIONS = ("probability", "logit", "vote", "weighted", "stacked", "posterior")
+
 # Merging, sweeping, writing and listing.
 LayerScale = Literal["larv"]
 LAYER_SCALES: tuple[str, ...] = get_args(LayerScale)
@@ -59,7 +62,7 @@ RANKINGS = ("loss", "metric")
 ALGORITHMS = ("bayesian", "cma", "random")
 ENGINES = ("threads", "ray")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
-CATALOGUES = ("methods", "architectures", "solvers")
+CATALOGUES = ("methods", "architectures", "solvers", "combinations")
 
 # Files and folders by which a run recognises its own earlier work.
 STAGING = ".isomerge-partial"

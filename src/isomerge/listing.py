@@ -1,4 +1,5 @@
-"""What isomerge has: architectures, merge methods, solvers — read off the registries, never written twice."""
+"""What isomerge has: architectures, merge methods, solvers, combinations — read off the registries, never written
+twice."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from isomerge.alignment.solvers.by_group import ORDER_SOLVERS, SOLVERS
 from isomerge.architectures import FAMILIES
 from isomerge.arguments import require_choice, require_types
+from isomerge.ensembling.combinations import COMBINATIONS
 from isomerge.merging.data_methods import ALL_METHODS, DATA_METHODS
 from isomerge.results import Result
 
@@ -46,16 +48,33 @@ class MethodEntry(Result):
     reference: str | None
 
 
-def catalogue(kind: str) -> Sequence[CatalogueEntry | MethodEntry | SolverEntry]:
-    """All "methods", "architectures" or "solvers" there are.
+@dataclass
+class CombinationEntry(Result):
+    """A way to combine predictions."""
+
+    name: str
+    weights: bool
+    """Models may have weights."""
+    held_out: str | None
+    """"weights" or "stack": what is fitted on held-out data."""
+    summary: str
+    reference: str | None
+
+
+Entry = CatalogueEntry | CombinationEntry | MethodEntry | SolverEntry
+
+
+def catalogue(kind: str) -> Sequence[Entry]:
+    """All "methods", "architectures", "solvers" or "combinations" there are.
 
     >>> [entry.name for entry in catalogue("methods") if entry.name.startswith("dare")]
     ['dare_linear', 'dare_ties']
     """
-    readers: dict[str, Callable[[], Sequence[CatalogueEntry | MethodEntry | SolverEntry]]] = {
+    readers: dict[str, Callable[[], Sequence[Entry]]] = {
         "methods": _methods,
         "architectures": _architectures,
         "solvers": _solvers,
+        "combinations": _combinations,
     }
     require_types(kind=(kind, str))
     require_choice("kind", kind, readers)
@@ -85,6 +104,13 @@ def _solvers() -> Sequence[SolverEntry]:
     ]
     return groups + [
         SolverEntry(word, way.summary, _name(way.orders), None, None, None) for word, way in ORDER_SOLVERS.items()
+    ]
+
+
+def _combinations() -> Sequence[CombinationEntry]:
+    return [
+        CombinationEntry(name, one.weighs, one.finds, one.summary, one.reference)
+        for name, one in sorted(COMBINATIONS.items())
     ]
 
 

@@ -16,7 +16,7 @@ from isomerge import errors
 from isomerge.checking.api import CheckResult
 from isomerge.checking.pair import PairCheck
 from isomerge.demonstration.run import DemoResult
-from isomerge.listing import CatalogueEntry, MethodEntry, SolverEntry
+from isomerge.listing import CatalogueEntry, CombinationEntry, MethodEntry, SolverEntry
 from isomerge.reporting.page import ReportResult
 from models import model, noisy
 
@@ -50,7 +50,11 @@ def test_a_report_travels(tmp_path: Path) -> None:
 
 
 def test_a_catalogue_travels() -> None:
-    for kind, entry in (("methods", MethodEntry), ("solvers", SolverEntry), ("architectures", CatalogueEntry)):
+    kinds: dict[str, type] = {
+        "methods": MethodEntry, "solvers": SolverEntry, "architectures": CatalogueEntry,
+        "combinations": CombinationEntry,
+    }  # fmt: skip
+    for kind, entry in kinds.items():
         rows = isomerge.catalogue(kind)
         assert rows and all(type(row) is entry for row in rows)
         assert_travels(rows[0])

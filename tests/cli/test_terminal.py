@@ -54,7 +54,7 @@ def test_a_list_shows_one_line_each_at_80_columns() -> None:
     import isomerge
     from isomerge.reporting.terminal import catalogue_table
 
-    for kind in ("methods", "architectures", "solvers"):
+    for kind in ("methods", "architectures", "solvers", "combinations"):
         rows, page = isomerge.catalogue(kind), io.StringIO()
         Console(file=page, width=80).print(catalogue_table({kind: rows}))
         lines = page.getvalue().splitlines()

@@ -122,6 +122,7 @@ def set_stage(folder: Path, kind: str, text: str) -> None:
     for number, name in enumerate(("dev.jsonl", "test.jsonl")):
         rows = sentences(10 + number)
         (folder / name).write_text("".join(json.dumps({"text": words, "label": n}) + "\n" for words, n in rows))
+    (folder / "prompts.txt").write_text("w1 w2 w3\nw4 w5\n")
     (folder / "texts.txt").write_text(" ".join(f"w{n * 7 % 38}" for n in range(2000)))
 
 

@@ -71,6 +71,7 @@ KINDS = {
     "docs/adapters.md": "text",
     "docs/calibration.md": "sequence",
     "docs/cookbook.md": "text",
+    "docs/ensembles.md": "text",
     "docs/guides/llms-on-a-laptop.md": "text",
     "docs/guides/two-fine-tunes.md": "text",
     "docs/mixture.md": "text",

@@ -12,7 +12,7 @@ from isomerge.calibration import calibrate
 from isomerge.connectivity.barrier import Barrier
 from isomerge.connectivity.curve_result import TrainedCurve
 from isomerge.connectivity.plane import Plane
-from isomerge.evaluation.ensemble import EnsembleEvaluation
+from isomerge.ensembling.measure import EnsembleEvaluation
 from isomerge.evaluation.evaluate import Evaluation
 from isomerge.evaluation.verify import Verification
 from isomerge.results import Result

@@ -1,4 +1,4 @@
-"""`isomerge list methods|architectures|solvers [NAME]`: what is there to choose from."""
+"""`isomerge list methods|architectures|solvers|combinations [NAME]`: what is there to choose from."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from isomerge.cli.output import Voice
 from isomerge.cli.verb import verb
 
 
-@verb("List methods, architectures or solvers, one line each.", "isomerge list architectures")
+@verb("List methods, architectures, solvers or combinations.", "isomerge list architectures")
 def list_(
     kind: Annotated[str, choice("list", CATALOGUES, argument=True)],
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show all there is to know of this one.")] = None,
     *,
     voice: Voice,
 ) -> None:
-    """List methods, architectures or solvers, one line each; with a name, the details: isomerge list methods ties."""
+    """List methods, architectures, solvers or combinations of predictions, one line each; with a name, the details:
+    isomerge list methods ties."""
     import isomerge
     from isomerge.reporting.terminal import catalogue_table, entry_table
 

@@ -25,6 +25,7 @@ TABLES = {
     "CheckResult": "isomerge.cli.check:short_table",
     "Evaluation": "isomerge.cli.eval:eval_table",
     "EnsembleEvaluation": "isomerge.cli.ensemble:ensemble_table",
+    "GeneratedTexts": "isomerge.cli.ensemble:texts_table",
     "Barrier": "isomerge.cli.barrier:barrier_table",
     "Plane": "isomerge.cli.barrier:plane_table",
     "TrainedCurve": "isomerge.cli.curve:curve_table",
