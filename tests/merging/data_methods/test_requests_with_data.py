@@ -64,7 +64,7 @@ CASES = {
     "a model's data that nothing uses": ("merge_method: linear\n" + OWN, 3, "linear does not"),
     "calibrate for nothing": (
         "merge_method: linear\n" + TWO + "calibrate: {fisher: true}\n", 5,
-        "elastic_weight_removal, ewc, fisher, regmean"),
+        "elastic_weight_removal, esm, ewc, fisher, regmean"),
     "calibrate beside files": (
         "merge_method: fisher\n" + TWO + "calibrate: {}\nparameters: {importance: f.safetensors}\n", 5,
         "leave 'calibrate' out"),
