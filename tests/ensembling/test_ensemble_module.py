@@ -121,6 +121,15 @@ def test_a_manifest_that_cannot_be_used_says_why(folder: Path) -> None:
     file.write_text(json.dumps({**record, "extra": 1}))
     with pytest.raises(CheckpointError, match="extra"):
         isomerge.load_ensemble(file)
+    for changes, said in (
+        ({"combination": "stacked"}, "'stacked' has no stack"),
+        ({"stack": {"matrix": [[1.0]], "bias": [0.0]}}, "which it does not use"),
+        ({"combination": "stacked", "stack": {"matrix": [[1.0]], "bias": [0.0]}}, "not a matrix of 5 × 10"),
+        ({"members": [{**record["members"][0], "model": "a\0"}] * 2}, "no file can be called so"),
+    ):
+        file.write_text(json.dumps({**record, **changes}))
+        with pytest.raises((CheckpointError, NotFoundError), match=said):
+            isomerge.load_ensemble(file)
     file.write_text(json.dumps(record))
     shutil.rmtree(folder / "b")
     with pytest.raises(NotFoundError, match=r"member b is not there"):

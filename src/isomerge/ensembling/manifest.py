@@ -22,11 +22,12 @@ from isomerge.addresses import is_url
 from isomerge.arguments import require_types, usable_path
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
+from isomerge.data.task_heads import label_names
 from isomerge.ensembling.api import assembled
-from isomerge.ensembling.combinations import Shares, Stack
+from isomerge.ensembling.combinations import Combination, Shares, Stack
 from isomerge.ensembling.members import load_member, open_members
 from isomerge.ensembling.module import Ensemble
-from isomerge.ensembling.outputs import combination_for
+from isomerge.ensembling.outputs import combination_for, kind_of
 from isomerge.errors import CheckpointError, NotFoundError, RequestError
 from isomerge.json_files import JsonError, checked, read_json
 from isomerge.reporting.record import write_text
@@ -136,6 +137,8 @@ def load_ensemble(path: str | os.PathLike[str], *, check: bool = False, device: 
         _require_same(manifest.members, checkpoints, act)
     opened, task = open_members(checkpoints, manifest.task)
     chosen = combination_for(manifest.combination, task, opened[0].config, len(opened))
+    if (wrong := _unlike(manifest, chosen, opened[0])) is not None:
+        raise CheckpointError(f"{act}: {wrong}. Save the ensemble again.")
     stock = [load_member(one, one, device) for one in opened]
     ensemble = assembled(stock, task, chosen, _shares(manifest))
     ensemble.fitted_on = manifest.fitted_on
@@ -162,7 +165,7 @@ def _read(file: Path) -> _Manifest:
 def _opened(member: _Member, file: Path, act: str) -> Checkpoint:
     if member.revision is not None or is_url(member.model):
         return open_checkpoint(member.model, revision=member.revision)
-    place = file.parent / member.model
+    place = usable_path(file.parent / member.model, f"opening a member of {file}:")
     if not place.exists():
         raise NotFoundError(
             f"{act}: its member {member.model} is not there ({place.absolute()}). Put the model back, or "
@@ -178,6 +181,21 @@ def _require_same(members: Sequence[_Member], checkpoints: Sequence[Checkpoint],
                 f"{act}: the weights of {member.model} are not those it was made of. Put these back, or make the "
                 "ensemble again."
             )
+
+
+def _unlike(manifest: _Manifest, chosen: Combination, first: Checkpoint) -> str | None:
+    """How its stack is not that of these members, if it is not."""
+    if (chosen.finds == "stack") != (manifest.stack is not None):
+        return f"'{chosen.name}' has {'no stack' if manifest.stack is None else 'a stack, which it does not use'}"
+    if manifest.stack is None:
+        return None
+    classes = 2 if kind_of(manifest.task, first.config) == "labels" else len(label_names(first.config))
+    width = classes * len(manifest.members)
+    if len(manifest.stack.bias) == classes == len(manifest.stack.matrix) and all(
+        len(row) == width for row in manifest.stack.matrix
+    ):
+        return None
+    return f"its stack is not a matrix of {classes} × {width} with {classes} biases"
 
 
 def _shares(manifest: _Manifest) -> Shares:

@@ -117,7 +117,7 @@ def _measured(made: Ensemble, opened: Data, request: EnsembleRequest) -> Ensembl
     for one, measured in zip(made.stock, alone, strict=True):
         require_numbers(measured, one.checkpoint)
     described = opened.describe()
-    if made.fitted_on and made.fitted_on["sha256"] == described["sha256"]:
+    if made.fitted_on and made.fitted_on.get("sha256") == described["sha256"]:
         raise RequestError(
             f"Measuring an ensemble on {opened.name}: {made.combination.name} was fitted on the same data. Pass other "
             "data as held_out.",

@@ -83,6 +83,33 @@ def read_statistics(folder: Path) -> None:
     statistics.fisher.keys()
 
 
+@cache
+def _ensembles() -> list[Seed]:
+    import isomerge
+    from models import model, scratch
+    from samples import digits
+
+    models = [model("vit", seed, torch.float32) for seed in (0, 1)]
+    seeds = []
+    for name in ("weighted", "stacked"):
+        made = isomerge.make_ensemble(models, name, held_out={"path": digits(), "limit": 20})
+        seeds.append({"ensemble.json": made.save(scratch() / name, force=True).read_bytes()})
+    for seed in seeds:  # whose members stay where they are
+        record = json.loads(seed["ensemble.json"])
+        for member, path in zip(record["members"], models, strict=True):
+            member["model"] = str(path)
+        seed["ensemble.json"] = json.dumps(record).encode()
+    return seeds
+
+
+@reader("ensemble", _ensembles, {"ensemble.json": m.mutate_json})
+def read_ensemble(folder: Path) -> None:
+    import isomerge
+
+    ensemble = isomerge.load_ensemble(folder)
+    ensemble(pixel_values=torch.zeros(1, 3, 8, 8))
+
+
 def _curves() -> list[Seed]:
     points = [{"t": t / 4, "loss": 1.0 + t, "metric": 0.5} for t in range(5)]
     parents = [{"model": name, "loss": 1.0, "metric": 0.5} for name in "ab"]
