@@ -16,8 +16,8 @@ the same images gains 2.0. Without data wudi gains 2.6 at a tuned `lambda`, and 
 sums (task_arithmetic, svc, emr, core_space) go too far: take a smaller `lambda`. Of adapters no method gains more than
 iso_c. LiNeS gains nothing over four layers, LARV no more than noise over the same method without it. Where the kind is
 known, `task` writes models that keep seven to eight tenths of the gain.
-How long the base and its copies are trained was chosen by a look at the first seed, so that merging gains anything: of a
-base that was trained for 8 epochs instead of 5 (86.6 %), no method gained more than 0.7 points but RegMean (1.4).
+How long the base and its copies are trained was chosen by a look at the first seed, so that merging gains anything: of
+a base that was trained for 8 epochs instead of 5 (86.6 %), no method gained more than 0.7 points but RegMean (1.4).
 """
 
 from __future__ import annotations

@@ -32,11 +32,9 @@ class MergeInputs:
     owners: Sequence[Sequence[int]] = ()
     """For each data set, the places of the models that name it; empty: all of them."""
     base: Checkpoint | None = None
-    """The model that the others came from, where the method has a use for it and the recipe names one."""
+    """What the recipe names as base, for methods that have a use for it: mostly the model that the others came from."""
     kept: KeptWork | None = None
     """Where to keep finished parts for a run that is made again; None: nowhere."""
-    base: Checkpoint | None = None
-    """For methods that take one."""
 
     def aligned(self) -> AlignedTensors | None:
         """The models next to the first, where that is asked for and there are several."""

@@ -30,9 +30,10 @@ from isomerge.merging.layerwise.goals import (
     own_beliefs,
     require_evidence,
 )
-from isomerge.merging.layerwise.gradient_steps import NumberedBatches, PredictionLoss, descend
+from isomerge.merging.layerwise.gradient_steps import NumberedBatches, PredictionLoss
 from isomerge.merging.layerwise.token_matching import OwnTokens, TokenMatch
 from isomerge.merging.merge_inputs import MergeInputs
+from isomerge.running.gradient_descent import descend
 from isomerge.running.kept_steps import KeptSteps
 from isomerge.running.passes import DataPass
 from isomerge.running.predictions import scores_in
