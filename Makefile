@@ -12,7 +12,7 @@ OLDEST := .venv-oldest
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo picture test test-slow test-all test-cuda test-peers test-browser test-oldest package fuzz fuzz-faults fuzz-minute lint format docs bench paper clean
+.PHONY: help venv demo picture test test-slow test-all test-cuda test-peers test-browser test-oldest package fuzz fuzz-faults fuzz-minute lint format docs bench bench-survey paper clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,10 @@ bench: $(STAMP)  ## the benchmark tables that two cores can make (minutes)
 	$(BIN)/python benchmarks/skills.py --tiny
 	$(BIN)/python benchmarks/shapes.py --tiny
 	$(BIN)/python benchmarks/search.py
+
+SURVEY := $(filter-out setting,$(basename $(notdir $(wildcard benchmarks/survey/*.py))))
+bench-survey: $(STAMP)  ## the tables of the survey's families, on digits (half an hour; OUT=folder keeps them)
+	@set -e; for name in $(SURVEY); do $(BIN)/python benchmarks/survey/$$name.py $(if $(OUT),--out $(OUT)); done
 
 # With a GPU the small scale (vision first: it trains what others merge), else the reduced one; every script says what it
 # leaves out. A script that was interrupted or failed goes on where it was; the others run all the same.
