@@ -85,6 +85,12 @@ def free_place(path: str | os.PathLike[str], *, force: bool = False) -> Path:
     """The file that is to be written, which must not exist yet unless `force` replaces it."""
     require_types(save=(path, str, os.PathLike), force=(force, bool))
     target = _file(usable_path(path, "saving the ensemble as"))
+    if above := next((one for one in target.absolute().parents if one.is_file()), None):
+        raise RequestError(
+            f"Saving the ensemble as {target}: {above.name} is a file and not a folder. Name a new .json file, or a "
+            "folder.",
+            keys=("save",),
+        )
     if target.exists() and not force:
         raise RequestError(
             f"Saving the ensemble as {target}: the file exists. Pass force to replace it.", keys=("force",)

@@ -164,7 +164,8 @@ def _score(made: Ensemble, opened: Data, request: EnsembleRequest, alone: Sequen
 def _stored(models: Any, device: str | None) -> Ensemble | None:
     """The ensemble of a manifest, where the models are one."""
     alone = models[0] if isinstance(models, (list, tuple)) and len(models) == 1 else models
-    return load_ensemble(alone, device=device) if is_manifest(alone) else None
+    named = isinstance(alone, (str, os.PathLike)) and os.fspath(alone).endswith(".json")  # loading says it is not there
+    return load_ensemble(alone, device=device) if named or is_manifest(alone) else None
 
 
 def _require(request: EnsembleRequest, made: Ensemble | None, data: Any) -> None:
