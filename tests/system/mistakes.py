@@ -347,7 +347,11 @@ SEVERAL_AS_ONE: list[Row] = [
     ("distill words moved --data x.txt --fresh -o out", 2, ("none is named", "--student MODEL")),
     ("distill words moved --data x.txt --student vit -o out", 2, ("image", "causal-lm", "Give models of one task")),
     ("distill words gone --data x.txt -o out", 2, ("checkpoint gone", *NOT_THERE)),
-    ("ensemble gone.json --data x.txt", 2, ("loading the ensemble gone.json", "no such file", "--save")),
+    (
+        "ensemble gone.json --data x.txt",
+        2,
+        ("loading the ensemble gone.json", "no such file", "Name the saved manifest"),
+    ),
     ("ensemble curve.json --data x.txt", 1, ("'format' is missing", "Save the ensemble again")),
     ("ensemble words moved --data x.txt --combination weigthed", 2, ("Did you mean 'weighted'?",)),
     ("ensemble words moved --data x.txt --combination vote --weights 1,2", 2, ("has no weights", "--weights LIST")),
