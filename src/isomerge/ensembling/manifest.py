@@ -101,6 +101,12 @@ def is_manifest(model: Any) -> bool:
     return isinstance(model, (str, os.PathLike)) and not is_url(model) and _file(Path(model).expanduser()).is_file()
 
 
+def named_ensemble(models: Any, device: str | None) -> Ensemble | None:
+    """The ensemble of a manifest, where a manifest stands in the place of the models."""
+    alone = models[0] if isinstance(models, (list, tuple)) and len(models) == 1 else models
+    return load_ensemble(alone, device=device) if is_manifest(alone) else None
+
+
 def _described(checkpoint: Checkpoint, target: Path) -> dict[str, Any]:
     if checkpoint.in_memory:
         raise RequestError(
