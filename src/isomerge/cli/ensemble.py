@@ -64,7 +64,7 @@ class Writing:
             "With --generate: each model writes its own text, and the best is taken, as all of them or MODEL judge.",
         ),
     ] = None
-    tokens: Annotated[int, option("N", "With --generate: at most so many tokens.", min=1)] = 64
+    tokens: Annotated[int, option("N", "With --generate: most tokens to write after a prompt.", min=1)] = 64
 
 
 @verb(

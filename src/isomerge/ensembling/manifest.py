@@ -160,9 +160,7 @@ def _read(file: Path) -> _Manifest:
         if min(manifest.weights) < 0 or abs(sum(manifest.weights) - 1) > 1e-6:
             raise JsonError(f"its weights {manifest.weights} are not shares of one")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(
-            f"{act}: there is no such file. Name what --save or Ensemble.save wrote, or its folder."
-        ) from error
+        raise NotFoundError(f"{act}: there is no such file. Name what Ensemble.save wrote, or its folder.") from error
     except (OSError, JsonError) as error:
         raise CheckpointError(f"{act}: {error}. Save the ensemble again.") from error
     return manifest
