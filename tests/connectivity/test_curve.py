@@ -231,6 +231,9 @@ def test_wrong_requests_are_told(pair: dict[str, Any], tmp_path: Path) -> None:
             curve.save(point, tmp_path / "out")
     with pytest.raises((RequestError, CheckpointError), match="input|overwrite|replace"):
         curve.save(0.5, pair["a"])
+    for wrong in (None, "half", [0.5, None]):
+        with pytest.raises(RequestError, match="cannot be .* Name t from 0 to 1"):
+            curve.save(wrong, tmp_path / "point")  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 
 

@@ -6,6 +6,7 @@ import copy
 import pickle
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import isomerge
 from isomerge.ensembling.language import LanguageEnsemble
 from isomerge.errors import RequestError
-from merging.layerwise.test_vocabularies import random_model, renumbered
+from merging.layerwise.test_vocabularies import vocabularies
 from models import gpt2, llama, t5
 from precision import float64_throughout
 
@@ -44,12 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models a and b of one vocabulary, c like b with other numbers, d of a larger one."""
-    home = tmp_path_factory.mktemp("vocabularies")
-    random_model(home / "a", 280, 0)
-    renumbered(random_model(home / "b", 280, 1), home / "c")
-    random_model(home / "d", 300, 2)
-    return home
+    return vocabularies(tmp_path_factory.mktemp("vocabularies"))
 
 
 def stock(folder: Path) -> Any:
@@ -140,6 +136,14 @@ def test_it_can_be_copied_pickled_and_saved(folder: Path, tmp_path: Path) -> Non
     for again in (copy.deepcopy(writer), pickle.loads(pickle.dumps(writer)), loaded):
         assert torch.equal(again(input_ids=IDS).logits, expected)
         assert torch.equal(again.generate(IDS, max_new_tokens=4), writer.generate(IDS, max_new_tokens=4))
+
+
+def test_on_a_gpu_transformers_leaves_the_experts_of_the_members_alone(folder: Path) -> None:
+    writer = made(folder, "ab")
+    writer.config._experts_implementation = "grouped_mm"
+    elsewhere = mock.patch.object(LanguageEnsemble, "device", torch.device("meta"))
+    with elsewhere, writer._optimize_model_for_decode():
+        assert writer.config._experts_implementation == "grouped_mm"
 
 
 # --- other vocabularies -----------------------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ def test_what_is_no_output_is_told(content: str | None, code: int, words: str, t
     ("flags", "words"),
     [
         (["--measured", "nowhere.json"], "there is no such file"),
-        (["--measured", "first/config.json"], "it has no points of a barrier or sweep, and no score"),
+        (["--measured", "first/config.json"], "it has no points of a barrier, curve or sweep, and no score"),
         (["--measured", "first/model.safetensors"], "it is not JSON"),
         (["-o", "nowhere/page.html"], "there is no folder nowhere"),
         (["-o", "first"], "it is a folder"),

@@ -285,6 +285,15 @@ def test_a_range_is_widened_to_the_number_of_the_recipe() -> None:
     assert axis.bounds == (0.0, 2.5)
 
 
+@pytest.mark.parametrize(("method", "low"), [("linear", 0.01), ("ties", 0.01), ("task_arithmetic", 0.0)])
+def test_weights_that_are_divided_by_their_sum_are_never_all_zero(method: str, low: float) -> None:
+    three = [{"model": name} for name in "bcd"]
+    recipe = {"merge_method": method, "models": three} | ({} if method == "linear" else {"base_model": "a"})
+    space = Space.of(load_recipe(recipe)[0], natural_axes(load_recipe(recipe)[0]))  # merges the corners' recipes
+    lowest = [number for name, number in space.values([0.0] * len(space.dimensions)).items() if "weight" in name]
+    assert lowest == [low] * 3
+
+
 def test_values_lie_between_their_bounds_and_whole_numbers_are_whole() -> None:
     recipe = load_recipe({"merge_method": "dare_linear", **BASE, "parameters": {"density": 0.5}})[0]
     space = Space.of(recipe, read_axes(["seed=0:9", "density=0.01:1:log", "lambda=0:1:gradient3"], search=True))

@@ -133,5 +133,5 @@ def test_the_model_is_left_alone_where_the_population_is_one(tmp_path: Path) -> 
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="pull=0"):
         PopulationAverage(tmp_path, "a", 2, pull=0.0)
-    with pytest.raises(RequestError, match="no name of a folder"):
+    with pytest.raises(RequestError, match="cannot be the name of a folder"):
         PopulationAverage(tmp_path, "../a", 2)

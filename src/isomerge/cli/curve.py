@@ -127,7 +127,7 @@ def read_points(given: Sequence[str] | None, method: str) -> dict[str, list[floa
         if len(numbers) > 1 and method not in ("simplex", "subspace"):
             raise RequestError(f"--point {text}: a {method} path has one number, t. Write --point 0.5.")
         if len(numbers) > 1 and abs(sum(numbers) - 1) > 1e-6:
-            raise RequestError(f"--point {text}: the weights of the vertices add up to 1.")
+            raise RequestError(f"--point {text}: the weights of the vertices must add up to 1.")
         found[text] = numbers
     return found
 

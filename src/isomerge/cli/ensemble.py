@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from isomerge.ensembling.module import Ensemble
 
 
+TOKENS = 64
+
+
 @dataclass(frozen=True)
 class Combining:
     """How the models' predictions become one."""
@@ -64,7 +67,7 @@ class Writing:
             "With --generate: each model writes its own text, and the best is taken, as all of them or MODEL judge.",
         ),
     ] = None
-    tokens: Annotated[int, option("N", "With --generate: at most so many tokens.", min=1)] = 64
+    tokens: Annotated[int, option("N", "With --generate: most tokens to write after a prompt.", min=1)] = TOKENS
 
 
 @verb(
@@ -117,6 +120,8 @@ def ensemble(
 def _require(data: Path | None, writing: Writing) -> None:
     if writing.generate is None and writing.rank is not None:
         raise RequestError("--rank compares texts that the models write. Add --generate FILE.")
+    if writing.generate is None and writing.tokens != TOKENS:
+        raise RequestError("--tokens is the length of the texts that the models write. Add --generate FILE.")
     if writing.generate is not None and (data is not None or writing.save is not None):
         raise RequestError("--generate writes texts, and neither measures nor saves. Leave --data and --save out.")
 
@@ -139,7 +144,13 @@ def _kept(made: Ensemble, path: Path, start: float) -> Record:
 def _prompts(file: Path) -> list[str]:
     from isomerge.json_files import read_text
 
-    lines = [line.strip() for line in read_text(file).splitlines()]
+    try:
+        lines = [line.strip() for line in read_text(file).splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not a text in UTF-8"
+        raise RequestError(
+            f"--generate {file}: it cannot be read ({why}). Name a file with one prompt per line."
+        ) from error
     if not (found := [line for line in lines if line]):
         raise RequestError(f"--generate {file}: there is no text in it. Write one prompt per line.")
     return found

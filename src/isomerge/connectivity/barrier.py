@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from isomerge.arguments import require_shared_types, require_types
-from isomerge.checkpoint import Checkpoint, open_checkpoint
-from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture, shared_positions
+from isomerge.checkpoint import Checkpoint
+from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture, reader_for_all
 from isomerge.data.base import DataSource
 from isomerge.data.open import open_data
 from isomerge.errors import RequestError
@@ -171,10 +171,7 @@ def choose_measure(
     if loss is not None:
         return LossMeasure(loss)
     opened = open_data(data, tokenizer=tokenizer, prefer="test")
-    shorter = shared_positions(checkpoints)
-    for key, shortest in shorter.items():
-        opened.note(f"the models take inputs of different length; the shortest counts ({key} {shortest})")
-    reader = open_checkpoint(checkpoints[0], config={**checkpoints[0].config, **shorter})
+    reader = reader_for_all(checkpoints, opened)
     return DataMeasure(opened, task, reader, batch_size=batch_size, limit=limit, seed=seed, device=device)
 
 

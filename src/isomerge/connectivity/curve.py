@@ -23,7 +23,7 @@ from isomerge.connectivity.curves.problem import CurveProblem, Trained, generato
 from isomerge.connectivity.curves.shapes import PolygonalChain, Shape, Shares, SimplicialComplex
 from isomerge.connectivity.curves.space import WeightSpace
 from isomerge.connectivity.curves.written import CurvePoints
-from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture
+from isomerge.connectivity.endpoints import mixture_of, open_models
 from isomerge.data.base import DataSource
 from isomerge.errors import RequestError
 from isomerge.progress_bars import Report, Shown, callback, shows_progress
@@ -96,11 +96,7 @@ def curve(
     given = [model_a, model_b]
     checkpoints = open_models(given, device)
     parts = open_parts(checkpoints, loss, data, test, DataReading(task, tokenizer, batch_size, limit, seed, device))
-    notes: list[str] = []
-    if align:
-        mixture, _, notes = aligned_mixture(checkpoints, given, level, device)
-    else:
-        mixture = plain_mixture(checkpoints, given, device)
+    mixture, notes = mixture_of(checkpoints, given, level if align else None, device)
     space = WeightSpace(mixture)
     if not space.size() > 0:
         raise RequestError(

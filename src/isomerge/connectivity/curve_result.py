@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.writer import Written
 from isomerge.connectivity.curves.written import CurvePoints
+from isomerge.errors import RequestError
 from isomerge.evaluation.measure import MEASURE_FACTS, Numbers
 from isomerge.results import Result
 
@@ -93,4 +94,10 @@ class TrainedCurve(MeasuredPath):
 
 
 def coordinates(point: float | Sequence[float]) -> list[float]:
-    return [float(x) for x in point] if isinstance(point, Sequence) else [float(point)]
+    """One number, or one for each vertex."""
+    try:
+        return [float(x) for x in point] if isinstance(point, Sequence) else [float(point)]
+    except (TypeError, ValueError) as error:
+        raise RequestError(
+            f"Taking a point of a curve: it cannot be {point!r}. Name t from 0 to 1, or one number for each vertex."
+        ) from error

@@ -12,7 +12,7 @@ from isomerge.alignment.api import align_family
 from isomerge.checkpoint import Checkpoint, open_checkpoint, require_floating
 from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.memory import is_transformers_model
-from isomerge.data.base import floating
+from isomerge.data.base import Data, floating
 from isomerge.data.task_heads import label_names
 from isomerge.data.tokenizer import POSITIONS
 from isomerge.errors import RequestError
@@ -60,6 +60,24 @@ def aligned_mixture(
     configs = [{**c.config, **changes} for c in checkpoints]
     verdicts = [member.verdict for member in family.members]
     return _mixture(checkpoints, configs, states, given[0], device), verdicts, family.solver_notes()
+
+
+def mixture_of(
+    checkpoints: Sequence[Checkpoint], given: Sequence[Any], level: str | None, device: str
+) -> tuple[Mixture, list[str]]:
+    """All models next to the first by an alignment of this level, or as they are; with notes."""
+    if level is None:
+        return plain_mixture(checkpoints, given, device), []
+    mixture, _, notes = aligned_mixture(checkpoints, given, level, device)
+    return mixture, notes
+
+
+def reader_for_all(checkpoints: Sequence[Checkpoint], data: Data) -> Checkpoint:
+    """The first model, to read data by: inputs are no longer than each of them takes."""
+    shorter = shared_positions(checkpoints)
+    for key, shortest in shorter.items():
+        data.note(f"the models take inputs of different length; the shortest counts ({key} {shortest})")
+    return open_checkpoint(checkpoints[0], config={**checkpoints[0].config, **shorter})
 
 
 def shared_positions(checkpoints: Sequence[Checkpoint]) -> dict[str, int]:

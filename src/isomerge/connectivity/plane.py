@@ -11,7 +11,7 @@ from typing import Any
 
 from isomerge.arguments import require_shared_types, require_types
 from isomerge.connectivity.barrier import choose_measure, require_few, require_one_measure
-from isomerge.connectivity.endpoints import aligned_mixture, open_models, plain_mixture
+from isomerge.connectivity.endpoints import mixture_of, open_models
 from isomerge.data.base import DataSource
 from isomerge.errors import RequestError
 from isomerge.evaluation.measure import MEASURE_FACTS
@@ -90,11 +90,7 @@ def plane(
     measure = choose_measure(
         checkpoints, loss, data, task, tokenizer=tokenizer, batch_size=batch_size, limit=limit, seed=seed, device=device
     )
-    notes: list[str] = []
-    if align:
-        mixture, _, notes = aligned_mixture(checkpoints, given, level, device)
-    else:
-        mixture = plain_mixture(checkpoints, given, device)
+    mixture, notes = mixture_of(checkpoints, given, level if align else None, device)
     corners = _corners(mixture)
     (_, (length_b, _), (along, across)) = corners
     xs, ys = _axis([0.0, length_b, along], points), _axis([0.0, across], points)

@@ -15,7 +15,7 @@ from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.data.encode import Encoder
 from isomerge.data.tokenizer import padding_id
 from isomerge.ensembling.api import EnsembleRequest
-from isomerge.ensembling.manifest import is_manifest, load_ensemble
+from isomerge.ensembling.manifest import named_ensemble
 from isomerge.ensembling.module import Ensemble
 from isomerge.ensembling.ranking import LIKELIHOOD, Ranker
 from isomerge.errors import RequestError
@@ -97,9 +97,8 @@ def _made(
 ) -> Ensemble:  # fmt: skip
     if isinstance(models, Ensemble):
         return models
-    alone = models[0] if isinstance(models, (list, tuple)) and len(models) == 1 else models
-    if is_manifest(alone):
-        return load_ensemble(alone, device=device)
+    if (named := named_ensemble(models, device)) is not None:
+        return named
     return EnsembleRequest(
         models, combination, weights, snapshots=snapshots, tokenizer=tokenizer, device=device
     ).build()  # fmt: skip

@@ -69,6 +69,7 @@ class LanguageEnsemble(Ensemble, GenerationMixin):
     anew at every token, so generation has no cache where there are such.
     """
 
+    # GenerationMixin asks its class for these, which PreTrainedModel has and a plain module does not.
     main_input_name = "input_ids"
     _is_stateful = False
 
@@ -94,6 +95,9 @@ class LanguageEnsemble(Ensemble, GenerationMixin):
 
     def get_experts_implementation(self) -> dict[str, str]:
         return {"": "eager"}
+
+    def set_experts_implementation(self, _implementation: Any) -> None:
+        """Members keep theirs. Older versions of transformers change that of the first where it is on a GPU."""
 
     def forward(  # type: ignore[override]
         self,

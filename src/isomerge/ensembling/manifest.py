@@ -85,6 +85,12 @@ def free_place(path: str | os.PathLike[str], *, force: bool = False) -> Path:
     """The file that is to be written, which must not exist yet unless `force` replaces it."""
     require_types(save=(path, str, os.PathLike), force=(force, bool))
     target = _file(usable_path(path, "saving the ensemble as"))
+    if above := next((one for one in target.absolute().parents if one.is_file()), None):
+        raise RequestError(
+            f"Saving the ensemble as {target}: {above.name} is a file and not a folder. Name a new .json file, or a "
+            "folder.",
+            keys=("save",),
+        )
     if target.exists() and not force:
         raise RequestError(
             f"Saving the ensemble as {target}: the file exists. Pass force to replace it.", keys=("force",)
@@ -99,6 +105,13 @@ def _file(path: Path) -> Path:
 def is_manifest(model: Any) -> bool:
     """Whether a path names a manifest, or a folder with one."""
     return isinstance(model, (str, os.PathLike)) and not is_url(model) and _file(Path(model).expanduser()).is_file()
+
+
+def named_ensemble(models: Any, device: str | None) -> Ensemble | None:
+    """The ensemble of a manifest, where a manifest stands in the place of the models."""
+    alone = models[0] if isinstance(models, (list, tuple)) and len(models) == 1 else models
+    meant = isinstance(alone, (str, os.PathLike)) and os.fspath(alone).endswith(".json")  # loading says it is not there
+    return load_ensemble(alone, device=device) if meant or is_manifest(alone) else None
 
 
 def _described(checkpoint: Checkpoint, target: Path) -> dict[str, Any]:
@@ -154,7 +167,7 @@ def _read(file: Path) -> _Manifest:
         if min(manifest.weights) < 0 or abs(sum(manifest.weights) - 1) > 1e-6:
             raise JsonError(f"its weights {manifest.weights} are not shares of one")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"{act}: there is no such file. Name what Ensemble.save wrote, or its folder.") from error
+        raise NotFoundError(f"{act}: there is no such file. Name the saved manifest, or its folder.") from error
     except (OSError, JsonError) as error:
         raise CheckpointError(f"{act}: {error}. Save the ensemble again.") from error
     return manifest

@@ -19,7 +19,7 @@ from isomerge.data.open import open_data
 from isomerge.ensembling.api import EnsembleRequest
 from isomerge.ensembling.combinations import COMBINATIONS
 from isomerge.ensembling.fitting import RIDGE
-from isomerge.ensembling.manifest import free_place, is_manifest, load_ensemble
+from isomerge.ensembling.manifest import free_place, named_ensemble
 from isomerge.ensembling.members import differ, unfolded
 from isomerge.ensembling.module import Ensemble
 from isomerge.errors import RequestError
@@ -91,7 +91,7 @@ def ensemble(
     progress = callback(progress)
     start = time.perf_counter()
     require_types(save=(save, str, os.PathLike, None), force=(force, bool), device=(device, str, None))
-    made = models if isinstance(models, Ensemble) else _stored(models, device)
+    made = models if isinstance(models, Ensemble) else named_ensemble(models, device)
     named: Sequence[Any] = [] if isinstance(models, Ensemble) else models
     request = EnsembleRequest(
         named, combination, weights, held_out, ridge, snapshots, task, tokenizer, batch_size, limit, seed, device,
@@ -159,12 +159,6 @@ def _score(made: Ensemble, opened: Data, request: EnsembleRequest, alone: Sequen
         if progress:
             progress(examples, max(examples, total), "evaluating")
     return examples
-
-
-def _stored(models: Any, device: str | None) -> Ensemble | None:
-    """The ensemble of a manifest, where the models are one."""
-    alone = models[0] if isinstance(models, (list, tuple)) and len(models) == 1 else models
-    return load_ensemble(alone, device=device) if is_manifest(alone) else None
 
 
 def _require(request: EnsembleRequest, made: Ensemble | None, data: Any) -> None:

@@ -3,8 +3,9 @@ models themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +14,12 @@ from torch import Tensor
 from isomerge.data.base import Batch, Data
 from isomerge.errors import RequestError
 from isomerge.evaluation.measure import labels_of
+from isomerge.evaluation.task_choice import choose_task, require_fitting, task_name
 from isomerge.evaluation.tasks import Task
 from isomerge.merging.layerwise.assembly import sum_of
 from isomerge.merging.layerwise.parent_views import State
 from isomerge.merging.learned_coefficients import ModelSpan
+from isomerge.merging.merge_inputs import MergeInputs
 from isomerge.running.padding import PaddingMask
 from isomerge.running.predictions import distance, rows_of, scores_in
 
@@ -31,6 +34,14 @@ class LabelLoss:
     radius: float = 0.0
     attack: int = 1
     """Gradient steps that look for δ."""
+
+    @classmethod
+    def of(cls, inputs: MergeInputs, config: Mapping[str, Any], *perturbations: Any) -> LabelLoss:
+        """On the task of models with this config, and the method's data."""
+        (data,), model = inputs.data, inputs.models[0].name
+        name = task_name(config, None, model)
+        require_fitting(data.data, name, model)
+        return cls(choose_task(config, name)(), data.data, *perturbations)
 
     def __call__(self, span: ModelSpan, weights: State, batch: Batch, shares: Sequence[float]) -> Tensor:
         parts = []

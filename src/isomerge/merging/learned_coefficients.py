@@ -3,8 +3,8 @@
     W(λ)_p = base_p + Σ_k λ_k,g(p) (W_k − base)_p,    λ ← λ − rate · ∂ objective(W(λ)) / ∂λ
 
 with one coefficient for each model and group of tensors: all of them, those of a layer, or each. Without a base the
-coefficients of a group are shares of the models themselves: positive, with the sum 1. Only the coefficients are
-learned, so a few hundred examples are enough. All models are in memory, and the merged one with its gradients.
+coefficients are of the models themselves: shares (positive, with the sum 1 in a group), or free. Only the coefficients
+are learned, so a few hundred examples are enough. All models are in memory, and the merged one with its gradients.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ModelSpan:
 
     module: Any
     base: State
-    """By the module's names; empty where the coefficients are shares."""
+    """By the module's names; empty where the coefficients are of the models themselves."""
     parts: dict[str, Tensor]
     """(models, …): what each adds to the base, or the models themselves."""
     groups: list[str]
@@ -81,6 +81,9 @@ class ModelSpan:
 
 Objective = Callable[[ModelSpan, State, Batch, Sequence[float]], Tensor]
 """What is to be low for weights on a batch; the last is how much each model counts on it."""
+Descent = Callable[[Sequence[Tensor], Callable[[Any], Tensor], Iterator[Any], int, float, Callable[[int], None]], None]
+"""Lowers a loss by changing parameters: of batches, steps, rate and report, as `descend` has them."""
+ADAM: Descent = partial(descend, sizes=[1.0])
 
 
 @dataclass(frozen=True)
@@ -94,15 +97,19 @@ class OwnedData:
 class CoefficientMerge:
     """A merge whose coefficients are learned."""
 
-    def __init__(self, inputs: MergeInputs, start: Sequence[float], by: str, *, labels: bool = False) -> None:
-        """`by`: what has a coefficient of its own. `start`: the first ones, one for each model."""
+    def __init__(
+        self, inputs: MergeInputs, start: Sequence[float], by: str, *, labels: bool = False, free: bool = False
+    ) -> None:
+        """`by`: what has a coefficient of its own. `start`: the first ones, one for each model. `free`: they are no
+        shares, with or without a base."""
         require_choice("by", by, GROUPS)
-        self._inputs, self._with_base = inputs, inputs.base is not None
+        with_base = inputs.base is not None
+        self._inputs, self._as_shares = inputs, not (with_base or free)
         models = [inputs.base, *inputs.models] if inputs.base is not None else list(inputs.models)
         self._parents, states = read_parents(replace(inputs, models=models))
-        self.span, self._unheld = _read_span(self._parents, states, by, self._with_base, inputs.device)
+        self.span, self._unheld = _read_span(self._parents, states, by, with_base, inputs.device)
         first = torch.tensor(start, dtype=torch.float64)
-        if not self._with_base:
+        if self._as_shares:
             if not min(start) > 0:
                 raise RequestError(
                     f"Learning the coefficients of {len(start)} models: they start from the weights {list(start)}, and "
@@ -126,13 +133,13 @@ class CoefficientMerge:
     @property
     def coefficients(self) -> Tensor:
         """(models, groups)"""
-        return self._free if self._with_base else self._free.softmax(0)
+        return self._free.softmax(0) if self._as_shares else self._free
 
     @property
     def config(self) -> dict[str, Any]:
         return self._parents.config
 
-    def learn(self, objective: Objective, steps: int, rate: float) -> dict[str, Any]:
+    def learn(self, objective: Objective, steps: int, rate: float, descent: Descent = ADAM) -> dict[str, Any]:
         """Lower the objective; what was reached on all data is never higher than at the start. Gives what to report."""
         if steps < 1 or not 0 < rate < torch.inf:
             raise RequestError(
@@ -144,7 +151,7 @@ class CoefficientMerge:
         before = self.mean(objective)
         rounds: Iterator[tuple[Batch, ...]] = zip(*(_again_and_again(own.examples) for own in self.data), strict=True)
         report = partial(self._inputs.report, total=steps, stage="learning coefficients")
-        descend([self._free], partial(self._loss, objective), rounds, steps, rate, report, sizes=[1.0])
+        descent([self._free], partial(self._loss, objective), rounds, steps, rate, report)
         after = self.mean(objective)
         if not after < before:
             self._free, after = kept, before

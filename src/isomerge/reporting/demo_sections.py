@@ -47,7 +47,7 @@ def demo_sections(record: Record) -> list[b.Section]:
         "B and C compute the same function: C is B, moved next to A at level full. The straight way from A to B rises "
         f"{heights['none']:.2f} above the losses at its ends, that from A to C {heights['full']:.2f}."
     )
-    line, plane = connection_sections([_line(record), {**record["plane"], "notes": [relation]}])
+    line, _, plane = connection_sections([_line(record), {**record["plane"], "notes": [relation]}])
     blocks: list[Any] = []
     for group in record["groups"]:
         for way, features in BY_FEATURES.items():

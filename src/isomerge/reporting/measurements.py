@@ -22,12 +22,12 @@ BESIDE = ("barrier*.json", "curve*.json", "eval*.json", "sweep*.json")
 def read_measurement(path: Path) -> dict[str, Any]:
     """A file that `isomerge eval`, `barrier`, `curve` or `sweep` has printed."""
     act = f"While reading {path}"
-    again = f"Make it anew: {PRINTED} > {path}, or with barrier or sweep."
+    again = f"Make it anew: {PRINTED} > {path}, or with barrier, curve or sweep."
     try:
         record = read_json(path)
     except FileNotFoundError as error:
         why = broken_link(path) if path.is_symlink() else "there is no such file"
-        raise RequestError(f"{act}: {why}. Make one: {PRINTED} > {path}, or with barrier or sweep.") from error
+        raise RequestError(f"{act}: {why}. Make one: {PRINTED} > {path}, or with barrier, curve or sweep.") from error
     except IsADirectoryError as error:
         raise RequestError(
             f"{act}: it is a folder. Name the JSON file itself; to make one: {PRINTED} > eval.json."
@@ -39,7 +39,9 @@ def read_measurement(path: Path) -> dict[str, Any]:
     try:
         require_measurement(record)
     except JsonError as error:
-        raise RequestError(f"{act}: it has no points of a barrier or sweep, and no score ({error}). {again}") from error
+        raise RequestError(
+            f"{act}: it has no points of a barrier, curve or sweep, and no score ({error}). {again}"
+        ) from error
     return dict(record)
 
 

@@ -16,6 +16,8 @@ from isomerge.sweeping.parameter_names import RecipeData, merged_entries, pair_o
 from isomerge.sweeping.ranges import Axis
 
 NATURAL = {"weight": (0.0, 1.0), "t": (0.0, 1.0), "alpha": (0.0, 1.0), "lambda": (0.0, 1.5), "density": (0.1, 1.0)}
+LEAST = 0.01
+"""The least weight that is tried where weights are divided by their sum, which 0 for every model would make 0."""
 FURTHER = 1.5
 """How far task vectors are followed: a little beyond the model they lead to."""
 
@@ -41,7 +43,8 @@ def natural_axes(recipe: Recipe) -> list[Axis]:
             "over={'seed': '0:9'}.",
             keys=("over",),
         )
-    return [Axis(address, bounds=_around(name, number, method)) for address, name, number in places]
+    least = LEAST if _divides(data, method) else 0.0
+    return [Axis(address, bounds=_around(name, number, method, least)) for address, name, number in places]
 
 
 Place = tuple[str, str, float | None]
@@ -94,7 +97,8 @@ def _numbers(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[st
         yield path, float(value)
 
 
-def _around(name: str, number: float | None, method: AnyMethod) -> tuple[float, float]:
+def _around(name: str, number: float | None, method: AnyMethod, least: float) -> tuple[float, float]:
     low, high = NATURAL[name]
-    high = FURTHER if name == "weight" and method.base == "required" else high
+    if name == "weight":
+        low, high = least, FURTHER if method.base == "required" else high
     return (low, high) if number is None else (min(low, number), max(high, number))

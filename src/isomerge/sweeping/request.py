@@ -15,6 +15,7 @@ from isomerge.checkpoint.base import Progress
 from isomerge.choices import RANKINGS
 from isomerge.data.base import Data, DataSource
 from isomerge.data.open import open_data
+from isomerge.data.other_data import open_named_test, open_own_test
 from isomerge.engine import Engine, Threads, require_threads
 from isomerge.errors import RequestError
 from isomerge.evaluation.example_scores import EveryNth
@@ -174,15 +175,8 @@ class MeasuringRequest:
             return open_test(self.test, self.data, opened), []
         if not self.searching or opened is None:
             return None, []
-        own = self.data if isinstance(self.data, Mapping) else {"path": self.data}
-        if isinstance(own.get("path"), (str, os.PathLike)):
-            try:
-                part = open_data({**own, "split": "test"})
-            except RequestError:  # there is no such part
-                pass
-            else:
-                if part.sha256 != opened.sha256:
-                    return part, ["using split 'test' for the final test"]
+        if (part := open_own_test(self.data, opened)) is not None:
+            return part, ["using split 'test' for the final test"]
         return None, [f"every {HELD}th example was held out for the final test; `test` names other data for it"]
 
 
@@ -201,12 +195,8 @@ class PointsElsewhere:
 
 
 def open_test(test: DataSource, data: DataSource, opened: Data | None) -> Data:
-    """Other data, read in the same columns and lengths as that of the sweep unless it says otherwise."""
-    if isinstance(test, (str, os.PathLike)):
-        test = {"path": test}
-    if isinstance(data, Mapping) and isinstance(test, Mapping) and "path" in test:
-        test = {**{key: data[key] for key in ("text", "label", "kind", "length") if key in data}, **test}
-    test_data = open_data(test, prefer="test")
+    """Other data than that of the sweep."""
+    test_data = open_named_test(test, data)
     if opened is not None and test_data.sha256 == opened.sha256:
         raise RequestError(
             f"Sweeping on {opened.name} and testing on {test_data.name}: they are the same data, so the test would say "

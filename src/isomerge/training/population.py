@@ -63,7 +63,9 @@ class PopulationAverage(TrainerCallback):
                 f"(0, 1], wait={wait} not negative."
             )
         if Path(member).name != member or member in (".", ".."):
-            raise RequestError(f"Averaging a population: member='{member}' is no name of a folder.", keys=("member",))
+            raise RequestError(
+                f"Averaging a population: member='{member}' cannot be the name of a folder.", keys=("member",)
+            )
         self.folder, self.member, self.members = Path(folder), member, members
         self.every, self.pull, self.wait = every, pull, wait
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import transformers
 import isomerge
 from isomerge.errors import RequestError
 from merging.layerwise.reconstructions import data, load
-from merging.layerwise.test_vocabularies import TEXT, random_model, renumbered
+from merging.layerwise.test_vocabularies import random_model, renumbered, vocabularies
 from models import model, read_config, tensors
 from precision import float64_throughout
 
@@ -39,15 +38,10 @@ def test_a_stock_class_loads_the_student(tmp_path: Path, family: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models a and b of one vocabulary, c like b with other numbers, a BERT; texts."""
-    home = tmp_path_factory.mktemp("vocabularies")
-    random_model(home / "a", 280, 0)
-    renumbered(random_model(home / "b", 280, 1), home / "c")
-    random_model(home / "bare", 300, 2)
-    for file in (home / "bare").glob("tokenizer*"):
+    """As `vocabularies` has it, but the model of another vocabulary has no tokenizer."""
+    home = vocabularies(tmp_path_factory.mktemp("vocabularies"))
+    for file in (home / "d").rename(home / "bare").glob("tokenizer*"):
         file.unlink()
-    texts = [TEXT[start : start + 30] for start in range(0, len(TEXT) - 30, 9)]
-    (home / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return home
 
 

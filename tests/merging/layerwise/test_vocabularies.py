@@ -84,16 +84,19 @@ def renumbered(model: Path, out: Path) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def vocabularies(home: Path) -> Path:
     """Models a and b of one vocabulary, c like b with other numbers, d of a larger one; texts."""
-    home = tmp_path_factory.mktemp("vocabularies")
     random_model(home / "a", 280, 0)
     renumbered(random_model(home / "b", 280, 1), home / "c")
     random_model(home / "d", 300, 2)
     texts = [TEXT[start : start + 30] for start in range(0, len(TEXT) - 30, 9)]
     (home / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return home
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return vocabularies(tmp_path_factory.mktemp("vocabularies"))
 
 
 def merged(folder: Path, names: str, **options: Any) -> Any:

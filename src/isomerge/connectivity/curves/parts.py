@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isomerge.checkpoint import Checkpoint, open_checkpoint
-from isomerge.connectivity.endpoints import shared_positions
+from isomerge.checkpoint import Checkpoint
+from isomerge.connectivity.endpoints import reader_for_all
 from isomerge.data.base import Batch, Batches, Data, DataSource
 from isomerge.data.open import open_data
+from isomerge.data.other_data import open_named_test, open_own_test
 from isomerge.errors import RequestError
 from isomerge.evaluation.example_scores import EveryNth
 from isomerge.evaluation.external_tasks import is_custom
@@ -53,9 +53,7 @@ def open_parts(
         return Parts(_nothing(), LossMeasure(loss), [])
     learned = open_data(data, tokenizer=reading.tokenizer)
     measured, notes = _measured_on(learned, data, test, reading.tokenizer)
-    for key, shortest in shared_positions(checkpoints).items():
-        learned.note(f"the models take inputs of different length; the shortest counts ({key} {shortest})")
-    reader = open_checkpoint(checkpoints[0], config={**checkpoints[0].config, **shared_positions(checkpoints)})
+    reader = reader_for_all(checkpoints, learned)
     held = measured is learned
     measure = DataMeasure(
         measured, reading.task, reader, batch_size=reading.batch_size, limit=reading.limit, seed=reading.seed,
@@ -80,26 +78,15 @@ def open_parts(
 def _measured_on(learned: Data, data: DataSource, test: DataSource, tokenizer: Any) -> tuple[Data, list[str]]:
     """Other data: what is named, or the part of the data that is called test; else the data itself, of which some
     examples are to be held out."""
-    own: Mapping[str, Any] = data if isinstance(data, Mapping) else {"path": data}
     if test is not None:
-        return _other(test, own, learned, tokenizer), []
-    if isinstance(own.get("path"), (str, os.PathLike)):
-        try:
-            part = open_data({**own, "split": "test"}, tokenizer=tokenizer)
-        except RequestError:  # there is no such part
-            pass
-        else:
-            if part.sha256 != learned.sha256:
-                return part, ["measured on split 'test'"]
+        return _other(test, data, learned, tokenizer), []
+    if (part := open_own_test(data, learned, tokenizer)) is not None:
+        return part, ["measured on split 'test'"]
     return learned, [f"every {HELD}th example was held out to measure on; `test` names other data for it"]
 
 
-def _other(test: DataSource, own: Mapping[str, Any], learned: Data, tokenizer: Any) -> Data:
-    if isinstance(test, (str, os.PathLike)):
-        test = {"path": test}
-    if isinstance(test, Mapping) and "path" in test:
-        test = {**{key: own[key] for key in ("text", "label", "kind", "length") if key in own}, **test}
-    measured = open_data(test, tokenizer=tokenizer, prefer="test")
+def _other(test: DataSource, data: DataSource, learned: Data, tokenizer: Any) -> Data:
+    measured = open_named_test(test, data, tokenizer)
     if measured.sha256 == learned.sha256:
         raise RequestError(
             f"Training a curve on {learned.name} and measuring it on {measured.name}: they are the same data, so the "

@@ -10,6 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+LEAST = -1e4
+"""A logarithm of zero that can be added up and multiplied with a weight of zero."""
+
 
 @dataclass(frozen=True)
 class Stack:

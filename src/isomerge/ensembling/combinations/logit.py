@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isomerge.ensembling.combinations.combination import Shares, combination
-
-LEAST = -1e4
-"""A logarithm of zero, so that a weight of zero can be multiplied with it."""
+from isomerge.ensembling.combinations.combination import LEAST, Shares, combination
 
 
 @combination(reference="https://doi.org/10.1162/089976602760128018")

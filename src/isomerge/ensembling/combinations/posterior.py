@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from isomerge.ensembling.combinations.combination import Shares, combination
+from isomerge.ensembling.combinations.combination import LEAST, Shares, combination
 from isomerge.ensembling.combinations.probability import probability
-
-LEAST = -1e4
-"""A logarithm of zero, so that a token that nobody expects leaves the members as they were."""
 
 
 @combination(reads=True, reference="https://doi.org/10.1214/ss/1009212519")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from isomerge.ensembling.combinations.combination import Shares, combination
+from isomerge.ensembling.combinations.combination import LEAST, Shares, combination
 from isomerge.ensembling.combinations.probability import probability
 
-LEAST = -1e4
-"""A logarithm of zero, so that a row that nobody expects has a sum."""
 ROUNDS = 5000
 GAP = 1e-7
 

@@ -10,7 +10,6 @@ coefficients for inputs of several kinds.
 from __future__ import annotations
 
 from isomerge.errors import RequestError
-from isomerge.evaluation.task_choice import choose_task, require_fitting, task_name
 from isomerge.merging.coefficient_objectives import LabelLoss
 from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.learned_coefficients import CoefficientMerge
@@ -53,9 +52,5 @@ def learned_soup(
             keys=("attack", "radius"),
         )
     merge = CoefficientMerge(inputs, weight, by, labels=True)
-    (data,) = inputs.data
-    name = task_name(merge.config, None, inputs.models[0].name)
-    require_fitting(data.data, name, inputs.models[0].name)
-    task = choose_task(merge.config, name)()
-    learned = merge.learn(LabelLoss(task, data.data, perturbed, radius, attack), steps, rate)
+    learned = merge.learn(LabelLoss.of(inputs, merge.config, perturbed, radius, attack), steps, rate)
     return merge.result({"kind": "loss", **learned})

@@ -45,11 +45,11 @@ def pfnm(
     Options:
         weight: how much of each model, divided by their sum
         sigma: how far a model's unit may be from the global one; units are measured by their root mean square
-        sigma0: how large global units are; with sigma it says from which cosine on two units are one, 1 / (1 + sigma² / sigma0²)
+        sigma0: how large global units are; two units match from a cosine of 1 / (1 + sigma² / sigma0²) on
         growth: how readily units without a match become new ones (γ of the process)
         largest: how many units the result may have at most, as a factor on those of one model
         strength: of a unit that not all models have: share (as the mean of the models' outputs) or full (as published)
-    """  # noqa: E501
+    """
     process = BetaProcess(sigma, sigma0, growth)
     return _merged(inputs, "pfnm", inputs.shares(weight), process, largest, strength, handing_on=True)
 
@@ -70,11 +70,11 @@ def fedma(
     Options:
         weight: how much of each model, divided by their sum
         sigma: how far a model's unit may be from the global one; units are measured by their root mean square
-        sigma0: how large global units are; with sigma it says from which cosine on two units are one, 1 / (1 + sigma² / sigma0²)
+        sigma0: how large global units are; two units match from a cosine of 1 / (1 + sigma² / sigma0²) on
         growth: how readily units without a match become new ones (γ of the process)
         largest: how many units the result may have at most, as a factor on those of one model
         strength: of a unit that not all models have: share (as the mean of the models' outputs) or full (as published)
-    """  # noqa: E501
+    """
     process = BetaProcess(sigma, sigma0, growth)
     return _merged(inputs, "fedma", inputs.shares(weight), process, largest, strength, handing_on=False)
 

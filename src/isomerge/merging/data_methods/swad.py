@@ -44,8 +44,8 @@ def swad(inputs: MergeInputs, *, optimum: int = 3, overfit: int = 6, tolerance: 
     """The mean of the checkpoints around the minimum of the loss on labelled data, oldest first.
 
     Options:
-        optimum: the window starts at a checkpoint whose loss is the least of so many, itself and those after it
-        overfit: it ends before so many checkpoints in a row are above the limit
+        optimum: the window starts at the first checkpoint with the lowest loss of this many: itself and those after it
+        overfit: the window ends before this many checkpoints in a row above the limit
         tolerance: the limit, as a multiple of the mean loss of the first `optimum` checkpoints of the window
     """
     require_window(optimum, overfit, tolerance)

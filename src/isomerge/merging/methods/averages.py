@@ -149,7 +149,7 @@ def _falling(rates: Sequence[float | None]) -> list[float]:
         return []
     known = [rate for rate in rates if rate is not None]
     if len(known) < len(rates) or known != sorted(known, reverse=True) or not 0 <= known[-1] <= known[0] < math.inf:
-        raise OptionError(f"the rates {rates} of wsm are no decay. Give each one, none above that before.", "rate")
+        raise OptionError(f"the rates {rates} of wsm do not decay. Give each one, none above that before.", "rate")
     if known[0] == 0:
         raise OptionError("the first rate of wsm is the run's own learning rate, and not 0.", "rate")
     return [rate / known[0] for rate in known]

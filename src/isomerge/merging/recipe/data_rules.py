@@ -128,8 +128,9 @@ class _Rules:
             self.lack_data(("merge_method",), text)
         elif self.whole == "together" and lacking and not self.has("data"):
             self.lack_data(("merge_method",), f"{name} runs the models on data, without labels: it needs 'data'")
-        elif self.whole == "one" and not self.has("data"):
-            self.lack_data(("merge_method",), f"{name} scores models on data with labels: it needs 'data'")
+        elif isinstance(self.method, DataMethod) and self.whole == "one" and not self.has("data"):
+            does = "scores models on data with labels" if self.method.labels else "runs the models on data"
+            self.lack_data(("merge_method",), f"{name} {does}: it needs 'data'")
         elif self.measured and not self.has("data") and (lacking or not self.entries):
             self.lack_data(("merge_method",), f"{name} {UNMEASURED[self.measured]}")
         if self.measured and self.has("tokenizer"):
