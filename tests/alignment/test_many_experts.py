@@ -14,7 +14,7 @@ from scipy.optimize import linear_sum_assignment
 import isomerge
 from isomerge.alignment import shortlist
 from isomerge.alignment.evidence import Pair
-from isomerge.alignment.shortlist import Part, _likeness, solve_likeliest
+from isomerge.alignment.shortlist import AxisRows, _likeness, solve_likeliest
 from isomerge.alignment.units import Unit
 from isomerge.symmetry.architecture import Architecture
 from isomerge.symmetry.groups import Permutation
@@ -132,7 +132,7 @@ def test_likeness_does_not_see_the_order_the_signs_or_a_rotation_inside_a_unit()
     turned = torch.linalg.qr(torch.randn(5, 7, 7, generator=draw, dtype=torch.float64))[0] @ units
     for moved in (units.flip(1), units * signs, turned):
         order = torch.tensor([3, 0, 4, 1, 2])
-        alike = _likeness(Part(("ffn",), False, moved[order], units))
+        alike = _likeness(AxisRows(("ffn",), False, moved[order], units))
         torch.testing.assert_close(alike[torch.arange(5), order], torch.ones(5, dtype=torch.float64))
         assert bool((alike.argmax(1) == order).all())
 

@@ -30,7 +30,7 @@ DIRECTIONS = 32
 
 
 @dataclass(frozen=True)
-class Part:
+class AxisRows:
     """The rows of one axis by unit, (E, *inner sizes, rest), of source and anchor."""
 
     spaces: tuple[str, ...]
@@ -85,7 +85,7 @@ def solve_likeliest(unit: Unit, pair: Pair, around: Transform, *, roughly: bool 
     return {root: chosen[0], **elements}, earned[0] - guessed + sum(score.sum() for _, score in solved)
 
 
-def _parts(unit: Unit, pair: Pair, around: Transform) -> tuple[list[Block], list[Part]]:
+def _parts(unit: Unit, pair: Pair, around: Transform) -> tuple[list[Block], list[AxisRows]]:
     """What the root's own axes say of all pairs, and the rows of those with spaces inside."""
     direct, parts = [], []
     for name in pair.touching(unit.members):
@@ -96,13 +96,13 @@ def _parts(unit: Unit, pair: Pair, around: Transform) -> tuple[list[Block], list
             left, right = segment.take(source, axis), segment.take(anchor, axis)
             spaces, unsigned = tuple(a.space for a in segment.atoms), any(a.unsigned for a in segment.atoms)
             if len(spaces) > 1:
-                parts.append(Part(spaces[1:], unsigned, left, right))
+                parts.append(AxisRows(spaces[1:], unsigned, left, right))
             else:
                 direct.append(Block(spaces, unsigned, (left.double() @ right.double().mT)[None]))
     return direct, parts
 
 
-def _likeness(part: Part) -> Tensor:
+def _likeness(part: AxisRows) -> Tensor:
     """How much XᵀX of every source unit resembles that of every anchor unit, less what all units share: (E, E).
 
     ⟨XᵀX, YᵀY⟩ through random directions Ω: XᵀXΩ is (d, k) where XᵀX is (d, d).
@@ -131,7 +131,7 @@ def _shortlist(tables: Sequence[Tensor]) -> Tensor:
     return chosen.nonzero()
 
 
-def _blocks(parts: Sequence[Part], pairs: Tensor) -> Iterator[list[Block]]:
+def _blocks(parts: Sequence[AxisRows], pairs: Tensor) -> Iterator[list[Block]]:
     """The evidence inside some pairs, a few pairs at a time."""
     inner = max(math.prod(part.source.shape[1:-1]) for part in parts)
     for some in pairs.split(max(1, AT_ONCE // inner**2)):
