@@ -363,6 +363,8 @@ SEVERAL_AS_ONE: list[Row] = [
     ("ensemble words moved --save curve.json", 2, ("the file exists", "--force")),
     ("ensemble words moved --generate gone.txt", 2, ("it cannot be read", "one prompt per line")),
     ("ensemble words moved --generate empty.txt", 2, ("no text in it", "one prompt per line")),
+    ("ensemble words moved --data x.txt --ridge 0.5", 2, ("combination 'probability'", "--ridge X")),
+    ("curve words moved --data x.txt --samples 3", 2, ("drawn from a simplex", "--samples N")),
     ("ensemble words moved --data x.txt --tokens 8", 2, ("--tokens", "Add --generate FILE")),
     ("ensemble words moved --data x.txt --rank likelihood", 2, ("--rank", "Add --generate FILE")),
     ("merge words moved --method learned_soup -o out", 2, ("data with labels", "--data PATH")),

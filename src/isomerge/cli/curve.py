@@ -70,7 +70,9 @@ def curve(
     attack: Annotated[
         float, option("X", "The same with inputs moved where it hurts most, by one gradient step.")
     ] = 0.0,
-    samples: Annotated[int, option("N", "Points to draw from a simplex and average.", min=0)] = 5,
+    samples: Annotated[
+        int | None, option("N", "Points to draw from a simplex and average; by default 5.", min=0)
+    ] = None,
     points: Annotated[int, option("N", "Number of points to measure, ends included.", min=3)] = 11,
     point: Point = None,
     out: Annotated[Path | None, option("OUT", "The folder to write --point into.", "-o", "--out")] = None,

@@ -42,7 +42,7 @@ class Combining:
         Path | None,
         option("PATH", "Labelled data to find weights or a stack on; the validation part of --data by default."),
     ] = None
-    ridge: Annotated[float, option("X", "Penalty of the stacked linear model.")] = 0.1
+    ridge: Annotated[float | None, option("X", "Penalty of the stacked linear model; by default 0.1.")] = None
     snapshots: Annotated[
         int | None, option("N", "Of a training run's folder, take the last N checkpoint-… folders.", min=1)
     ] = None

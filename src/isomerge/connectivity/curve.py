@@ -52,7 +52,7 @@ def curve(
     spread: float | None = None,
     noise: float = 0.0,
     attack: float = 0.0,
-    samples: int = 5,
+    samples: int | None = None,
     points: int = 11,
     tokenizer: Any = None,
     batch_size: int | None = None,
@@ -69,7 +69,7 @@ def curve(
     every fourth example, which is held out. Or all of it by `loss`, a function of the module with a gradient. `pivots`
     vertices learn beside A and B; `spread` weighs what keeps those of a simplex apart. With `noise` or `attack`, as a
     share of the inputs' standard deviation, inputs are perturbed as the path learns, and it is measured both ways.
-    `samples` points are drawn from a simplex. With `align`, B moves next to A first, its function unchanged.
+    `samples` points (5) are drawn from a simplex or subspace. With `align`, B moves next to A first.
 
     >>> found = isomerge.curve("model-a", "model-b", data="cifar10.tar.xz", steps=20, points=3)
     >>> found.barrier <= found.straight.barrier
@@ -81,7 +81,7 @@ def curve(
     require_types(
         method=(method, str), towards=(towards, str, None), align=(align, bool), level=(level, str), steps=(steps, int),
         rate=(rate, float), pivots=(pivots, int, None), spread=(spread, float, None), noise=(noise, float),
-        attack=(attack, float), samples=(samples, int), points=(points, int),
+        attack=(attack, float), samples=(samples, int, None), points=(points, int),
     )  # fmt: skip
     require_shared_types(
         task=task, batch_size=batch_size, limit=limit, seed=seed, device=device, plot=plot, progress=progress
@@ -111,6 +111,9 @@ def curve(
     return result
 
 
+SAMPLES = 5
+
+
 @dataclass(frozen=True)
 class CurveRequest:
     """What the user asked for."""
@@ -123,7 +126,7 @@ class CurveRequest:
     spread: float | None
     noise: float
     attack: float
-    samples: int
+    samples: int | None
     points: int
     seed: int
     progress: Report | None
@@ -131,6 +134,11 @@ class CurveRequest:
     @property
     def method(self) -> CurveMethod:
         return METHODS[self.name]
+
+    @property
+    def drawn(self) -> int:
+        """How many points are sampled."""
+        return SAMPLES if self.samples is None and self.method.spread is not None else self.samples or 0
 
     def require_sound(self, *, with_function: bool) -> None:
         require_choice("method", self.name, METHODS)
@@ -140,9 +148,14 @@ class CurveRequest:
         if self.points < 3:
             raise RequestError(f"{act}: {self.points} points are too few to measure. Try 11.", keys=("points",))
         require_few(self.points, self.points)
-        for key, least in {"steps": 1, "samples": 0}.items():
-            if getattr(self, key) < least:
-                raise RequestError(f"{act}: {key} must be at least {least}.", keys=(key,))
+        if self.steps < 1:
+            raise RequestError(f"{act}: steps must be at least 1.", keys=("steps",))
+        if self.samples is not None and (self.method.spread is None or self.samples < 0):
+            raise RequestError(
+                f"{act}: samples are points drawn from a simplex, 0 or more. Leave them out, or choose simplex or "
+                "subspace.",
+                keys=("samples", "method"),
+            )
         if not 0 < self.rate < 10:
             raise RequestError(
                 f"{act}: a rate of {self.rate:g} is a first step relative to each weight. Try 0.02.", keys=("rate",)
@@ -253,10 +266,10 @@ class Work:
 
     def _samples(self, trained: Trained) -> SampledPoints | None:
         shape = trained.shape
-        if not isinstance(shape, SimplicialComplex) or not self.request.samples:
+        if not isinstance(shape, SimplicialComplex) or not self.request.drawn:
             return None
         draw = generator(self.request.seed + 1)
-        drawn = [shape.sample(draw) for _ in range(self.request.samples)]
+        drawn = [shape.sample(draw) for _ in range(self.request.drawn)]
         points = [{"weights": [shares[v] for v in shape.used], **self._at(shares)} for shares in drawn]
         return SampledPoints(points, self.parts.measure.combined([partial(self.space.put, one) for one in drawn]))
 
@@ -270,7 +283,7 @@ class Work:
 
     def _total(self) -> int:
         each = 2 if self.request.perturbation() else 1
-        return 2 * each * self.request.points + (self.request.samples if self.request.method.spread is not None else 0)
+        return 2 * each * self.request.points + self.request.drawn
 
     def _padded(self, shares: Shares) -> Shares:
         return shares + [0.0] * (len(self.space.vertices) - len(shares))

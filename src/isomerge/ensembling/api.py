@@ -29,7 +29,7 @@ class EnsembleRequest:
     combination: str = "probability"
     weights: Sequence[float] | None = None
     held_out: DataSource = None
-    ridge: float = RIDGE
+    ridge: float | None = None
     snapshots: int | None = None
     task: str | None = None
     tokenizer: Any = None
@@ -41,7 +41,7 @@ class EnsembleRequest:
 
     def __post_init__(self) -> None:
         require_types(
-            models=(self.models, Sequence), combination=(self.combination, str), ridge=(self.ridge, float),
+            models=(self.models, Sequence), combination=(self.combination, str), ridge=(self.ridge, float, None),
             weights=(self.weights, Sequence, None), snapshots=(self.snapshots, int, None),
             device=(self.device, str, None), tokenizer=(self.tokenizer, str, os.PathLike, Callable, None),
         )  # fmt: skip
@@ -54,8 +54,14 @@ class EnsembleRequest:
             raise RequestError(
                 f"Making an ensemble: snapshots={self.snapshots} must be at least 1.", keys=("snapshots",)
             )
-        if not self.ridge > 0:
+        if self.ridge is not None and not self.ridge > 0:
             raise RequestError(f"Making an ensemble: ridge={self.ridge} must be above zero.", keys=("ridge",))
+        if self.ridge is not None and self.combination != "stacked":
+            raise RequestError(
+                f"Making an ensemble: ridge is the penalty of a stacked ensemble, and this is one of combination "
+                f"{self.combination!r}. Leave it out, or choose stacked.",
+                keys=("ridge", "combination"),
+            )
 
     def build(self, data: Data | None = None) -> Ensemble:
         """The ensemble, fitted where it has to be. `data` is what it will be run on, checked before models are read."""
@@ -78,7 +84,7 @@ class EnsembleRequest:
             ensemble.notes.append(f"{len(models)} members: every snapshot of a training run is one")
         if held_out is not None:
             ensemble.shares = fitted(
-                ensemble, held_out, self.ridge, batch_size=self.batch_size, limit=self.limit, seed=self.seed,
+                ensemble, held_out, self.ridge or RIDGE, batch_size=self.batch_size, limit=self.limit, seed=self.seed,
                 progress=self.progress,
             )  # fmt: skip
             ensemble.fitted_on = held_out.describe()
@@ -135,7 +141,7 @@ def make_ensemble(
     *,
     weights: Sequence[float] | None = None,
     held_out: DataSource = None,
-    ridge: float = RIDGE,
+    ridge: float | None = None,
     snapshots: int | None = None,
     task: str | None = None,
     tokenizer: Any = None,
@@ -149,8 +155,8 @@ def make_ensemble(
 
     A training run's folder stands for the `checkpoint-N` folders in it, the last `snapshots` of them. `combination` is
     probability, logit, vote, weighted, stacked or posterior. `weights` has one number per model; weighted finds them on
-    `held_out` data where they are not given, and stacked fits its linear model there, with the penalty `ridge`. Modules
-    are used as they are, in evaluation mode; everything else is loaded, all at once.
+    `held_out` data where they are not given, and stacked fits its linear model there, with the penalty `ridge` (0.1).
+    Modules are used as they are, in evaluation mode; everything else is loaded, all at once.
 
     >>> isomerge.make_ensemble(["model-a", "model-b"], weights=[3, 1]).shares.weights.tolist()
     [0.75, 0.25]

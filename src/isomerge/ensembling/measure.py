@@ -18,7 +18,6 @@ from isomerge.data.base import Data, DataSource
 from isomerge.data.open import open_data
 from isomerge.ensembling.api import EnsembleRequest
 from isomerge.ensembling.combinations import COMBINATIONS
-from isomerge.ensembling.fitting import RIDGE
 from isomerge.ensembling.manifest import free_place, named_ensemble
 from isomerge.ensembling.members import differ, unfolded
 from isomerge.ensembling.module import Ensemble
@@ -65,7 +64,7 @@ def ensemble(
     combination: str = "probability",
     weights: Sequence[float] | None = None,
     held_out: DataSource = None,
-    ridge: float = RIDGE,
+    ridge: float | None = None,
     snapshots: int | None = None,
     save: str | os.PathLike[str] | None = None,
     force: bool = False,
