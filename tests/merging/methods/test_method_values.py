@@ -221,9 +221,9 @@ def test_frozen_tensors_keep_every_bit() -> None:
         ("knots", {"inner": "tie"}, "must be one of task_arithmetic"),
         ("core_space", {"inner": "tsv", "density": 0.5}, "has no density"),
         ("wsm", {"power": 0.0}, "above 0"),
-        ("wsm", {"rate": [1.0, 0.5, 0.6]}, "no decay"),
-        ("wsm", {"rate": [1.0, 0.5, -0.1]}, "no decay"),
-        ("wsm", {"rate": [1.0, None, 0.5]}, "no decay"),
+        ("wsm", {"rate": [1.0, 0.5, 0.6]}, "do not decay"),
+        ("wsm", {"rate": [1.0, 0.5, -0.1]}, "do not decay"),
+        ("wsm", {"rate": [1.0, None, 0.5]}, "do not decay"),
         ("wsm", {"rate": 0.0}, "not 0"),
     ],
 )
