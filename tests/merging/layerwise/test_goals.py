@@ -139,7 +139,7 @@ def test_the_control_stands_beside_a_polished_merge_and_the_best_is_taken() -> N
 
 @pytest.mark.slow
 def test_steps_that_only_learn_the_examples_by_heart_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_heart(loss: Any, steps: int, rate: float, report: Any) -> dict[str, Any]:
+    def by_heart(loss: Any, steps: int, rate: float, report: Any, kept: Any) -> dict[str, Any]:
         with torch.no_grad():
             loss.merged.model.lm_head.weight.mul_(-1)
         return {"steps": steps, "loss_before": 1.0, "loss_after": 0.0}
