@@ -3,8 +3,8 @@
     python benchmarks/adapters.py [--json record.json]
 
 Each case is two adapters of a tiny random Llama with all trainable tensors random. The numbers are
-‖found − truth‖ / ‖truth‖ over all tensors of the model, where `found` is what the merged adapter makes of the base, less
-the base. Merges cut to a rank are given the sum of the ranks, so what is left is not the cut.
+‖found − truth‖ / ‖truth‖ over all tensors of the model, where `found` is what the merged adapter makes of the base,
+less the base. Merges that cut to a rank are given the sum of the ranks, so what is left is not the cut.
 """
 
 from __future__ import annotations

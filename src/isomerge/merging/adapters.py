@@ -169,8 +169,8 @@ def _notes(adapters: list[Adapter]) -> list[str]:
     scaled = [adapter.name for adapter in adapters if _is_dora(adapter)]
     if scaled:
         notes.append(
-            f"{', '.join(scaled)}: DoRA scales whole rows of the base, which has no low rank. What the cut to the rank "
-            "loses is in `relative_error`; a higher `rank` keeps more, and models merge without a loss"
+            f"{', '.join(scaled)}: DoRA scales whole rows of the base, which has no low rank. The error says what "
+            "the cut to the rank loses; a higher `rank` keeps more, and models merge without a loss"
         )
     if len(adapters) > 1:
         shared = set.intersection(*(set(adapter.targets) for adapter in adapters))
@@ -280,8 +280,7 @@ def _twin(layer: AdaptedLayer, earlier: list[AdaptedLayer], adapters: list[Adapt
     for other in earlier:
         pairs = list(zip(adapters, layer.targets, other.targets, strict=True))
         if other.like.kind == "embedding" and all(
-            (own is None and twin is None)
-            or (own is not None and twin is not None and _are_tied(adapter, own, twin))
+            (own is None and twin is None) or (own is not None and twin is not None and _are_tied(adapter, own, twin))
             for adapter, own, twin in pairs
         ):
             return other
