@@ -23,6 +23,7 @@ import torch
 import isomerge
 from isomerge.results import Result
 from models import image_pair, llama, model, noisy
+from provenance.stand_in_hub import hub_of_this_computer
 from samples import digits
 
 NAMES = [name for name in isomerge.__all__ if name != "__version__"]
@@ -123,6 +124,11 @@ def linear_recipe(a: str, b: str) -> dict[str, Any]:
     return {"merge_method": "linear", "models": [{"model": a, "parameters": {"weight": 1}}, {"model": b}]}
 
 
+def pushed(folder: str, scratch: Path) -> Any:
+    with hub_of_this_computer(scratch):
+        return isomerge.push(folder, "me/merged", token="hf_good")
+
+
 RESULTS: dict[str, Callable[[str, str, Path], Any]] = {
     "align": lambda a, b, out: isomerge.align(b, a),
     "align_family": lambda a, b, out: isomerge.align_family([a, b]),
@@ -160,6 +166,7 @@ RESULTS: dict[str, Callable[[str, str, Path], Any]] = {
     ),
     "best": lambda a, b, out: isomerge.best(a, b, data=digits(), limit=12, algorithm="random", evaluations=4),
     "distill": lambda a, b, out: isomerge.distill([a, b], data=digits(), steps=1),
+    "push": lambda a, b, out: pushed(a, out),
     "demo": lambda a, b, out: isomerge.demo(out / "demo"),
 }  # fmt: skip
 """A way to make each kind of result, from two models and a folder to write in."""
@@ -222,6 +229,7 @@ WORKING: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {
     "open_data": lambda a, b, out: {"source": digits()},
     "plan": lambda a, b, out: {"recipe": linear_recipe(a, b)},
     "plane": lambda a, b, out: {"model_a": a, "model_b": b, "model_c": a, "data": digits()},
+    "push": lambda a, b, out: {"models": a, "to": "me/merged"},
     "report": lambda a, b, out: {"folder": a},
     "reproduce": lambda a, b, out: {"folder": a},
     "search": lambda a, b, out: {"recipe": linear_recipe(a, b), "data": digits()},

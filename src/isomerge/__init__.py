@@ -46,6 +46,7 @@ _WHERE = {
     "open_data": "isomerge.data",
     "plan": "isomerge.merging.api",
     "plane": "isomerge.connectivity.plane",
+    "push": "isomerge.reporting.publish",
     "report": "isomerge.reporting.page",
     "reproduce": "isomerge.merging.reproduce",
     "search": "isomerge.sweeping.search_api",
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from isomerge.merging.reproduce import reproduce as reproduce
     from isomerge.merging.state_dicts import merge_state_dicts as merge_state_dicts
     from isomerge.reporting.page import report as report
+    from isomerge.reporting.publish import push as push
     from isomerge.sweeping.api import sweep as sweep
     from isomerge.sweeping.result import Sweep as Sweep
     from isomerge.sweeping.search_api import search as search

@@ -2,121 +2,33 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
+from peft import LoraConfig
 
-from isomerge.checkpoint.push import push
+import isomerge
+from adapters.peft_adapters import save_adapter
 from isomerge.errors import CheckpointError, RequestError
+from isomerge.merging.adapters import merge_adapters
+from models import save_base
+from provenance.stand_in_hub import hub_of_this_computer
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content")  # huggingface_hub's own way of sending bytes
 
 
-class Hub:
-    """As much of the hub's HTTP interface as an upload needs. `files` is what the commits have put there, by branch."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, dict[str, bytes]] = {"main": {}}
-        self.objects: dict[str, bytes] = {}
-        self.created: dict | None = None
-        self.requests: list[str] = []
-        self.refuse: dict[str, int] = {}
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *args):
-                pass
-
-            def answer(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                path = self.path.split("?")[0]
-                hub.requests.append(f"{self.command} {path}")
-                status, reply = hub.reply(self.command, path, body, self.headers.get("Authorization"))
-                data = json.dumps(reply).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                if status == 401:
-                    self.send_header("X-Error-Message", "Invalid credentials in Authorization header")
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = do_PUT = do_HEAD = answer
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def reply(self, method, path, body, authorization):
-        if path.startswith("/storage/") and method == "PUT":
-            self.objects[path.rpartition("/")[2]] = body
-            return 200, {}
-        if authorization != "Bearer hf_good":
-            return 401, {"error": "Invalid username or password."}
-        for part, status in self.refuse.items():
-            if part in path:
-                return status, {"error": "no"}
-        if path == "/api/repos/create":
-            exists, self.created = self.created is not None, json.loads(body)
-            return 409 if exists else 200, {"url": f"{self.url}/{self.created['organization']}/{self.created['name']}"}
-        if path == "/api/validate-yaml":
-            return 200, {"errors": [], "warnings": []}
-        if path.endswith("/info/lfs/objects/batch"):
-            wanted = json.loads(body)["objects"]
-            return 200, {"transfer": "basic", "objects": [
-                {**o, "actions": {"upload": {"href": f"{self.url}/storage/{o['oid']}"}}} for o in wanted]}  # fmt: skip
-        _, _, _, owner, name, verb, *rest = path.split("/")
-        if (owner, name) != ("me", "merged"):
-            return 404, {"error": "Repository not found"}
-        return self.repository(verb, "/".join(rest), body)
-
-    def repository(self, verb, branch, body):
-        if verb == "branch":
-            self.files[branch] = dict(self.files["main"])
-            return 200, {}
-        if verb == "tree":
-            present = self.files[branch].items()
-            return 200, [{"type": "file", "path": path, "size": len(data), "oid": "0" * 40} for path, data in present]
-        if verb == "preupload":
-            mode = {True: "lfs", False: "regular"}
-            return 200, {"files": [
-                {"path": f["path"], "uploadMode": mode[f["path"].endswith(".safetensors")], "shouldIgnore": False}
-                for f in json.loads(body)["files"]]}  # fmt: skip
-        assert verb == "commit", verb
-        for line in map(json.loads, body.splitlines()):
-            value = line["value"]
-            if line["key"] == "file":
-                self.files[branch][value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                self.files[branch][value["path"]] = self.objects[value["oid"]]
-            elif line["key"] == "deletedFile":
-                del self.files[branch][value["path"]]
-        return 200, {"success": True, "commitUrl": f"{self.url}/me/merged/commit/{COMMIT}", "commitOid": COMMIT}
+def push(folder, to, **options):
+    """The address of the one model."""
+    return isomerge.push(folder, to, **options).models[0].address
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
-    from huggingface_hub import constants
-
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    hub = Hub()
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    threading.Thread(target=hub.server.serve_forever, args=(0.02,), daemon=True).start()
-    yield hub
-    hub.server.shutdown()
-    hub.server.server_close()
+def hub(tmp_path):
+    with hub_of_this_computer(tmp_path) as hub:
+        yield hub
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -234,5 +146,91 @@ def test_unfinished_and_damaged_models_are_refused_before_any_request(hub, folde
     with pytest.raises(RequestError, match="no such folder"):
         push(tmp_path / "nowhere", "me/merged", token="hf_good")
     with pytest.raises(RequestError, match="org/name"):
-        push(folder, "merged", token="hf_good")
+        push(folder, "me/merged/model", token="hf_good")
+    assert hub.requests == []
+
+
+def test_a_pull_request_proposes_and_leaves_the_branch_as_it_is(hub, folder):
+    hub.files["main"]["config.json"] = b"{}"
+    address = push(folder, "me/merged", token="hf_good", pull_request=True, message="Better at prose")
+    assert address == f"{hub.url}/me/merged/discussions/1" and hub.message == "Better at prose"
+    assert hub.files["main"] == {"config.json": b"{}"}
+    assert hub.files["refs/pr/1"] == content(folder)
+
+
+def test_several_models_go_into_repositories_of_their_own_and_a_collection(hub, save):
+    folders = [save("llama", "first"), save("llama", "second", seed=5)]
+    for _ in range(2):  # the second time, everything is there
+        done = isomerge.push(folders, "me", token="hf_good", collection="A sweep of t")
+        assert [one.repository for one in done.models] == ["me/first", "me/second"]
+        assert done.collection is not None and done.collection.endswith("/collections/me/a-sweep-of-t-0123")
+        assert [item["id"] for item in hub.collections["A sweep of t"]] == ["me/first", "me/second"]
+    for folder in folders:
+        assert hub.repositories[f"me/{folder.name}"]["main"] == content(folder)
+    assert len(done.notes) == 2 and "has no model card" in done.notes[0]
+    assert [one.card for one in done.models] == ["none", "none"]
+
+
+def metadata(page):
+    return yaml.safe_load(page.decode().split("---")[1])
+
+
+def test_a_merge_without_a_card_gets_one_with_its_recipe_and_lineage(hub, save, tmp_path):
+    inputs = [save("llama", "first"), save("llama", "second", seed=5)]
+    out = isomerge.merge(inputs, method="linear", weights=[0.25, 0.75]).save(tmp_path / "merged").out
+    written = (out / "README.md").read_bytes()
+    (out / "README.md").unlink()
+    before = content(out)
+    done = isomerge.push(out, "me/merged", token="hf_good")
+    assert done.models[0].card == "written" and content(out) == before
+    page = hub.files["main"]["README.md"]
+    assert metadata(page) == metadata(written) and metadata(page)["tags"] == ["merge", "isomerge"]
+    for part in ("## Recipe", "weight: 0.25", "first", "second", "linear", "isomerge reproduce merged"):
+        assert part in page.decode() and part in written.decode()
+    hub.files["main"]["README.md"] = b"somebody's own"
+    isomerge.push(out, "me/merged", token="hf_good")
+    assert hub.files["main"]["README.md"] == b"somebody's own"
+
+
+def test_the_card_of_an_adapter_says_that_it_belongs_to_its_base(hub, tmp_path):
+    base = save_base("llama", tmp_path / "base", tie_word_embeddings=False)
+    config = LoraConfig(r=2, target_modules=["q_proj"])
+    adapters = [save_adapter(base, tmp_path / f"a{i}", config, seed=i) for i in range(2)]
+    out = merge_adapters(adapters, out=tmp_path / "both").out
+    settings = json.loads((out / "adapter_config.json").read_text())
+    (out / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": "org/base"}))
+    isomerge.push(out, "me/merged", token="hf_good", pull_request=True)
+    found = metadata(hub.files["refs/pr/1"]["README.md"])
+    assert found["base_model"] == "org/base" and found["base_model_relation"] == "adapter"
+    assert found["library_name"] == "peft" and "adapter_model.safetensors" in hub.files["refs/pr/1"]
+    assert hub.files["main"] == {}
+
+
+BOTH_BRANCHES = {"revision": "v2", "pull_request": True}
+
+
+@pytest.mark.parametrize(
+    ("folders", "to", "options", "match", "keys"),
+    [
+        (["first", "second"], "me/merged", {}, "cannot all be 'me/merged'", ("to",)),
+        (["first", "first"], "me", {}, "two folders have the same name", ("models",)),
+        (["first"], "me/merged", BOTH_BRANCHES, "a branch of its own", ("revision", "pull_request")),
+        (["first"], "me/", {}, "no name of a repository", ("to",)),
+        ([], "me/merged", {}, "models is empty", ("models",)),
+        (["nowhere"], "me/merged", {}, "no such folder", ("models",)),
+    ],
+)  # fmt: skip
+def test_requests_that_cannot_be_carried_out(hub, save, tmp_path, folders, to, options, match, keys):
+    for name in {"first", "second"} & set(folders):
+        save("llama", name)
+    with pytest.raises(RequestError, match=match) as refused:
+        isomerge.push([tmp_path / name for name in folders], to, token="hf_good", **options)
+    assert refused.value.keys == keys and hub.requests == []
+
+
+def test_one_damaged_model_of_several_is_refused_before_any_is_sent(hub, save):
+    folders = [save("llama", "first"), save("llama", "second")]
+    (folders[1] / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(CheckpointError):
+        isomerge.push(folders, "me", token="hf_good")
     assert hub.requests == []

@@ -162,6 +162,24 @@ def apply_adapter(
     return AdaptedCheckpoint(base, opened, changes, untied=untied, name=name)
 
 
+class WholeUpdates:
+    """What an adapter adds to each layer of a base, as whole matrices (outputs, inputs): of DoRA it has no low rank."""
+
+    def __init__(self, base: Checkpoint, adapter: Adapter) -> None:
+        self._base, self._layout = base, ModuleLayout(base)
+        self._changes, untied = plan_changes(base, adapter)
+        self._view = AdaptedCheckpoint(base, adapter, self._changes, untied=untied, name=None)
+
+    def of(self, target: Target) -> Tensor:
+        """(outputs, inputs), in float32 or, where the base is, float64; convolutions flattened."""
+        name = self._layout.find(f"{target.module}.weight")
+        assert name is not None  # plan_changes refuses a layer that the base has not
+        change = self._changes[name]
+        before = self._base.read(change.source).to(_computed(self._base.tensors[change.source]))
+        added = (self._view.read(name) - before).flatten(1)
+        return added.T.contiguous() if change.transposed else added
+
+
 def plan_changes(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Change], bool]:
     """Every tensor of the base that the adapter changes, and whether tied ones part. All misfits are told at once."""
     layout = ModuleLayout(base)

@@ -4,20 +4,21 @@ HF_HUB_OFFLINE are obeyed; nothing is written into the folder."""
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from isomerge.checkpoint.base import first_line
 from isomerge.checkpoint.hub import looks_like_hub_id
-from isomerge.checkpoint.local import open_folder
 from isomerge.choices import STAGING
 from isomerge.errors import CheckpointError, RequestError
 
 # Weights of an earlier push, sharded in another way, would be loaded in place of the new ones or beside them.
 REPLACED = ["model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json"]
+MESSAGE = "Upload a model merged with isomerge"
+CARD = "README.md"
 
 
 def require_access(repo_id: str, token: str | None = None) -> str:
@@ -38,41 +39,74 @@ def require_access(repo_id: str, token: str | None = None) -> str:
     return token
 
 
-def push(
-    folder: str | os.PathLike[str],
+@dataclass(frozen=True)
+class Arrival:
+    """Where a folder went: the address of the repository or of the pull request, and the branch that has it."""
+
+    address: str
+    branch: str | None
+
+
+def upload(
+    path: Path,
     repo_id: str,
     *,
-    token: str | None = None,
+    token: str,
     private: bool = True,
     revision: str | None = None,
+    pull_request: bool = False,
+    message: str | None = None,
+    card: str | None = None,
     quiet: bool = False,
-) -> str:
-    """Upload the model in `folder` as `repo_id` (org/name) and return its address.
+) -> Arrival:
+    """Upload a folder, which the caller has checked, as `repo_id` (org/name).
 
-    The repository is made if there is none; `private` counts only then. `revision` is a branch, made if need be.
-    huggingface_hub shows its progress on a terminal, unless `quiet`.
+    The repository is made if there is none; `private` counts only then. `revision` is a branch, made if need be. A
+    pull request leaves the repository as it is until somebody merges it. `card` becomes README.md where the repository
+    has none. huggingface_hub shows its progress on a terminal, unless `quiet`.
     """
     from huggingface_hub import HfApi, constants
 
-    act = f"While pushing {folder} to {repo_id}"
-    token = require_access(repo_id, token)
-    path = Path(folder).expanduser()
-    if not path.is_dir():
-        raise RequestError(f"{act}: there is no such folder. Name the folder of a model.")
-    open_folder(path)  # an unfinished or damaged model is refused before the hub hears of it
     api = HfApi(token=token)
+    where: Any = {"repo_id": repo_id, "repo_type": "model"}
     try:
         with _bars(shown=not quiet and sys.stderr.isatty()):
-            url = api.create_repo(repo_id, private=private, repo_type="model", exist_ok=True)
+            address = str(api.create_repo(repo_id, private=private, repo_type="model", exist_ok=True))
             if revision and revision != constants.DEFAULT_REVISION:
                 api.create_branch(repo_id, branch=revision, repo_type="model", exist_ok=True)
-            api.upload_folder(
-                repo_id=repo_id, folder_path=path, repo_type="model", revision=revision, delete_patterns=REPLACED,
-                ignore_patterns=[f"{STAGING}/**", ".*"], commit_message="Upload a model merged with isomerge",
+            commit = api.upload_folder(
+                **where, folder_path=path, revision=revision, delete_patterns=REPLACED, create_pr=pull_request,
+                ignore_patterns=[f"{STAGING}/**", ".*"], commit_message=message or MESSAGE,
             )  # fmt: skip
+            # The hub opens no pull request for files that it has.
+            branch = (commit.pr_revision if pull_request else None) or revision
+            if card is not None and CARD not in api.list_repo_files(**where, revision=branch):
+                api.upload_file(
+                    **where, path_or_fileobj=card.encode("utf-8"), path_in_repo=CARD, revision=branch,
+                    commit_message="Add the model card",
+                )  # fmt: skip
     except Exception as error:  # huggingface_hub, its HTTP client and the network each have their own classes
-        raise CheckpointError(f"{act} ({api.endpoint}): {_cause(error, repo_id)} {path} is unchanged.") from error
-    return str(url)
+        act = f"While pushing {path} to {repo_id} ({api.endpoint})"
+        raise CheckpointError(f"{act}: {_cause(error, repo_id)} {path} is unchanged.") from error
+    return Arrival(str(commit.pr_url or address) if pull_request else address, branch)
+
+
+def collect(repositories: Mapping[str, str | None], owner: str, title: str, *, token: str, private: bool) -> str:
+    """Put repositories, each with a note or None, into the owner's collection of that title, and return its address.
+
+    The collection is made if there is none; what is in it stays.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    try:
+        collection = api.create_collection(title, namespace=owner, private=private, exists_ok=True)
+        for repo_id, note in repositories.items():
+            api.add_collection_item(collection.slug, repo_id, "model", note=note, exists_ok=True)
+    except Exception as error:
+        act = f"While collecting {len(repositories)} models under '{title}' ({api.endpoint})"
+        raise CheckpointError(f"{act}: {_cause(error, owner)} The models themselves are there.") from error
+    return str(collection.url)
 
 
 @contextlib.contextmanager

@@ -116,9 +116,9 @@ def merge(
         )  # fmt: skip
         record = finished(merged, written, verify=verify, report=report)
         if push:
-            from isomerge.checkpoint.push import push as upload
+            from isomerge.reporting.publish import push as push_model
 
-            record["pushed"] = upload(place.folder, push, quiet=voice.is_silent)
+            record["pushed"] = push_model(place.folder, push, quiet=voice.is_silent).models[0].address
         record = place.send(record, progress)
         written.finish()
     voice.show(record, merge_table)

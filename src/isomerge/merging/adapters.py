@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from isomerge.adapters.adapter import BIAS, Adapter, Target, open_adapter
+from isomerge.adapters.applied import WholeUpdates
 from isomerge.adapters.layout import ModuleLayout
 from isomerge.adapters.lowrank import choose_rank, decompose, factorise, halves, squared_error
 from isomerge.adapters.write import lora_config, write_adapter
@@ -85,22 +86,23 @@ def merge_adapters(
     Each layer's updates ΔW = scale · B A are merged by `method` with its `options` ({"weight": [0.7, 0.3]}), then cut
     to `rank`, by default the largest rank the layer has in any adapter. The record says what the cut lost, relative to
     the merged update, per layer and in total; a rank of the sum of the ranks loses nothing for `linear`.
-    `base` is needed only where adapters store whole tensors that not all of them have.
+    `base` is needed where adapters store whole tensors that not all of them have, and for DoRA, whose updates depend on
+    the base's weights.
     """
     start = time.perf_counter()
     opened = [open_adapter(adapter) for adapter in adapters]
-    chosen = _check_request(opened, method, rank)
+    chosen = _check_request(opened, method, base, rank)
     refuse_overwrite(out, [adapter.checkpoint for adapter in opened])
     result = _MergedAdapter(notes=_notes(opened))
     layers = _match(opened, base)
-    merge = _Merging(opened, chosen, dict(options or {}), seed)
+    merge = _Merging(opened, base, chosen, dict(options or {}), seed)
     whole = _whole_tensors(opened, base, layers, merge)
     for count, layer in enumerate(layers, start=1):
         twin = _twin(layer, layers[: count - 1], opened)
         if twin is not None:
             _copy_twin(layer, twin, result)
         else:
-            _merge_layer(layer, opened, merge, rank, result)
+            _merge_layer(layer, merge, rank, result)
         if progress:
             progress(count, len(layers), "merging")
     result.tensors |= whole
@@ -126,7 +128,7 @@ def merge_adapters(
     )
 
 
-def _check_request(adapters: list[Adapter], method: str, rank: int | None) -> Method:
+def _check_request(adapters: list[Adapter], method: str, base: Checkpoint | None, rank: int | None) -> Method:
     require_choice("method", method, METHODS)
     chosen = METHODS[method]
     problems = []
@@ -137,15 +139,18 @@ def _check_request(adapters: list[Adapter], method: str, rank: int | None) -> Me
         problems.append(f"{method} takes {bounds} adapters{extra}, and {len(adapters)} are named")
     if rank is not None and rank < 1:
         problems.append(f"the rank cannot be {rank}: give a positive whole number")
-    for adapter in adapters:
-        if any(target.magnitude for target in adapter.targets.values()):
-            problems.append(
-                f"{adapter.name} is a DoRA adapter, whose update depends on the base and has no low rank: merge it as "
-                "a model, base and adapter together, and extract an adapter from the result"
-            )
+    scaled = [adapter.name for adapter in adapters if _is_dora(adapter)] if base is None else []
+    if scaled:
+        problems.append(
+            f"{', '.join(scaled)}: what a DoRA adapter adds depends on the base's weights, so name the base (base=…)"
+        )
     if problems:
-        raise RequestError(f"Merging adapters: {'; '.join(problems)}.")
+        raise RequestError(f"Merging adapters: {'; '.join(problems)}.", keys=("base",) if scaled else ())
     return chosen
+
+
+def _is_dora(adapter: Adapter) -> bool:
+    return any(target.magnitude for target in adapter.targets.values())
 
 
 def _from_first(method: Method) -> bool:
@@ -160,6 +165,12 @@ def _notes(adapters: list[Adapter]) -> list[str]:
         notes.append(
             f"the adapters name different bases ({', '.join(sorted(bases))}): their updates only add up if these are "
             "the same model"
+        )
+    scaled = [adapter.name for adapter in adapters if _is_dora(adapter)]
+    if scaled:
+        notes.append(
+            f"{', '.join(scaled)}: DoRA scales whole rows of the base, which has no low rank. The error says what "
+            "the cut to the rank loses; a higher `rank` keeps more, and models merge without a loss"
         )
     if len(adapters) > 1:
         shared = set.intersection(*(set(adapter.targets) for adapter in adapters))
@@ -194,9 +205,23 @@ def _match(adapters: list[Adapter], base: Checkpoint | None) -> list[AdaptedLaye
 class _Merging:
     """A method with its options, run on one tensor of every adapter."""
 
-    def __init__(self, adapters: list[Adapter], method: Method, options: dict[str, Any], seed: int) -> None:
+    def __init__(
+        self, adapters: list[Adapter], base: Checkpoint | None, method: Method, options: dict[str, Any], seed: int
+    ) -> None:
         self.adapters, self.method, self._options, self._seed = adapters, method, options, seed
+        self._whole = {a.name: WholeUpdates(base, a) for a in adapters if base is not None and _is_dora(a)}
         self.coefficients = self._probe() if method.name in LINEAR else None
+
+    def update(self, layer: AdaptedLayer, adapter: Adapter, target: Target | None) -> TensorSource:
+        """What one adapter adds to a layer: a product of factors, but for DoRA."""
+        label = f"the update of '{layer.module}' in {adapter.name}"
+        if target is None:
+            zeros = torch.zeros(layer.like.outputs, 1), torch.zeros(1, math.prod(layer.like.inputs))
+            return LowRankUpdate(*zeros, label)
+        if target.magnitude is not None:
+            return InMemory(self._whole[adapter.name].of(target), label)
+        left, right = adapter.factors(target)
+        return LowRankUpdate(left * target.scale, right, label)
 
     def run(self, name: str, sources: Sequence[TensorSource], zero: TensorSource | None) -> Tensor:
         """The merged tensor; `zero` is the base of methods that add to one."""
@@ -218,20 +243,12 @@ class _Merging:
         return [float(value) for value in merged[0]]
 
 
-def _merge_layer(
-    layer: AdaptedLayer, adapters: list[Adapter], merging: _Merging, rank: int | None, result: _MergedAdapter
-) -> None:
-    like = layer.like
-    products = []
-    for adapter, target in zip(adapters, layer.targets, strict=True):
-        if target is None:
-            left, right = torch.zeros(like.outputs, 1), torch.zeros(1, math.prod(like.inputs))
-        else:
-            left, right = adapter.factors(target)
-            left = left * target.scale
-        products.append(LowRankUpdate(left, right, f"the update of '{layer.module}' in {adapter.name}"))
+def _merge_layer(layer: AdaptedLayer, merging: _Merging, rank: int | None, result: _MergedAdapter) -> None:
+    like, adapters = layer.like, merging.adapters
+    updates = [merging.update(layer, adapter, target) for adapter, target in zip(adapters, layer.targets, strict=True)]
+    products = [update for update in updates if isinstance(update, LowRankUpdate)]
     limit = rank or max(target.rank for target in layer.targets if target is not None)
-    if merging.coefficients is not None:
+    if merging.coefficients is not None and len(products) == len(updates):
         weighted = [product.left * c for product, c in zip(products, merging.coefficients, strict=True)]
         u, values, vt = factorise(torch.cat(weighted, 1), torch.cat([product.right for product in products]))
         total = float(values.square().sum())
@@ -240,7 +257,7 @@ def _merge_layer(
         lost = float(values[keep:].square().sum())
     else:
         zero = LowRankUpdate(torch.zeros(like.outputs, 1), torch.zeros(1, math.prod(like.inputs)), ZERO)
-        merged = merging.run(f"{layer.module}.weight", products, zero)
+        merged = merging.run(f"{layer.module}.weight", updates, zero)
         total = float(merged.square().sum(dtype=torch.float64))
         u, values, vt = decompose(merged, limit, None)
         keep = choose_rank(values, total, limit, None)
@@ -263,16 +280,19 @@ def _twin(layer: AdaptedLayer, earlier: list[AdaptedLayer], adapters: list[Adapt
     for other in earlier:
         pairs = list(zip(adapters, layer.targets, other.targets, strict=True))
         if other.like.kind == "embedding" and all(
-            (own is None and twin is None)
-            or (own is not None and twin is not None and _transposed(adapter.factors(own), adapter.factors(twin)))
+            (own is None and twin is None) or (own is not None and twin is not None and _are_tied(adapter, own, twin))
             for adapter, own, twin in pairs
         ):
             return other
     return None
 
 
-def _transposed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
-    return torch.equal(one[0], other[1].T) and torch.equal(one[1], other[0].T)
+def _are_tied(adapter: Adapter, own: Target, twin: Target) -> bool:
+    """Whether the one update is the other, transposed. DoRA's lengths are of outputs, which the two do not share."""
+    if own.magnitude or twin.magnitude:
+        return False
+    (b, a), (other_b, other_a) = adapter.factors(own), adapter.factors(twin)
+    return torch.equal(b, other_a.T) and torch.equal(a, other_b.T)
 
 
 def _copy_twin(layer: AdaptedLayer, twin: AdaptedLayer, result: _MergedAdapter) -> None:

@@ -37,10 +37,13 @@ def write_adapter_report(out: Path, adapters: Sequence[str], result: Mapping[str
 
 
 def update_cosines(adapters: Sequence[Adapter]) -> dict[str, float]:
-    """The mean cosine between the updates ΔW of every two adapters, by layer; exact, and no ΔW is ever formed."""
+    """The mean cosine between the updates ΔW of every two adapters, by layer; exact, and no ΔW is ever formed. DoRA's
+    updates are no products of factors, so they are left out."""
     cosines: dict[str, list[float]] = {}
     for one, other in combinations(adapters, 2):
         for module in sorted(one.targets.keys() & other.targets.keys()):
+            if any(adapter.targets[module].magnitude for adapter in (one, other)):
+                continue
             pair = [adapter.factors(adapter.targets[module]) for adapter in (one, other)]
             cosine = cosine_of(_inner(*pair), _inner(pair[0], pair[0]), _inner(pair[1], pair[1]))
             if cosine is not None:

@@ -143,6 +143,29 @@ def card_text(record: Record, notes: Sequence[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def adapter_card(name: str, base: str, record: Record | None) -> str:
+    """README.md of an adapter: what it belongs to and, where it was merged, from which adapters and how."""
+    from huggingface_hub import ModelCardData
+
+    known = base if looks_like_hub_id(base) and not Path(base).exists() else None
+    metadata = ModelCardData(
+        base_model=known,
+        base_model_relation="adapter" if known else None,
+        library_name="peft",
+        tags=["lora", "isomerge"] + (["merge"] if record else []),
+    )
+    parts = [f"# {inert(name)}", f"A LoRA adapter of {code(base) if base else 'a base that it does not name'}."]
+    if record is not None:
+        rows = [f"| {_cell(code(str(e['reference'])))} | {_commit(e)} |" for e in record.get("inputs") or ()]
+        lost = f"{float(record.get('relative_error') or 0):.2%}"
+        way = f"with isomerge {record['isomerge']}, by **{inert(str(record['method']))}** on their updates ΔW"
+        parts += [
+            f"Made from {len(rows)} adapters {way}. To keep the rank, {lost} of the merged update was cut off.",
+            "\n".join(["## Inputs", "", "| adapter | commit |", "|---|---|", *rows]),
+        ]
+    return f"---\n{metadata.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n"
+
+
 def _commit(entry: Record) -> str:
     return code(str(entry["revision"])) if entry.get("revision") else "local"
 
