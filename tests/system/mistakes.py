@@ -312,6 +312,7 @@ OUTPUTS: list[Row] = [
     ("report a --barrier gone.json", 2, ("no such file", "Make one")),
     ("list", 2, ("Missing argument", "Example: isomerge list")),
     ("list method", 2, ("'method'", "Did you mean 'methods'?")),
+    ("list ties", 2, ("'ties', which is a method", "isomerge list methods ties")),
     ("demo out", 2, ("takes no arguments", "'out'")),
     ("demo -o full", 2, ("not empty (thesis.txt)", "--force")),
     ("demo -o x.txt", 2, ("this is a file", "Name a folder")),

@@ -97,6 +97,7 @@ def load_stock(
             model, info = kind.from_pretrained(
                 None, config=class_config(kind, config), state_dict=dict(state), dtype=dtype,
                 output_loading_info=True, experts_implementation="eager", ignore_mismatched_sizes=True,  # refused below
+                trust_remote_code=False,  # the class is chosen: no code is looked for
             )  # fmt: skip
     except Exception as error:  # whatever transformers meets in numbers that no model has
         raise not_built(kind, error) from error
