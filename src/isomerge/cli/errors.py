@@ -12,7 +12,7 @@ from typing import Any
 
 from isomerge.cli.interruption import what_is_left
 from isomerge.errors import IsomergeError, RequestError, did_you_mean, ran_out_of_memory
-from isomerge.packages import EXTRAS, first_cause, why_not_imported
+from isomerge.packages import not_imported, why_not_imported
 from isomerge.text import visible, without_secrets
 
 FAILED, WRONG_REQUEST, INTERRUPTED = 1, 2, 130
@@ -70,8 +70,7 @@ def _describe(error: Exception, verb: Any) -> tuple[str, int]:
             "free some space, or name another disk with -o, and run the same command again.",
             FAILED,
         )
-    package = (getattr(first_cause(error), "name", None) or "").split(".")[0]
-    if isinstance(error, ImportError) and package in EXTRAS:
+    if isinstance(error, (ImportError, OSError)) and (package := not_imported(error)):
         return f"This cannot be done: {why_not_imported(package, error)}.", FAILED
     if isinstance(error, OSError):
         return f"A file could not be used: {error}. Check the path and its permissions.", FAILED
