@@ -109,6 +109,8 @@ def load_stock(
             f"Loading {kind.__name__}: tensors are {listed}. The checkpoint does not hold what its config.json "
             "promises: get weights and config.json of one and the same model, from where it came."
         )
+    if getattr(model, "loss_type", "") is None:
+        model.loss_type = "ForCausalLM"  # what transformers takes for such a class, with a warning in every run
     return model.eval()
 
 
