@@ -34,8 +34,8 @@ def require_compatible(source: Checkpoint, anchor: Checkpoint) -> None:
         )
     if bare := [checkpoint.name for checkpoint in (source, anchor) if not checkpoint.config]:
         raise RequestError(
-            f"Aligning {source.name} to {anchor.name}: {bare[0]} has no config.json, so its architecture is unknown. "
-            "Pass config=… for state_dicts, or copy config.json beside the weights.",
+            f"Aligning {source.name} to {anchor.name}: {bare[0]} has no config.json, so its architecture is unknown; "
+            "copy it from where the model came, or pass config=… for a state_dict.",
             keys=("config",),
         )
     if problems := problems_between(source, anchor):

@@ -19,8 +19,10 @@ FAILED, WRONG_REQUEST, INTERRUPTED = 1, 2, 130
 NUMBERS = {
     r"Input should be a valid integer, unable to parse string as an integer": "it must be a whole number",
     r"Input should be greater than or equal to (\d+)": r"it must be at least \1",
+    r"'[^']*' is not a valid integer( range)?": "it must be a whole number",
+    r"\S+ is not in the range x>=(\d+)": r"it must be at least \1",
 }
-"""How the parser says what a number has to be, and how a person does."""
+"""How the parser says what a number has to be (the last two: older versions of typer), and how a person does."""
 
 
 def report_error(error: Exception, *, as_json: bool, debug: bool, verb: Any = None) -> int:
