@@ -89,6 +89,7 @@ MERGE: list[Row] = [
     ("merge a b --out-dtype int8 -o out", 2, ("--out-dtype cannot be 'int8'", "bfloat16")),
     ("merge a b --dtype bfloat16 -o out", 2, ("--dtype", "Did you mean '--out-dtype'?")),
     ("merge a b --shard-size 0 -o out", 2, ("--shard-size cannot be '0'", "Write 5GB")),
+    ("merge a b --shard-size 5 -o out", 2, ("without a unit it is 5 bytes", "Write 5GB")),
     ("merge a b --threads 0 -o out", 2, ("--threads", *AT_LEAST)),
     ("merge a b --threads many -o out", 2, ("--threads", *WHOLE)),
     ("merge a b --seed x -o out", 2, ("--seed", *WHOLE)),
