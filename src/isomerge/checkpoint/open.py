@@ -179,6 +179,11 @@ def _open_file(path: Path) -> Checkpoint:
             f"While opening checkpoint {path}: it describes a model and holds no weights. Name its folder, "
             f"{path.parent}."
         )
+    if path.suffix == ".json":
+        raise CheckpointError(
+            f"While opening checkpoint {path}: a .json file holds no weights. Name a safetensors file or the folder that "
+            "holds the model; the manifest of an ensemble is read by isomerge ensemble."
+        )
     raise CheckpointError(
         f"While opening checkpoint {path}: isomerge reads .safetensors and .bin files, and this is "
         f"'{path.suffix or path.name}'. Name a safetensors file or the folder that holds the model."
