@@ -361,7 +361,7 @@ SEVERAL_AS_ONE: list[Row] = [
     ("ensemble words moved --data x.txt --held-out x.txt", 2, ("learns nothing from held-out", "Leave it out")),
     ("ensemble words moved --data x.txt --snapshots 2", 2, ("checkpoint-N folders", "Leave snapshots out")),
     ("ensemble words moved --data x.txt --save x.txt", 2, ("x.txt is a file and not a folder", "--save PATH")),
-    ("eval curve.json --data x.txt", 1, ("a .json file holds no weights", "manifest of an ensemble", "isomerge ensemble")),
+    ("eval curve.json --data x.txt", 1, ("a .json file holds no weights", "read by isomerge ensemble")),
     ("ensemble words moved --save x.txt/ens.json", 2, ("x.txt is a file and not a folder",)),
     ("ensemble words moved --save curve.json", 2, ("the file exists", "--force")),
     ("ensemble words moved --generate gone.txt", 2, ("it cannot be read", "one prompt per line")),

@@ -181,8 +181,8 @@ def _open_file(path: Path) -> Checkpoint:
         )
     if path.suffix == ".json":
         raise CheckpointError(
-            f"While opening checkpoint {path}: a .json file holds no weights. Name a safetensors file or the folder that "
-            "holds the model; the manifest of an ensemble is read by isomerge ensemble."
+            f"While opening checkpoint {path}: a .json file holds no weights. Name a safetensors file or the folder "
+            "that holds the model; the manifest of an ensemble is read by isomerge ensemble."
         )
     raise CheckpointError(
         f"While opening checkpoint {path}: isomerge reads .safetensors and .bin files, and this is "
