@@ -103,6 +103,13 @@ def test_arrays_are_merged_as_tensors_are() -> None:
         assert torch.equal(plain[name], merged[name])
 
 
+def test_weights_are_numbers_in_whatever_holds_them() -> None:
+    truth = isomerge.merge([A, B], weights=[0.25, 0.75]).state_dict()
+    for weights in (torch.tensor([0.25, 0.75]), np.array([0.25, 0.75]), (0.25, 0.75)):
+        found = isomerge.merge([A, B], weights=weights).state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in truth.items())
+
+
 def test_arrays_that_torch_cannot_share_are_copied() -> None:
     fixed = np.arange(4, dtype=np.float32)
     fixed.setflags(write=False)

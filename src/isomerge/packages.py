@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import traceback
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -29,8 +31,8 @@ EXTRAS = {
 INSTALLED_AS = {"PIL": "pillow", "sklearn": "scikit-learn", "ot": "POT", "lm_eval": "lm-eval"}
 
 
-LEAST = {"transformers": 5}
-"""The major version below which a package cannot be used: its classes load weights under other names."""
+LEAST = {"transformers": (5, 6)}
+"""The version below which a package cannot be used: its classes load or save weights under other names."""
 
 
 class TooOldError(ImportError):
@@ -41,11 +43,27 @@ def require_version(package: str) -> None:
     """Raise where a package is installed in a version that is too old; a missing one is met when it is imported."""
     with contextlib.suppress(PackageNotFoundError):
         installed = version(INSTALLED_AS.get(package, package))
-        if int(installed.partition(".")[0]) < LEAST[package]:
-            raise TooOldError(f"{package} {installed} is installed, and isomerge needs {LEAST[package]} or later")
+        major, minor = LEAST[package]
+        numbers = re.match(r"(\d+)\.(\d+)", installed)
+        if numbers and (int(numbers[1]), int(numbers[2])) < (major, minor):
+            raise TooOldError(f"{package} {installed} is installed, and isomerge needs {major}.{minor} or later")
 
 
-def why_not_imported(package: str, error: ImportError) -> str:
+def not_imported(error: BaseException) -> str | None:
+    """The package, of others than isomerge, whose import ended in this error; None if the error has another origin.
+
+    A package with libraries of its own may fail with an error that does not name it, such as torch's OSError, so it is
+    looked for among the modules that were being imported.
+    """
+    cause = first_cause(error)
+    found = [cause.name or ""] if isinstance(cause, ImportError) else []
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]
+    found += [frame.f_globals.get("__name__", "") for frame in frames]
+    packages = [name.partition(".")[0] for name in found if name]
+    return next((name for name in packages if name not in ("isomerge", "__main__")), None)
+
+
+def why_not_imported(package: str, error: BaseException) -> str:
     """What is wrong with a package whose import failed, and what to do; the end of a sentence.
 
     >>> why_not_imported("ot_missing", ImportError("no module"))

@@ -61,6 +61,38 @@ def test_a_config_given_beside_state_dicts_says_what_they_cannot() -> None:
     assert merged.keys() == truth.keys() and all(same_bytes(merged[name], truth[name]) for name in truth)
 
 
+def test_a_state_dict_beside_a_model_of_its_names_and_shapes_is_of_its_kind() -> None:
+    folders = [model("llama", seed) for seed in (0, 1)]
+    a, b = map(tensors, folders)
+    expected = isomerge.align(folders[1], folders[0]).state_dict()
+    for found in (
+        isomerge.align(b, anchor=folders[0]),
+        isomerge.align(folders[1], anchor=a),
+        isomerge.align_family([b, folders[0]], anchor=a).members[0],
+    ):
+        assert all(same_bytes(found.state_dict()[name], tensor) for name, tensor in expected.items())
+    truth = isomerge.merge(folders, align=True).state_dict()
+    for models in ([a, folders[1]], [folders[0], b]):
+        merged = isomerge.merge(models, align=True).state_dict()
+        assert merged.keys() == truth.keys() and all(same_bytes(merged[name], truth[name]) for name in truth)
+
+
+def test_a_state_dict_beside_a_model_of_other_shapes_asks_for_its_config() -> None:
+    a = {name: tensor for name, tensor in tensors(model("llama", 0)).items() if "layers.1" not in name}
+    with pytest.raises(RequestError, match="state_dict in memory has no config.json.*config=") as caught:
+        isomerge.align(a, anchor=model("llama", 1))
+    assert caught.value.keys == ("config",)
+
+
+def test_a_selftest_of_a_state_dict_asks_for_its_config() -> None:
+    folder = model("llama", 0)
+    with pytest.raises(RequestError, match="Testing the symmetries.*config=") as caught:
+        isomerge.selftest(tensors(folder))
+    assert caught.value.keys == ("config",)
+    found, truth = isomerge.selftest(tensors(folder), config=read_config(folder)), isomerge.selftest(folder)
+    assert found.unchanged and found.scrambled_distance == truth.scrambled_distance
+
+
 @pytest.mark.parametrize("call", [isomerge.align_family, isomerge.merge])
 def test_a_config_that_no_model_needs_is_refused(call: Any) -> None:
     with pytest.raises(RequestError, match="none of them is one") as caught:

@@ -180,6 +180,15 @@ def test_several_problems_are_listed_at_once():
     assert "ln_f.weight" in str(error.value) and "c_fc.bias" in str(error.value)
 
 
+def test_what_holds_for_all_problems_is_said_once():
+    tensors, config = stored("gpt2-lm")
+    with pytest.raises(SpecificationError) as error:
+        described(tensors, {**config, "n_inner": 3})
+    told = str(error.value)
+    assert told.count("Binding") == 1 and "compare them" not in told and told.count("config.json") == 2
+    assert told.count("should have 3 entries") == 4 and "; and 2 more. The weights" in told
+
+
 def test_positions_and_vocabulary_may_have_any_length():
     tensors, config = stored("gpt2-lm-untied")
     tensors["transformer.wpe.weight"] = torch.zeros(5, 16)

@@ -17,7 +17,7 @@ from isomerge.errors import RequestError
         ("1GiB", 2**30),
         ("1.5kb", 1500),
         ("2 TB", 2 * 10**12),
-        ("7", 7),
+        ("700", 700),
         (9, 9),
     ],
 )
@@ -25,7 +25,7 @@ def test_sizes(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "5XB", "5B", "-1GB", "0", True, "0.0001KB"])
+@pytest.mark.parametrize("text", ["", "GB", "5XB", "5B", "-1GB", "0", True, "0.0001KB", "5", " 99 "])
 def test_bad_sizes_come_with_examples(text):
     with pytest.raises(RequestError, match="5GB, 512MB or 1GiB"):
         parse_size(text)

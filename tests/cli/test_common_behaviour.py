@@ -65,6 +65,8 @@ def test_every_verb_has_an_example_and_the_shared_flags(run: Any, verb: str) -> 
     assert re.match(rf" *Example: isomerge {verb}\b", shown.stdout.rstrip().splitlines()[-1])
     flags = {flag for parameter in COMMANDS[verb].params for flag in parameter.opts}
     assert {"--json", "--quiet", "-q", "--debug"} <= flags
+    needed = any(parameter.required for parameter in COMMANDS[verb].params)
+    assert "\\[" not in shown.stdout and ("[required]" in shown.stdout) is needed
 
 
 def test_every_verb_is_told_whole_on_a_line_of_its_own(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,11 +65,36 @@ def test_a_selftest_without_transformers_says_that_it_measured_nothing(tmp_path:
     assert "CHANGED" not in told and told.count("not measured") == 2
 
 
-def test_a_transformers_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> None:
-    """Its classes load weights under other names, which would end in errors that explain nothing."""
-    about = tmp_path / "transformers-4.57.6.dist-info"
+@pytest.mark.parametrize("version", ["4.57.6", "5.5.4"])
+def test_a_transformers_that_is_too_old_is_named_with_its_version(tmp_path: Path, version: str) -> None:
+    """Its classes load or save weights under other names, which would end in errors that explain nothing."""
+    about = tmp_path / f"transformers-{version}.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.57.6\n")
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: transformers\nVersion: {version}\n")
     (tmp_path / "texts.txt").write_text("the cat sat")
     code, told = run(tmp_path, "eval", str(model("llama")), "--data", "texts.txt")
-    assert code != 0 and "transformers 4.57.6 is installed, and isomerge needs 5 or later" in told
+    assert code != 0 and f"transformers {version} is installed, and isomerge needs 5.6 or later" in told
+
+
+NO_LIBRARY = "libcudnn.so.9: cannot open shared object file"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (f"raise ImportError('{NO_LIBRARY}')", f"cannot be imported (ImportError: {NO_LIBRARY})"),
+        (f"raise OSError('{NO_LIBRARY}')", f"cannot be imported (OSError: {NO_LIBRARY})"),
+    ],
+)
+def test_a_broken_torch_is_no_defect_of_isomerge(tmp_path: Path, source: str, says: str) -> None:
+    """Libraries for another GPU, or none: what people meet first on a new machine."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(source)
+    code, told = run(tmp_path, "merge", "a", "b", "-o", "out")
+    assert code == 1 and "the package 'torch'" in told and says in told and "--force-reinstall torch" in told
+
+
+def test_a_missing_torch_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDDEN.format("torch"))
+    code, told = run(tmp_path, "merge", "a", "b", "-o", "out")
+    assert code == 1 and "the package 'torch' is not installed. Install it with: pip install torch" in told

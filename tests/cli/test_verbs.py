@@ -122,12 +122,13 @@ def test_a_stored_transform_needs_no_anchor(run: Any, api: Any, tmp_path: Path) 
 
 
 def test_check_shows_verdict_reasons_and_suggestion(run: Any, api: Any) -> None:
-    api.record = {"summary": "a, b and c are strangers.", "reasons": ["no [ancestor]"], "suggestion": "merge --align"}
+    api.record = {"summary": "a, b and c are strangers.", "reasons": ["no [ancestor]"], "suggestion": "merge --align",
+                  "why": "with data (`data`: texts)"}  # fmt: skip
     shown = run("check a b c --base x --data texts").stdout
     models, options = api.calls["check"]
     assert models == ("a", "b", "c") and options["base"] == "x" and options["data"] == "texts"
     assert shown.splitlines()[0] == "a, b and c are strangers."
-    assert all(part in shown for part in ("• no [ancestor]", "try: merge --align"))
+    assert all(part in shown for part in ("• no [ancestor]", "try: merge --align", "with data (--data: texts)"))
 
 
 @pytest.mark.parametrize(("unchanged", "code", "word"), [(True, 0, "unchanged"), (False, 1, "CHANGED")])

@@ -25,10 +25,12 @@ from transformers import (
 )
 
 import isomerge.evaluation
+from isomerge.checkpoint import open_checkpoint
 from isomerge.data import open_data
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
 from isomerge.evaluation.evaluate import evaluate
 from isomerge.evaluation.tasks import entities
+from isomerge.running.stock import load_stock
 from models import bert, bert_tokenizer, gpt2, llama, t5, vit
 from samples import DIGITS, SENTENCES, write_digits
 
@@ -195,6 +197,20 @@ def test_the_answer(tmp_path: Path) -> None:
     assert evaluate(tmp_path / "model", tmp_path / "a.jsonl", batch_size=5)["loss"] == pytest.approx(
         total / count, rel=1e-5
     )
+
+
+def test_a_loss_on_labels_comes_without_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers warns of classes whose name does not say their loss, such as GPT2LMHeadModel."""
+    told: list[str] = []
+    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", told.append)
+    gpt2(tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model")
+    model = load_stock(checkpoint.config, {name: checkpoint.read(name) for name in checkpoint.tensors})
+    ids = torch.arange(2, 12).reshape(2, 5)
+    with torch.no_grad():
+        out = model(input_ids=ids, labels=ids)
+    expected = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert torch.allclose(out.loss, expected) and not told
 
 
 def test_a_function_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

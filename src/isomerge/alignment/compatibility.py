@@ -32,6 +32,12 @@ def require_compatible(source: Checkpoint, anchor: Checkpoint) -> None:
             "weights.",
             keys=("config",),
         )
+    if bare := [checkpoint.name for checkpoint in (source, anchor) if not checkpoint.config]:
+        raise RequestError(
+            f"Aligning {source.name} to {anchor.name}: {bare[0]} has no config.json, so its architecture is unknown; "
+            "copy it from where the model came, or pass config=… for a state_dict.",
+            keys=("config",),
+        )
     if problems := problems_between(source, anchor):
         raise RequestError(
             f"Aligning {source.name} to {anchor.name}: {'; '.join(problems)}. Only two checkpoints of one architecture "

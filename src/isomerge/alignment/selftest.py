@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from isomerge.architectures import describe
 from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint import open_checkpoint, require_floating, write_checkpoint
 from isomerge.checkpoint.dtypes import dtype_entry
+from isomerge.checkpoint.open import with_config
+from isomerge.errors import RequestError
 from isomerge.evaluation.probe import largest_difference
 from isomerge.results import Result
 from isomerge.symmetry.moved import scrambled
@@ -41,13 +44,29 @@ class SelftestReport(Result):
     seconds: float
 
 
-def selftest(model: Any, *, seed: int = 0, level: str = "full", threads: int | None = None) -> SelftestReport:
-    """Scramble `model` by random symmetries, compare outputs in the stock class, and recover it by alignment."""
+def selftest(
+    model: Any,
+    *,
+    config: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    level: str = "full",
+    threads: int | None = None,
+) -> SelftestReport:
+    """Scramble `model` by random symmetries, compare outputs in the stock class, and recover it by alignment.
+
+    `config` is the config.json of a state_dict, as a dict.
+    """
     start = time.perf_counter()
     require_types(level=(level, str))
     require_shared_types(seed=seed, threads=threads)
-    checkpoint = open_checkpoint(model)
+    checkpoint = open_checkpoint(*with_config([model], config))
     require_model(checkpoint)
+    if not checkpoint.config:
+        raise RequestError(
+            f"Testing the symmetries of {checkpoint.name}: without a config.json none is known. Pass config=… for a "
+            "state_dict, or copy config.json beside the weights.",
+            keys=("config",),
+        )
     require_floating(checkpoint)
     bound = describe(checkpoint, untie=False)
     scope = Scope(level)

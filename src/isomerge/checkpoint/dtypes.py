@@ -37,6 +37,10 @@ FLOATS: dict[str, torch.dtype] = {
 }
 
 
+FEWEST = 100
+"""Bytes that a text without a unit may stand for: whoever writes 5 means gigabytes."""
+
+
 def parse_size(size: int | str) -> int:
     """Bytes. GB is 10⁹ as on the hub, GiB is 2³⁰.
 
@@ -51,6 +55,11 @@ def parse_size(size: int | str) -> int:
     result = int(float(match[1]) * UNITS[unit]) if "." in match[1] else int(match[1]) * UNITS[unit]
     if result < 1:
         raise RequestError(f"While reading the size '{size}': it is not positive. Write 5GB, 512MB or 1GiB.")
+    if isinstance(size, str) and not unit and result < FEWEST:
+        raise RequestError(
+            f"While reading the size '{size}': without a unit it is {result} bytes, which hold no tensor. Write 5GB, "
+            "512MB or 1GiB."
+        )
     return result
 
 

@@ -211,7 +211,9 @@ def _loaded_state(module: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[dic
     options = {"torch_dtype": module.dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         with quiet_transformers():
-            loaded, info = type(module).from_pretrained(None, config=module.config, state_dict=dict(tensors), **options)
+            loaded, info = type(module).from_pretrained(
+                None, config=module.config, state_dict=dict(tensors), trust_remote_code=False, **options
+            )
     except Exception as error:  # any failure inside transformers means the same to the user
         raise CheckpointError(
             f"While loading {len(tensors)} tensors into a {type(module).__name__}: transformers could not map them to "

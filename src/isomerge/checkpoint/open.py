@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import re
@@ -21,7 +22,7 @@ from isomerge.checkpoint.hub import looks_like_hub_id, open_hub
 from isomerge.checkpoint.local import broken_link, open_file, open_folder, unreadable
 from isomerge.checkpoint.memory import MemoryCheckpoint, open_module
 from isomerge.checkpoint.side_files import is_weight
-from isomerge.errors import CheckpointError, NotFoundError, RequestError, near_miss
+from isomerge.errors import CheckpointError, IsomergeError, NotFoundError, RequestError, near_miss
 from isomerge.text import without_secrets
 
 
@@ -71,12 +72,16 @@ def open_checkpoint(
 
 
 def with_config(models: Iterable[Any], config: Mapping[str, Any] | None) -> list[Any]:
-    """The models, state_dicts among them with this config, which they cannot say themselves."""
+    """The models, state_dicts among them with this config, which they cannot say themselves.
+
+    Without it they get that of a model beside them which has the same tensors in the same shapes.
+    """
     require_types(config=(config, Mapping, None))
     models = list(models)
-    if config is None:
-        return models
     bare = [isinstance(model, Mapping) for model in models]
+    if config is None:
+        others = [model for model in models if not isinstance(model, Mapping)]
+        return [_like_one_of(others, model, n) if bare[n - 1] else model for n, model in enumerate(models, start=1)]
     if not any(bare):
         raise RequestError(
             "Reading the models: config is that of state_dicts, and none of them is one. Leave it out; folders and "
@@ -87,6 +92,18 @@ def with_config(models: Iterable[Any], config: Mapping[str, Any] | None) -> list
         open_checkpoint(model, config=config, name=f"model {place}") if is_bare else model
         for place, (model, is_bare) in enumerate(zip(models, bare, strict=True), start=1)
     ]
+
+
+def _like_one_of(others: Iterable[Any], model: Mapping[str, Any], place: int) -> Any:
+    """A state_dict with the config of the first of these that has the same names and shapes; else as it is."""
+    for other in others:
+        with contextlib.suppress(IsomergeError):  # what is wrong with the other one is told where it is used
+            known = open_checkpoint(other)
+            bare = open_checkpoint(model)
+            shapes, own = ({name: info.shape for name, info in one.tensors.items()} for one in (known, bare))
+            if known.config and shapes == own:
+                return open_checkpoint(bare, config=known.config, name=f"model {place}")
+    return model
 
 
 def _open(source: CheckpointSource, revision: str | None) -> Checkpoint:
@@ -161,6 +178,11 @@ def _open_file(path: Path) -> Checkpoint:
         raise NotFoundError(
             f"While opening checkpoint {path}: it describes a model and holds no weights. Name its folder, "
             f"{path.parent}."
+        )
+    if path.suffix == ".json":
+        raise CheckpointError(
+            f"While opening checkpoint {path}: a .json file holds no weights. Name a safetensors file or the folder "
+            "that holds the model; the manifest of an ensemble is read by isomerge ensemble."
         )
     raise CheckpointError(
         f"While opening checkpoint {path}: isomerge reads .safetensors and .bin files, and this is "

@@ -78,6 +78,9 @@ class Verbs(TyperGroup):
 class Verb(TyperCommand):
     """A command whose example stays on one line, to be copied."""
 
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace("\\[", "[")  # old versions of typer escape it for rich
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         super().format_options(ctx, formatter)
         words = ctx.meta.get("words", [])

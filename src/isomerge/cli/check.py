@@ -11,6 +11,7 @@ from isomerge.cli.flags import option, switch
 from isomerge.cli.output import Record, Voice, as_record, listing
 from isomerge.cli.verb import verb
 from isomerge.errors import RequestError
+from isomerge.text import as_flags
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -89,7 +90,7 @@ def short_table(record: Record) -> RenderableType:
     show = verbatim if record.get("recipe") else Text  # a command is copied; the reason why there is none is read
     lines.append(show(f"try: {record['suggestion']}"))
     if record.get("why"):
-        lines.append(Text(f"     {record['why']}", style="dim"))
+        lines.append(Text(f"     {as_flags(record['why'])}", style="dim"))
     if "recipe_file" in record:
         lines.append(verbatim(f"recipe written: {record['recipe_file'] or 'no, there is nothing to merge'}"))
     return Group(*lines)

@@ -12,15 +12,17 @@ from typing import Any
 
 from isomerge.cli.interruption import what_is_left
 from isomerge.errors import IsomergeError, RequestError, did_you_mean, ran_out_of_memory
-from isomerge.packages import EXTRAS, first_cause, why_not_imported
+from isomerge.packages import not_imported, why_not_imported
 from isomerge.text import visible, without_secrets
 
 FAILED, WRONG_REQUEST, INTERRUPTED = 1, 2, 130
 NUMBERS = {
     r"Input should be a valid integer, unable to parse string as an integer": "it must be a whole number",
     r"Input should be greater than or equal to (\d+)": r"it must be at least \1",
+    r"'[^']*' is not a valid integer( range)?": "it must be a whole number",
+    r"\S+ is not in the range x>=(\d+)": r"it must be at least \1",
 }
-"""How the parser says what a number has to be, and how a person does."""
+"""How the parser says what a number has to be (the last two: older versions of typer), and how a person does."""
 
 
 def report_error(error: Exception, *, as_json: bool, debug: bool, verb: Any = None) -> int:
@@ -70,8 +72,7 @@ def _describe(error: Exception, verb: Any) -> tuple[str, int]:
             "free some space, or name another disk with -o, and run the same command again.",
             FAILED,
         )
-    package = (getattr(first_cause(error), "name", None) or "").split(".")[0]
-    if isinstance(error, ImportError) and package in EXTRAS:
+    if isinstance(error, (ImportError, OSError)) and (package := not_imported(error)):
         return f"This cannot be done: {why_not_imported(package, error)}.", FAILED
     if isinstance(error, OSError):
         return f"A file could not be used: {error}. Check the path and its permissions.", FAILED

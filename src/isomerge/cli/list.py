@@ -6,15 +6,25 @@ from typing import Annotated
 
 import typer
 
-from isomerge.choices import CATALOGUES, method_options
-from isomerge.cli.flags import choice, one_of
+from isomerge.choices import CATALOGUES, method_options, methods
+from isomerge.cli.flags import offer, one_of
 from isomerge.cli.output import Voice
 from isomerge.cli.verb import verb
+from isomerge.errors import RequestError
+
+
+def _catalogue(given: str) -> str:
+    if given not in CATALOGUES and given in methods():
+        raise RequestError(f"list cannot be '{given}', which is a method: isomerge list methods {given}.")
+    return one_of("list", given, CATALOGUES)
+
+
+KIND = typer.Argument(metavar="|".join(CATALOGUES), autocompletion=offer(CATALOGUES), callback=_catalogue)
 
 
 @verb("List methods, architectures, solvers or combinations.", "isomerge list architectures")
 def list_(
-    kind: Annotated[str, choice("list", CATALOGUES, argument=True)],
+    kind: Annotated[str, KIND],
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show all there is to know of this one.")] = None,
     *,
     voice: Voice,

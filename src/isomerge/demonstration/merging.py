@@ -112,7 +112,7 @@ def load(folder: Path | str) -> Any:
 
     stock: Any = ViTForImageClassification
     with quiet_transformers():
-        model, info = stock.from_pretrained(str(folder), output_loading_info=True)
+        model, info = stock.from_pretrained(str(folder), output_loading_info=True, trust_remote_code=False)
     problems = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if problems:
         raise CheckpointError(f"Loading {folder} in its stock class: {problems}. This is a bug: report it.")

@@ -82,6 +82,7 @@ def _load_headers(kind: Any, checkpoint: Checkpoint) -> tuple[Any, dict[str, Any
         model, info = kind.from_pretrained(
             None, config=class_config(kind, checkpoint.config), state_dict=state,
             dtype=torch.float32, device_map={"": "meta"}, output_loading_info=True, ignore_mismatched_sizes=True,
+            trust_remote_code=False,  # the class is chosen: no code is looked for
         )  # fmt: skip
     return model, info
 

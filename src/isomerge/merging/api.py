@@ -89,6 +89,8 @@ def merge(
     >>> written = merged.save("merged")
     """
     progress = callback(progress)
+    if isinstance(weights, torch.Tensor):
+        weights = weights.tolist()
     _check_arguments(
         models, weights, method=(method, str), align=(align, bool, Mapping), level=(level, str),
         scale=(scale, bool, float, list, tuple, None), sweeps=(sweeps, int), calibrate=(calibrate, Mapping, None),

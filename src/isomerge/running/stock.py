@@ -97,6 +97,7 @@ def load_stock(
             model, info = kind.from_pretrained(
                 None, config=class_config(kind, config), state_dict=dict(state), dtype=dtype,
                 output_loading_info=True, experts_implementation="eager", ignore_mismatched_sizes=True,  # refused below
+                trust_remote_code=False,  # the class is chosen: no code is looked for
             )  # fmt: skip
     except Exception as error:  # whatever transformers meets in numbers that no model has
         raise not_built(kind, error) from error
@@ -108,6 +109,8 @@ def load_stock(
             f"Loading {kind.__name__}: tensors are {listed}. The checkpoint does not hold what its config.json "
             "promises: get weights and config.json of one and the same model, from where it came."
         )
+    if getattr(model, "loss_type", "") is None:
+        model.loss_type = "ForCausalLM"  # what transformers takes for such a class, with a warning in every run
     return model.eval()
 
 

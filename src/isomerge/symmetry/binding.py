@@ -96,6 +96,15 @@ class BoundModel:
         return sum(torch.Size(layout.shape).numel() for layout in self.layouts.values())
 
 
+def _shortened(problems: list[str], most: int = 4) -> list[str]:
+    """The first problems, without what the error says once for all of them."""
+    every = (" config.json and the weights disagree; compare them.", ".")
+    told = [problem.removeprefix("Binding tensor ") for problem in problems[:most]]
+    for end in every:
+        told = [problem.removesuffix(end) for problem in told]
+    return [*told, *([f"and {len(problems) - most} more"] if len(problems) > most else [])]
+
+
 def bind_model(checkpoint: Checkpoint, architecture: Architecture) -> BoundModel:
     """Fit the specification to the tensors of a checkpoint; all misfits are listed at once."""
     spec = architecture.expanded()
@@ -127,7 +136,7 @@ def bind_model(checkpoint: Checkpoint, architecture: Architecture) -> BoundModel
         lines = [f"missing: {', '.join(missing[:6])}{' …' if len(missing) > 6 else ''}"] if missing else []
         raise SpecificationError(
             f"Binding {checkpoint.name} to the specification of '{spec.family}': "
-            + "; ".join([*lines, *(problem.rstrip(".") for problem in problems[:4])])
+            + "; ".join([*lines, *_shortened(problems)])
             + ". The weights are not those of the architecture config.json names, or the checkpoint is incomplete: "
             "get weights and config.json again from where the model came."
         )  # fmt: skip
