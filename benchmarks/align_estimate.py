@@ -81,12 +81,13 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="only rows whose name contains this")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    print(f"{'models':24}{'estimate s':>12}{'measured s':>12}{'ratio':>8}{'estimate MB':>13}{'measured MB':>13}{'ratio':>8}")
+    heads = ("estimate s", "measured s", "ratio", "estimate MB", "measured MB", "ratio")
+    print(f"{'models':24}" + "".join(f"{head:>13}" for head in heads))
     for name, (shape, near, changes) in ROWS.items():
         if options.rows in name:
             wanted, seconds, more, peak = measured(options.work, shape, near, changes)
-            memory = f"{more / 1e6:13.0f}{peak / 1e6:13.0f}{more / peak:8.2f}"
-            print(f"{name:24}{wanted:12.2f}{seconds:12.2f}{wanted / seconds:8.2f}{memory}", flush=True)
+            numbers = (wanted, seconds, wanted / seconds, more / 1e6, peak / 1e6, more / peak)
+            print(f"{name:24}" + "".join(f"{number:13.2f}" for number in numbers), flush=True)
 
 
 if __name__ == "__main__":

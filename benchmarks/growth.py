@@ -4,9 +4,9 @@
     python benchmarks/growth.py --what "merge, linear" "align, strangers"
 
 Random vision transformers, of 4 layers and width 192 unless the column says otherwise; feed-forwards are four times as
-wide, heads 32. Time is fitted as c·xᵃ by least squares on the logarithms, ± the standard error of a: with three points that
-says how straight the line is, and no more. One thread, the least of three runs, models in memory: what a disk takes is not
-in it.
+wide, heads 32. Time is fitted as c·xᵃ by least squares on the logarithms, ± the standard error of a: with three points
+that says how straight the line is, and no more. One thread, the least of some runs, models in memory: what a disk takes
+is not in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import isomerge
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 
 LAYERS, WIDTH, MODELS = 4, 192, 2
-STEPS = {"layers": (2, 4, 8), "width": (128, 256, 512), "models": (2, 4, 8)}
+STEPS = {"layers": (2, 4, 8), "width": (128, 256, 512), "models": (2, 3, 5)}
 State = dict[str, torch.Tensor]
 
 
@@ -93,7 +93,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| processor seconds | " + " | ".join(f"{by}: {', '.join(map(str, x))} | exponent" for by, x in STEPS.items()))
+    print(
+        "| processor seconds | " + " | ".join(f"{by}: {', '.join(map(str, x))} | exponent" for by, x in STEPS.items())
+    )
     print("|---" * (1 + 2 * len(STEPS)) + "|")
     for name in options.what:
         near, work = WHAT[name]

@@ -106,15 +106,13 @@ print(json.dumps([said, peak[0]]))
 def test_the_memory_is_that_of_an_alignment_within_a_fifth(tmp_path: Path) -> None:
     if isomerge.system.anonymous_memory() is None:
         pytest.skip("this system does not tell how much a process has allocated")
-    config = ViTConfig(
-        hidden_size=320, num_hidden_layers=3, num_attention_heads=10, intermediate_size=1280, image_size=16, patch_size=4
-    )
+    shape = {"hidden_size": 320, "num_hidden_layers": 3, "num_attention_heads": 10, "intermediate_size": 1280}
+    config = ViTConfig(**shape, image_size=16, patch_size=4)
     for seed in (0, 1):
         torch.manual_seed(seed)
         ViTForImageClassification(config).save_pretrained(tmp_path / str(seed))
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, str(tmp_path / "1"), str(tmp_path / "0")], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", PEAK, str(tmp_path / "1"), str(tmp_path / "0")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     said, peak = json.loads(done.stdout.splitlines()[-1])
     assert 0.8 < said / peak < 1.2
 
