@@ -39,7 +39,7 @@ WIDTH, HEAD = 256, 32
 """Rotations are timed in so many dimensions, and take longer by the third power."""
 OVERHEAD = 0.005
 """Seconds for each unit, however small, every time it is solved."""
-LATE = 40 * 2**20
+LATE = 30 * 2**20
 """Bytes of modules that are imported late, and of buffers."""
 
 
@@ -59,7 +59,8 @@ def estimate_alignment(model: Checkpoint, scope: Scope, *, threads: int, budget:
 
     No weights are read.
 
-    >>> found = estimate_alignment(open_checkpoint("model-b"), Scope("full"), threads=2, budget=8 << 30)
+    >>> model = isomerge.open_checkpoint("model-b")
+    >>> found = estimate_alignment(model, Scope("full"), threads=2, budget=8 << 30)
     >>> found.siblings_seconds < found.strangers_seconds
     True
     """
@@ -125,13 +126,14 @@ class Work:
         seconds = (self.evidence + self.turning) * speed.double + self._inside(speed)
         if large:  # a sample, and the proof that needs no scores
             seconds *= LEAST_SHARE
-            seconds += sum(n**2 for n in self.orders) * (4 * DIRECTIONS * speed.single + PASSES / 2 * speed.copy)
-        seconds += PASSES / 2 * self.numbers * speed.copy + self.units * OVERHEAD
+            seconds += sum(n**2 for n in self.orders) * (4 * DIRECTIONS * speed.single + PASSES * speed.copy)
+        passes = 4 * PASSES if large else PASSES / 2  # every number comes from the file, past the cache
+        seconds += passes * self.numbers * speed.copy + self.units * OVERHEAD
         return seconds + (self.width / WIDTH) ** 3 * speed.rotation
 
     def memory(self, workers: int) -> int:
         """Beside what is kept between sweeps: scores, or tensors in float64, and sums over the stream."""
-        return LATE + workers * max(12 * self.scores**2, 24 * self.largest) + 24 * 8 * self.width**2
+        return LATE + workers * max(12 * self.scores**2, 16 * self.largest) + 16 * 8 * self.width**2
 
     def _inside(self, speed: Speed) -> float:
         return sum(count * (size / HEAD) ** 3 for count, size in self.rotations) * speed.head

@@ -83,10 +83,9 @@ def plan_table(record: Record) -> RenderableType:
         "changes in config.json": ", ".join(f"{k}: {v}" for k, v in record["config_changes"].items()) or None,
     }
     if before := record.get("aligning"):
-        facts["time to align, about"] = (
-            f"{duration(before['strangers_seconds'])} for models trained apart, "
-            f"{duration(before['siblings_seconds'])} for siblings"
-        )
+        apart = f"{duration(before['strangers_seconds'])} and {size(before['peak_memory_bytes'])}"
+        siblings = duration(before["siblings_seconds"])
+        facts["time to align, about"] = f"{apart} for models trained apart, {siblings} for siblings"
     for use in record.get("data") or []:
         facts[f"data for {use['purpose']}"] = f"{use['name']}, {_used(use)}; {use['passes']}"
     return _page(_facts(facts), _notes(record.get("notes")))
