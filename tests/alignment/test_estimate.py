@@ -23,9 +23,11 @@ from isomerge.alignment.solve_pair import rotates_the_stream
 from isomerge.alignment.units import Unit
 from isomerge.architectures import describe
 from isomerge.checkpoint.files import SafetensorsFile
+from isomerge.engine import Threads
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.transform import Transform
+from isomerge.threads import parallel
 from models import model
 
 FULL = Scope("full")
@@ -149,6 +151,25 @@ def test_less_memory_keeps_less() -> None:
     much, little = (estimate_alignment(opened, FULL, threads=1, budget=size) for size in (ROOM, 0))
     kept = 2 * 8 * sum(torch.Size(info.shape).numel() for info in opened.tensors.values())
     assert much.peak_memory_bytes - little.peak_memory_bytes == pytest.approx(kept, abs=4 << 20)
+
+
+def test_no_more_workers_than_fit_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number changes no bit."""
+    opened = isomerge.open_checkpoint(model("vit"))
+    each = 16 * max(torch.Size(info.shape).numel() for info in opened.tensors.values())
+    each = max(each, 12 * counted(bound("vit")).scores ** 2)
+    monkeypatch.setattr(estimate.system, "present_memory", lambda: 0)
+    alone = estimate_alignment(opened, FULL, threads=1, budget=0).peak_memory_bytes
+    for more, workers in ((0, 1), (2 * each, 3), (2 * each - 1, 2), (-(10**9), 1), (10**9, 8)):
+        found = estimate.fitting_workers(opened, FULL, threads=8, memory=alone + more, budget=0)
+        assert found == workers
+    asked: list[int] = []
+    monkeypatch.setattr(Threads, "parallel", lambda self, threads, **_: (asked.append(threads), parallel(threads))[1])
+    source, anchor = model("vit", 1), model("vit")
+    little, much = (isomerge.align(source, anchor, threads=3, max_memory=size) for size in (alone, None))
+    assert asked == [1, 3]
+    pairs = [(a, b) for a, b in zip(little.state_dict().values(), much.state_dict().values(), strict=True)]
+    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_the_table_names_both_times() -> None:

@@ -64,22 +64,36 @@ def estimate_alignment(model: Checkpoint, scope: Scope, *, threads: int, budget:
     >>> found.siblings_seconds < found.strangers_seconds
     True
     """
-    bound = describe(model, untie=rotates_the_stream(scope))
-    architecture = scope.restrict(bound.architecture)
-    work, speed = counted(replace(bound, architecture=architecture)), measured_speed()
-    kept = kept_between_sweeps(architecture, [bound, bound])
-    if kept > budget:
-        kept = 0
-    elif bound.parameters() < FEWER_DIGITS or bound.stored_precision == torch.float64:
-        kept = kept * 2 // 3  # there is no second, shorter precision
+    work, kept = _needs(model, scope, budget)
     workers = max(1, min(threads, work.units))
     at_once = min(workers, system.processors())
+    speed = measured_speed()
     together, alone = work.seconds(speed)
     return AlignmentEstimate(
         together / at_once + alone,
         work.seconds_in_place(speed) / at_once,
         system.present_memory() + kept + work.memory(workers),
     )
+
+
+def fitting_workers(model: Checkpoint, scope: Scope, *, threads: int, memory: int, budget: int) -> int:
+    """How many of so many workers fit into `memory` bytes beside all else; at least one."""
+    work, kept = _needs(model, scope, budget)
+    alone = work.memory(0)
+    left = memory - system.present_memory() - kept - alone
+    return max(1, min(threads, left // max(1, work.memory(1) - alone)))
+
+
+def _needs(model: Checkpoint, scope: Scope, budget: int) -> tuple[Work, int]:
+    """The work, and the bytes that are kept between sweeps."""
+    bound = describe(model, untie=rotates_the_stream(scope))
+    architecture = scope.restrict(bound.architecture)
+    kept = kept_between_sweeps(architecture, [bound, bound])
+    if kept > budget:
+        kept = 0
+    elif bound.parameters() < FEWER_DIGITS or bound.stored_precision == torch.float64:
+        kept = kept * 2 // 3  # there is no second, shorter precision
+    return counted(replace(bound, architecture=architecture)), kept
 
 
 @dataclass
