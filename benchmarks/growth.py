@@ -36,7 +36,8 @@ def models(layers: int, width: int, count: int, near: bool) -> list[Checkpoint]:
     states: list[State] = []
     for seed in range(count):
         torch.manual_seed(seed)
-        own = {n: t + 0.02 * torch.randn_like(t) for n, t in ViTForImageClassification(config).state_dict().items()}
+        opened = open_checkpoint(ViTForImageClassification(config))  # under the names that files have
+        own = {n: opened.read(n) + 0.02 * torch.randn(info.shape) for n, info in opened.tensors.items()}
         if near and states:
             own = {n: t + 0.01 * t.std().nan_to_num(0.01) * torch.randn_like(t) for n, t in states[0].items()}
         states.append(own)
@@ -97,15 +98,16 @@ def main() -> None:
         "| processor seconds | " + " | ".join(f"{by}: {', '.join(map(str, x))} | exponent" for by, x in STEPS.items())
     )
     print("|---" * (1 + 2 * len(STEPS)) + "|")
-    for name in options.what:
+    for name in options.what:  # one more model for ties, which is the base
         near, work = WHAT[name]
+        work(models(2, 64, 3, near))  # which imports what it needs
         cells = []
         for by, steps in STEPS.items():
             sizes = {"layers": LAYERS, "width": WIDTH, "models": MODELS}
             found = []
             for step in steps:
                 sizes[by] = step
-                base = name == "merge, ties"  # which has one model more
+                base = name == "merge, ties"
                 given = models(sizes["layers"], sizes["width"], sizes["models"] + base, near)
                 found.append(seconds(work, given, options.runs))
             a, error = exponent(steps, found)

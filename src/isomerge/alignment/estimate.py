@@ -84,7 +84,7 @@ def fitting_workers(model: Checkpoint, scope: Scope, *, threads: int, memory: in
     return max(1, min(threads, left // max(1, work.memory(1) - alone)))
 
 
-def _needs(model: Checkpoint, scope: Scope, budget: int) -> tuple[Work, int]:
+def _needs(model: Checkpoint, scope: Scope, budget: int) -> tuple[AlignmentWork, int]:
     """The work, and the bytes that are kept between sweeps."""
     bound = describe(model, untie=rotates_the_stream(scope))
     architecture = scope.restrict(bound.architecture)
@@ -97,7 +97,7 @@ def _needs(model: Checkpoint, scope: Scope, budget: int) -> tuple[Work, int]:
 
 
 @dataclass
-class Work:
+class AlignmentWork:
     """The work of one pass over all units and the stream."""
 
     numbers: int = 0
@@ -153,11 +153,11 @@ class Work:
         return sum(count * (size / HEAD) ** 3 for count, size in self.rotations) * speed.head
 
 
-def counted(model: BoundModel) -> Work:
+def counted(model: BoundModel) -> AlignmentWork:
     """The work of a model of this shape."""
     spaces = model.architecture.spaces
     stream = spaces.get(RESIDUAL, Trivial(0))
-    work = Work(width=stream.size if stream.movable else 0, rotates=stream.movable and not stream.reorders)
+    work = AlignmentWork(width=stream.size if stream.movable else 0, rotates=stream.movable and not stream.reorders)
     numel = {name: math.prod(layout.shape) for name, layout in model.layouts.items()}
     work.numbers, work.largest = sum(numel.values()), max(numel.values(), default=0)
     for name, layout in model.layouts.items():
@@ -170,7 +170,7 @@ def counted(model: BoundModel) -> Work:
     return work
 
 
-def _count_unit(work: Work, unit: Unit, model: BoundModel, numel: dict[str, int]) -> None:
+def _count_unit(work: AlignmentWork, unit: Unit, model: BoundModel, numel: dict[str, int]) -> None:
     root = unit.spaces[unit.root]
     work.units += 1
     for name in model.touching(unit.root):
