@@ -28,7 +28,7 @@ ROWS: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "llama 12x576, near *": ("smollm2-135m", True, {"num_hidden_layers": 12}),
     "llama 4x512": ("smollm2-135m", False, {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8,
                     "num_key_value_heads": 8, "intermediate_size": 2048, "vocab_size": 8000}),
-    "vit 7x256": ("vit", False, {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8}),
+    "vit 7x256 *": ("vit", False, {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8}),
     "roberta 4x512": ("roberta-base", False, {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8,
                       "intermediate_size": 2048, "vocab_size": 8000}),
     "roberta 4x512, near": ("roberta-base", True, {"num_hidden_layers": 4, "hidden_size": 512,
