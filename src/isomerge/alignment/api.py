@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from isomerge.alignment.activations import ActivationRequest
+from isomerge.alignment.estimate import fitting_workers
 from isomerge.alignment.family import AlignedFamily
 from isomerge.alignment.learning.steps import LearnRequest, learned
 from isomerge.alignment.result import Alignment
@@ -30,10 +31,11 @@ from isomerge.checkpoint.lock import current_versions
 from isomerge.checkpoint.open import with_config
 from isomerge.choices import LEARN_TOWARDS, MANY, ORDER_SOLVERS
 from isomerge.data import open_data
-from isomerge.engine import Engine, engine_of, require_threads
+from isomerge.engine import Engine, Threads, engine_of, require_threads
 from isomerge.errors import RequestError
 from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.running.stock import require_device
+from isomerge.threads import thread_count
 
 KEPT_BETWEEN_SWEEPS = 8 << 30  # bytes, where max_memory says nothing
 
@@ -87,9 +89,10 @@ def align(
     What may move: `level` ("permutation", "rotation" or "full"), `layers` ("0-4,7", "first 3", "last 2"), `only`
     ("attention", "ffn" or "residual") and `scale`, whether heads are rescaled too. How it is solved: at most `sweeps`
     rounds, the orders of units by `solver` ("assignment", which is exact, "sinkhorn", "annealing" or "graph"), on
-    `device`, by `threads` workers, with half of `max_memory` kept between sweeps; with `engine="ray"` by the cluster at
-    `address` (see docs/cluster.md), with the same result. `progress` is called with what is done, how much there is,
-    and a word for it. The same call gives the same result; what `learn` and "annealing" draw has a fixed seed.
+    `device`, by `threads` workers, with half of `max_memory` kept between sweeps and no more workers than fit into the
+    rest (at least one); with `engine="ray"` by the cluster at `address` (see docs/cluster.md), with the same result.
+    `progress` is called with what is done, how much there is, and a word for it. The same call gives the same result;
+    what `learn` and "annealing" draw has a fixed seed.
 
     `resume` names the folder that `save` will be given: what is solved is kept there, and the same call, made again
     after a kill, does not solve it again.
@@ -226,6 +229,8 @@ def align_family(
     spread = engine_of(engine, address)
     every = [*opened, *([] if target is None else [target])]
     _require_spreadable(spread, every, many, device)
+    if memory is not None and isinstance(spread, Threads):
+        threads = fitting_workers(every[-1], scope, threads=thread_count(threads), memory=memory, budget=budget)
     folders = [model.folder for model in every if model.folder is not None]
     mapping = spread.parallel(threads, visible=folders)
     with kept.unless_it_fails() if kept is not None else nullcontext(), mapping as run:

@@ -32,6 +32,7 @@ from isomerge.alignment.graph_matching import stream_order
 from isomerge.alignment.shortlist import has_too_many, solve_likeliest
 from isomerge.alignment.solvers.assignment import identity_is_optimal
 from isomerge.alignment.solvers.by_group import SOLVERS, solve
+from isomerge.alignment.solvers.by_group import score as best_score
 from isomerge.alignment.units import Elements, Unit
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.groups import Group, Trivial
@@ -336,8 +337,8 @@ class Sweeper:
             if self._stream_word() != "weights":
                 return self._is_home(*self._with_activations(*sums["all"]))
             return self._agrees_in_place(C, unsigned, parameters) or self._is_home(*sums["all"])
-        _, score = solve(self.stream, C[None])
-        gain = 2 * float(score[0] - C.diagonal().sum())
+        best = best_score(self.stream, C[None])  # what the best rotation earns, without building it
+        gain = 2 * float(best[0] - C.diagonal().sum())
         return is_noise(gain, dimension(self.pair.architecture.spaces, RESIDUAL), parameters)
 
     def _is_home(self, C: Tensor, unsigned: Tensor | None) -> bool:

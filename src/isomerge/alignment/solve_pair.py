@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.config_meaning import TELLING, unequal
 from isomerge.checkpoint.kept import KeptWork
-from isomerge.symmetry.architecture import RESIDUAL
+from isomerge.symmetry.architecture import RESIDUAL, Architecture
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.transform import Transform
@@ -198,8 +199,7 @@ def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool, devic
 def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -> list[PreparedModel]:
     """Canonical and, where the level rescales, balanced; kept in memory between sweeps if that fits the budget."""
     moving = models[0].architecture.movable()
-    many_passes = models[0].architecture.moves(RESIDUAL)
-    keep = many_passes and sum(12 * m.parameters() for m in models) <= budget
+    keep = 0 < kept_between_sweeps(models[0].architecture, models) <= budget
     wide = any(m.stored_precision == torch.float64 for m in models)
     precision = torch.float64 if wide else torch.float32
     sides = [PreparedModel(m, moving, gauges=scope.gauges, precision=precision, keep=keep) for m in models]
@@ -207,6 +207,11 @@ def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -
         for side in sides:
             side.balance_spaces(moving, run)
     return sides
+
+
+def kept_between_sweeps(architecture: Architecture, models: Sequence[BoundModel]) -> int:
+    """Bytes of all tensors in both precisions; nothing where one pass over them is enough."""
+    return sum(12 * model.parameters() for model in models) if architecture.moves(RESIDUAL) else 0
 
 
 def _solve(

@@ -110,7 +110,7 @@ AlignMemory = Annotated[
         "--max-memory",
         metavar="SIZE",
         callback=readable("--max-memory", "parse_size"),
-        help="Memory budget; the output check is skipped if the model does not fit.",
+        help="Memory budget: as many workers as fit, at least one; no output check if the model does not fit.",
     ),
 ]
 MergeMemory = Annotated[

@@ -119,13 +119,18 @@ def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSett
     return PreparedModels(aligned, measured, notes=[*(aligned.notes if aligned else ()), *settings.data.notes])
 
 
+def models_to_align(recipe: Recipe, donor: Checkpoint, models: Models) -> tuple[Checkpoint, list[Checkpoint]]:
+    """The anchor and the others; none where an alignment is not asked for."""
+    if recipe.align is None:
+        return donor, []
+    anchor = models[recipe.align.anchor] if recipe.align.anchor else donor
+    return anchor, [model for model in models.values() if model is not anchor]
+
+
 def _aligned(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSettings) -> AlignedTensors | None:
     """Every model next to the anchor; None where that is not asked for, or there is nothing but the anchor."""
-    if recipe.align is None:
-        return None
-    anchor = models[recipe.align.anchor] if recipe.align.anchor else donor
-    others = [model for model in models.values() if model is not anchor]
-    if not others:
+    anchor, others = models_to_align(recipe, donor, models)
+    if recipe.align is None or not others:
         return None
     to_mean = recipe.align.many != "anchor"  # then the anchor moves like the others
     if to_mean:

@@ -82,6 +82,10 @@ def plan_table(record: Record) -> RenderableType:
         "time, about": f"{duration(record['seconds'])} on {record['threads']} threads, beside the disk's own time",
         "changes in config.json": ", ".join(f"{k}: {v}" for k, v in record["config_changes"].items()) or None,
     }
+    if before := record.get("aligning"):
+        apart = f"{duration(before['strangers_seconds'])} and {size(before['peak_memory_bytes'])}"
+        siblings = duration(before["siblings_seconds"])
+        facts["time to align, about"] = f"{apart} for models trained apart, {siblings} for siblings"
     for use in record.get("data") or []:
         facts[f"data for {use['purpose']}"] = f"{use['name']}, {_used(use)}; {use['passes']}"
     return _page(_facts(facts), _notes(record.get("notes")))

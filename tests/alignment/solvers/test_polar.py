@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import scipy.linalg
 import torch
@@ -62,6 +63,21 @@ def test_members_that_fail_fall_back_without_hurting_the_others() -> None:
     assert (found[[0, 2, 3]] - R[[0, 2, 3]]).abs().max() < 1e-12
     assert torch.equal(found[1], torch.eye(16).double())
     assert (found[4:] * C[4:]).sum((-2, -1)).allclose(torch.linalg.svdvals(C[4:]).sum(-1))
+
+
+@pytest.mark.parametrize("method", ["auto", "svd", "qdwh"])
+@pytest.mark.parametrize(("rank", "condition"), [(40, 1e3), (40, 1e8), (31, 1e3), (31, 1e8), (1, 1.0)])
+def test_polar_is_that_of_numpy_wherever_the_matrix_decides(method: str, rank: int, condition: float) -> None:
+    """Rank-deficient and ill-conditioned: on the directions above the rounding, and in what it earns."""
+    U, V = (np.linalg.qr(random(40, 40, seed=seed).numpy())[0][:, :rank] for seed in (rank, rank + 1))
+    C = U * np.geomspace(1.0, 1.0 / condition, rank) @ V.T
+    found = polar(torch.from_numpy(C), method=method).numpy()
+    assert np.abs(found.T @ found - np.eye(40)).max() < 1e-12
+    left, values, right = np.linalg.svd(C)
+    seen = values > 1e-9 * values[0]
+    assert seen.sum() == rank
+    np.testing.assert_allclose(found @ right[seen].T, left[:, seen], atol=1e-6)
+    assert np.vdot(found, C) == pytest.approx(values.sum(), rel=1e-12)
 
 
 def test_batch_equals_loop_and_repeats_bit_for_bit() -> None:

@@ -12,6 +12,9 @@ from torch import Tensor
 from isomerge.alignment.solvers.auction import FEW, auction, prices_for, step
 from isomerge.symmetry.groups import Group, SignedPermutation
 
+DIRECTIONS = 64
+"""Of which a proof looks at the units."""
+
 
 def assign(C: Tensor, *, overwrite: bool = False) -> Tensor:
     """The permutation that maximises `Σ_j C[perm[j], j]`; it acts as `(gB)[j] = B[perm[j]]`. C: (n, n).
@@ -186,7 +189,7 @@ def identity_is_optimal(
     source: Tensor | Sequence[Tensor],
     anchor: Tensor | Sequence[Tensor],
     mirrored: Sequence[bool] = (),
-    directions: int = 64,
+    directions: int = DIRECTIONS,
     seed: int = 0,
     block: int = 512,
 ) -> bool:

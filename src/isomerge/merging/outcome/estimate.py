@@ -12,14 +12,19 @@ import torch
 from blake3 import blake3
 
 from isomerge import system
-from isomerge.checkpoint import cast
+from isomerge.alignment.api import KEPT_BETWEEN_SWEEPS
+from isomerge.alignment.estimate import AlignmentEstimate, estimate_alignment
+from isomerge.alignment.scope import Scope
+from isomerge.checkpoint import cast, parse_size
 from isomerge.merging.outcome.merged import Merged
 from isomerge.merging.plan.option_values import stand_ins
-from isomerge.merging.recipe_data import DataSets, data_uses
+from isomerge.merging.prepared_models import models_to_align
+from isomerge.merging.recipe_data import DataSets, aligning_data, data_uses
 from isomerge.merging.run.jobs import Job
 from isomerge.merging.run.memory import RESERVE, fitting_threads, job_memory
 from isomerge.merging.run.rows import InMemory, TensorGroup
 from isomerge.results import Result
+from isomerge.threads import thread_count
 
 TRIAL_ELEMENTS = 2**22  # eight blocks: what a method does once per tensor weighs little
 TRIAL_BYTES = 2**23
@@ -37,11 +42,14 @@ class MergePlan(Result):
     bytes_read: int
     bytes_written: int
     peak_memory_bytes: int
+    """Of the merge, or of the alignment before it where that takes more."""
     seconds: float
-    """Of the wall, where nothing else runs and the disk keeps up; without the start of the program."""
+    """To merge: of the wall, where nothing else runs and the disk keeps up; without the start of the program."""
     threads: int
     config_changes: dict[str, Any]
     alignment: bool
+    aligning: AlignmentEstimate | None
+    """What comes before the merge; None where nothing is aligned, or it cannot be told."""
     data: list[dict[str, Any]]
     """Every purpose with its data, how many examples are used, and how often models run over them."""
     notes: list[str]
@@ -54,6 +62,8 @@ def estimate(merged: Merged, *, threads: int | None = None, max_memory: int | st
     largest = sorted((job_memory(job) for job in jobs), reverse=True)[:count]
     read = sum(i.nbytes for checkpoint in merged.inputs.values() for i in checkpoint.tensors.values())
     written = sum(job.info.nbytes for job in jobs)
+    aligning = _aligning(merged, threads, max_memory)
+    merging = max(system.peak_memory(), system.present_memory() + RESERVE + sum(largest))
     return MergePlan(
         method=merged.recipe.merge_method,
         models=merged.models,
@@ -61,13 +71,14 @@ def estimate(merged: Merged, *, threads: int | None = None, max_memory: int | st
         tensors=len(jobs),
         bytes_read=read,
         bytes_written=written,
-        peak_memory_bytes=max(system.peak_memory(), system.present_memory() + RESERVE + sum(largest)),
+        peak_memory_bytes=max(merging, aligning.peak_memory_bytes if aligning else 0),
         seconds=_seconds(merged, count, read, written),
         threads=count,
         config_changes=merged.config_changes,
         alignment=merged.recipe.align is not None,
+        aligning=aligning,
         data=_runs_over_data(merged),
-        notes=merged.notes + _left_out(merged),
+        notes=merged.notes + _left_out(merged, aligning),
     )
 
 
@@ -82,8 +93,30 @@ def _runs_over_data(merged: Merged) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _left_out(merged: Merged) -> list[str]:
-    notes = ["the time and memory of the alignment are not in this estimate"] if merged.recipe.align else []
+def _aligning(merged: Merged, threads: int | None, max_memory: int | str | None) -> AlignmentEstimate | None:
+    """One model after the other next to the anchor."""
+    recipe, align = merged.recipe, merged.recipe.align
+    references = recipe.referenced_models()
+    if align is None or align.many != "anchor" or align.solver != "assignment":
+        return None
+    if any(str(reference) not in merged.inputs for reference in references):  # the result of an earlier document
+        return None
+    _, others = models_to_align(recipe, merged.donor, {r: merged.inputs[str(r)] for r in references})
+    budget = KEPT_BETWEEN_SWEEPS if max_memory is None else parse_size(max_memory) // 2
+    scope = Scope(align.level, align.scale, align.layers, align.only)
+    parts = [estimate_alignment(model, scope, threads=thread_count(threads), budget=budget) for model in others]
+    return AlignmentEstimate(
+        sum(part.strangers_seconds for part in parts), sum(part.siblings_seconds for part in parts),
+        max((part.peak_memory_bytes for part in parts), default=0),
+    )  # fmt: skip
+
+
+def _left_out(merged: Merged, aligning: AlignmentEstimate | None) -> list[str]:
+    recipe, notes = merged.recipe, []
+    if recipe.align and aligning is None:
+        notes.append("the time and memory of this way to align are not in this estimate")
+    elif recipe.align and aligning_data(recipe):
+        notes.append("the alignment's runs over data and steps of learning are not in this estimate")
     if merged.data:
         notes.append("the time and memory of running models over data are not in this estimate")
     return notes
