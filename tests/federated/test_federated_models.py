@@ -31,7 +31,9 @@ def outputs(state: dict[str, Tensor], folder: str | Path) -> Tensor:
     stock = transformers.ViTForImageClassification.from_pretrained(
         None, config=transformers.AutoConfig.from_pretrained(folder), state_dict=state, dtype=torch.float64
     ).eval()
-    pixels = torch.randn(4, 3 if stock.config.num_channels == 3 else 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    pixels = torch.randn(
+        4, 3 if stock.config.num_channels == 3 else 1, 8, 8, generator=torch.Generator().manual_seed(1)
+    )
     with torch.no_grad():
         return torch.as_tensor(stock(pixel_values=pixels.double()).logits)
 
