@@ -46,6 +46,11 @@ Goals = Literal["auto", "mean", "own", "expert"]
 GOALS: tuple[str, ...] = get_args(Goals)
 STATISTICS = ("gram", "activations", "units", "fisher")
 
+# Models of clients.
+FEDERATED_ALIGN = ("none", "global", "common")
+FEDERATED_GUARDS = ("none", "clip", "median", "krum")
+FEDERATED_STEPS = ("one", "fedexp")
+
 # Models together.
 COMBINATIONS = ("probability", "logit", "vote", "weighted", "stacked", "posterior")
 

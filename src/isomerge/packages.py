@@ -24,6 +24,7 @@ EXTRAS = {
     "cma": "search",
     "optuna": "search",
     "ray": "ray",
+    "flwr": "flower",
     "s3fs": "remote",
     "gcsfs": "remote",
     "aiohttp": "remote",
