@@ -30,6 +30,7 @@ from isomerge.cli.merge import merge
 from isomerge.cli.mergekit import ELSEWHERE, mergekit_extract_lora, mergekit_multi, mergekit_yaml
 from isomerge.cli.output import start_clock
 from isomerge.cli.plan import plan
+from isomerge.cli.rebase import rebase
 from isomerge.cli.report import report
 from isomerge.cli.reproduce import reproduce
 from isomerge.cli.search import search
@@ -130,7 +131,7 @@ def isomerge(
 MERGEKIT = (mergekit_yaml, mergekit_multi, mergekit_extract_lora)
 VERBS = (
     align, check, selftest, list_, merge, plan, verify, extract, reproduce, eval_, ensemble, sweep, search, best,
-    distill, calibrate, report, barrier, curve, demo, studio, *MERGEKIT,
+    distill, rebase, calibrate, report, barrier, curve, demo, studio, *MERGEKIT,
 )  # fmt: skip
 for _verb in VERBS:
     app.command(
