@@ -9,16 +9,27 @@ base it was made from.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from isomerge.arguments import require_choice
+from isomerge.checkpoint import Checkpoint
 from isomerge.choices import CORRECTIONS, LEVELS
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.rebasing.features import fitted_to_features
 from isomerge.merging.rebasing.gradient_signs import agreeing, prediction_gradients
-from isomerge.merging.rebasing.moved_change import MovedChange, moved_change, require_one_shape, unmoved, when_unmeasured
+from isomerge.merging.rebasing.mapped_features import fitted_to_another_shape
+from isomerge.merging.rebasing.moved_change import (
+    Mask,
+    MovedChange,
+    in_memory,
+    moved_change,
+    require_fitting,
+    unmoved,
+    when_unmeasured,
+)
 from isomerge.merging.rebasing.standing import BASE, NAIVE, ONTO, OUT, Examples, Standing
 from isomerge.running.passes import DataPass
 
@@ -54,47 +65,47 @@ def rebase(
     tuned, base = inputs.models
     onto = inputs.base
     assert onto is not None
-    require_one_shape(tuned, base, onto)
+    other = require_fitting(tuned, base, onto)
     examples = Examples.of(inputs.data[0], onto) if inputs.data else None
-    change = moved_change(inputs, level, examples.fitted if examples else None)
+    about: dict[str, Any] = {"scale": scale, "correction": correction, "other_shape": other}
+    if other:
+        _require_features(correction, onto)
+        change = None
+    else:
+        change = moved_change(inputs, level, examples.fitted if examples else None)
+        about["siblings"] = change.siblings
     if examples is None:
-        return _result(change, change.added(scale), _record(change, scale, correction), when_unmeasured(change))
+        assert change is not None
+        return _result(change, change.added(scale), {"rebased": about}, when_unmeasured(change))
     standing = Standing(examples, tuned, inputs.device)
-    for name, model in ((BASE, base), (ONTO, onto), (NAIVE, unmoved(change, scale))):
-        standing.add(name, model)
-    found = _corrected(inputs, change, examples, scale, correction, ridge, cache)
-    standing.add(OUT, change.as_checkpoint(found.tensors))
-    about = {**_record(change, scale, correction), **standing.record()}
-    notes = [*_told(about), *examples.note, *found.notes]
-    record = {**found.record, "examples": inputs.data[0].examples, "rebased": about}
-    return MergedWeights(
-        found.tensors, found.plan, found.config_changes, found.alignment, notes, record,
+    for name, model in ((BASE, base), (ONTO, onto), (NAIVE, unmoved(change, scale) if change else None)):
+        if model is not None:
+            standing.add(name, model)
+    if change is None:
+        found = fitted_to_another_shape(inputs, examples.fitted, scale, ridge, cache)
+    elif correction == "features":
+        found = fitted_to_features(inputs, change, examples.fitted, scale, ridge, cache)
+    else:
+        mask = _mask(inputs, change, examples) if correction == "signs" else None
+        found = _result(change, change.added(scale, mask), {}, [])
+    standing.add(OUT, in_memory(onto, found))
+    about |= standing.record()
+    return replace(
+        found, notes=[*_told(about), *examples.note, *found.notes],
+        record={**found.record, "examples": inputs.data[0].examples, "rebased": about},
     )  # fmt: skip
 
 
-def _corrected(
-    inputs: MergeInputs, change: MovedChange, examples: Examples, scale: float, correction: str,
-    ridge: float | None, cache: str,
-) -> MergedWeights:  # fmt: skip
-    if correction == "features":
-        return fitted_to_features(inputs, change, examples.fitted, scale, ridge, cache)
-    mask = None
-    if correction == "signs":
-        data = DataPass(examples.fitted, device=inputs.device, labels=False, hashed=False)
-        mask = agreeing(prediction_gradients(change, data, inputs.device))
-    return _result(change, change.added(scale, mask), {}, [])
+def _mask(inputs: MergeInputs, change: MovedChange, examples: Examples) -> Mask:
+    data = DataPass(examples.fitted, device=inputs.device, labels=False, hashed=False)
+    return agreeing(prediction_gradients(change, data, inputs.device))
 
 
-def _result(change: MovedChange, tensors: Any, about: dict[str, Any], notes: list[str]) -> MergedWeights:
+def _result(change: MovedChange, tensors: Any, record: dict[str, Any], notes: list[str]) -> MergedWeights:
     aligned = change.aligned
     return MergedWeights(
-        tensors, aligned.plan, aligned.config_changes, aligned.record, [*notes, *aligned.notes],
-        {"rebased": about} if about else {},
-    )  # fmt: skip
-
-
-def _record(change: MovedChange, scale: float, correction: str) -> dict[str, Any]:
-    return {"scale": scale, "correction": correction, "siblings": change.siblings}
+        tensors, aligned.plan, aligned.config_changes, aligned.record, [*notes, *aligned.notes], record
+    )
 
 
 # --- what is said of it -----------------------------------------------------------------------------------------------
@@ -130,3 +141,12 @@ def _checked(inputs: MergeInputs, scale: float, correction: str, level: str, rid
             keys=("ridge", "correction"),
         )
     return correction
+
+
+def _require_features(correction: str, onto: Checkpoint) -> None:
+    if correction != "features":
+        raise RequestError(
+            f"Carrying a fine-tune to {onto.name}, which is of another shape: that takes maps between activations, so "
+            "it needs data and correction features. Give data, or name a new base of the same shape.",
+            keys=("data", "correction", "onto"),
+        )

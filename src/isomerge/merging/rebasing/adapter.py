@@ -15,9 +15,11 @@ from isomerge.checkpoint import Checkpoint, TensorInfo, refuse_overwrite
 from isomerge.checkpoint.base import Progress, name_some
 from isomerge.errors import RequestError
 from isomerge.merging.merge_inputs import MergeInputs
-from isomerge.merging.rebasing.moved_change import MovedChange, moved_change, require_one_shape, when_unmeasured
+from isomerge.merging.rebasing.moved_change import MovedChange, moved_change, require_fitting, when_unmeasured
 
 KEPT = ("task_type", "auto_mapping")
+ROUNDING = 1e-12
+"""A change below this share of a tensor is what moving it in float64 leaves, and no change."""
 
 
 class InFloat64(Checkpoint):
@@ -49,7 +51,11 @@ class ChangedBase(InFloat64):
 
     def read(self, name: str) -> Tensor:
         own = super().read(name)
-        return own + self._scale * self._change.of(name) if own.is_floating_point() else own
+        if not own.is_floating_point():
+            return own
+        added = self._scale * self._change.of(name)
+        is_rounding = float(added.abs().max()) <= ROUNDING * float(own.abs().max()) if own.numel() else True
+        return own if is_rounding else own + added
 
 
 def carried_adapter(
@@ -61,7 +67,12 @@ def carried_adapter(
     _require_linear(opened)
     wide = InFloat64(base)
     tuned = apply_adapter(wide, opened)
-    require_one_shape(tuned, wide, onto)
+    if require_fitting(tuned, wide, onto):
+        raise RequestError(
+            f"Carrying {opened.name} to {onto.name}: it is of another shape than {base.name}. Carry the adapter as a "
+            "model (BASE+ADAPTER) with data, and extract an adapter from the result.",
+            keys=("onto",),
+        )
     change = moved_change(MergeInputs([tuned, wide], [], base=onto, device=device, progress=progress), level, None)
     changed = ChangedBase(change, scale)
     layout = common_layout(onto, changed)

@@ -30,9 +30,13 @@ from isomerge.errors import RequestError
 from isomerge.kinship import are_related
 from isomerge.merging.aligned_tensors import AlignedTensors
 from isomerge.merging.layerwise.parents import least_cosine
-from isomerge.merging.merge_inputs import MergeInputs
+from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.run.rows import TensorSource
 from isomerge.merging.run.sources import Computed
+
+
+Mask = Callable[[str, Tensor], Tensor]
+"""May change τ' of a tensor, which it gets with its name, before it is added."""
 
 
 @dataclass(frozen=True)
@@ -54,28 +58,18 @@ class MovedChange:
         tuned, base = (_whole(self.aligned.source(one, file)) for one in (self.tuned, self.base))
         return tuned.double() - base.double()
 
-    def added(self, scale: float, mask: Callable[[str, Tensor], Tensor] | None = None) -> dict[str, TensorSource]:
-        """new base + scale · τ', tensor by tensor. `mask` may change τ' of a tensor before it is added."""
+    def added(self, scale: float, mask: Mask | None = None) -> dict[str, TensorSource]:
+        """new base + scale · τ', tensor by tensor."""
         return {file: self._added(file, info, scale, mask) for file, info in self.aligned.plan.items()}
 
-    def as_checkpoint(self, tensors: Mapping[str, Tensor | TensorSource]) -> Checkpoint:
-        """Such tensors as a model in memory, to be run: in float32, or float64 where the new base is."""
-        wide = any(info.dtype == torch.float64 for info in self.onto.tensors.values())
-        state = {}
-        for file, given in tensors.items():
-            tensor = given if isinstance(given, Tensor) else _whole(given)
-            state[file] = tensor.to(torch.float64 if wide else torch.float32) if tensor.is_floating_point() else tensor
-        config = {**self.onto.config, **self.aligned.config_changes}
-        return MemoryCheckpoint(f"{self.onto.name} with the change", state, config, beside=self.onto)
-
     def _added(
-        self, file: str, info: TensorInfo, scale: float, mask: Callable[[str, Tensor], Tensor] | None
+        self, file: str, info: TensorInfo, scale: float, mask: Mask | None
     ) -> TensorSource:
         if not info.dtype.is_floating_point:  # copied
             return self.aligned.source(self.onto, file)
         return Computed(info, f"tensor '{file}' and what is added to it", partial(self._sum, file, scale, mask))
 
-    def _sum(self, file: str, scale: float, mask: Callable[[str, Tensor], Tensor] | None) -> Tensor:
+    def _sum(self, file: str, scale: float, mask: Mask | None) -> Tensor:
         change = self.of(file)
         own = _whole(self.aligned.source(self.onto, file)).double()
         return own + scale * (change if mask is None else mask(file, change))
@@ -91,6 +85,18 @@ def unmoved(change: MovedChange, scale: float) -> Checkpoint:
             own = (own.double() + scale * added).to(torch.float64 if own.dtype == torch.float64 else torch.float32)
         state[name] = own
     return MemoryCheckpoint(f"{change.onto.name} and the change", state, dict(change.onto.config), beside=change.onto)
+
+
+def in_memory(onto: Checkpoint, found: MergedWeights) -> Checkpoint:
+    """What was found as a model to be run: in float32, or float64 where the new base is."""
+    wide = any(info.dtype == torch.float64 for info in onto.tensors.values())
+    state = {}
+    for file, given in found.tensors.items():
+        tensor = given if isinstance(given, Tensor) else _whole(given)
+        state[file] = tensor.to(torch.float64 if wide else torch.float32) if tensor.is_floating_point() else tensor
+    return MemoryCheckpoint(
+        f"{onto.name} with the change", state, {**onto.config, **found.config_changes}, beside=onto
+    )
 
 
 def _whole(source: TensorSource) -> Tensor:
@@ -141,18 +147,26 @@ def when_unmeasured(change: MovedChange) -> list[str]:
     return [f"nothing was measured, as there is no data: {why}"]
 
 
-def require_one_shape(tuned: Checkpoint, base: Checkpoint, onto: Checkpoint) -> None:
-    """All that does not fit between the three models."""
-    for key, one, other, step in (
-        ("base", tuned, base, "Name the base that the fine-tune was made from, with the same head"),
-        ("onto", base, onto, "Name a new base of the same shape and class"),
-    ):
-        kinds = [str(model.config.get("model_type")) for model in (one, other)]
-        shapes = [{name: info.shape for name, info in model.tensors.items()} for model in (one, other)]
-        names = sorted(shapes[0].keys() | shapes[1].keys())
-        odd = [name for name in names if shapes[0].get(name) != shapes[1].get(name)]
-        problem = f"{one.name} is of type '{kinds[0]}' and {other.name} of type '{kinds[1]}'"
-        if kinds[0] == kinds[1]:
-            problem = f"{one.name} and {other.name} differ in the names or shapes of {name_some(odd)}" if odd else ""
-        if problem:
-            raise RequestError(f"Carrying a fine-tune to another base: {problem}. {step}.", keys=(key,))
+def require_fitting(tuned: Checkpoint, base: Checkpoint, onto: Checkpoint) -> bool:
+    """Raise where the three models do not fit together; whether the new base is of another width or depth."""
+    kinds = [str(model.config.get("model_type")) for model in (base, tuned, onto)]
+    shapes = [{name: info.shape for name, info in model.tensors.items()} for model in (base, tuned, onto)]
+    act = "Carrying a fine-tune to another base"
+    for key, place, other in (("base", 1, tuned), ("onto", 2, onto)):
+        if kinds[place] != kinds[0]:
+            raise RequestError(
+                f"{act}: {other.name} is of type '{kinds[place]}' and {base.name} of type '{kinds[0]}'. Name models of "
+                "one architecture.",
+                keys=(key,),
+            )
+    if odd := _differing(shapes[0], shapes[1]):
+        raise RequestError(
+            f"{act}: {tuned.name} and {base.name} differ in the names or shapes of {name_some(odd)}. Name the base "
+            "that the fine-tune was made from, with the same head and vocabulary.",
+            keys=("base",),
+        )
+    return bool(_differing(shapes[0], shapes[2]))
+
+
+def _differing(one: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]) -> list[str]:
+    return [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]

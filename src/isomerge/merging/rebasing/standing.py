@@ -46,10 +46,11 @@ class Examples:
         train, aside, new = OwnedBatches([data.passes(first)], [[0]]).divided()
         try:
             _, with_labels, _ = OwnedBatches([data.passes(first, labels=True)], [[0]]).divided()
-            labelled = "labels" in next(iter(with_labels()), {})
+            labelled = "labels" in next(with_labels(), {})
         except RequestError:  # no labels, or those of something else
             labelled = False
-        return cls(train, with_labels if labelled else aside, new, labelled)
+        measured = with_labels if labelled else aside
+        return cls(train.passes[0], measured.passes[0], new, labelled)
 
     @property
     def note(self) -> list[str]:
