@@ -58,6 +58,8 @@ class Extraction:
     """Of everything that changed, and of what the adapter misses of it."""
     kept_whole: frozenset[str] = frozenset()
     """Tensors, by name on disk, that are stored as they are whatever their shape."""
+    factors: torch.dtype = torch.float32
+    """What factors are stored in."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What else the adapter's config says."""
 
@@ -95,7 +97,7 @@ class Extraction:
         matrix = difference.flatten(1)
         u, values, vt = decompose(matrix, self.rank, self.energy)
         rank = choose_rank(values, changed, self.rank, self.energy)
-        left, right = halves(u, values, vt, rank)
+        left, right = halves(u, values, vt, rank, self.factors)
         missed = squared_error(matrix, left, right)
         self.squares[1] += missed
         self.ranks[module] = rank

@@ -43,7 +43,9 @@ def rebase(
     ridge: Annotated[
         float | None, option("SHARE", "How strongly features hold the weights; by default chosen for each map.")
     ] = None,
-    data: Annotated[Path | None, option("PATH", "Images or texts of the task; labels are not needed.", "--data")] = None,
+    data: Annotated[
+        Path | None, option("PATH", "Images or texts of the task; labels are not needed.", "--data")
+    ] = None,
     reading: Reading,
     running: Running,
     threads: Threads = None,

@@ -56,12 +56,12 @@ def rebase(
 
     Options:
         scale: how much of the change is added
-        correction: how the change is fitted to the new base on data: features solves every linear map so that its features change as the old base's did; signs keeps what goes down the gradient towards the fine-tune's predictions; none adds the moved change as it is. auto is features with data, else none
+        correction: how the change is fitted to the new base on data: features solves every linear map so that its features change as the old base's did; signs keeps what goes down the gradient towards the fine-tune's predictions; none adds the moved change as it is. auto is features with data, and none without data or where the new base is a sibling of the old one
         level: how much may move when the old base is aligned to the new one: permutation, rotation or full
         ridge: how strongly features hold the weights at the moved change, as a share of what each input varies. If not named, every regression takes what predicts held-out inputs best, from 0.001 to 1
         cache: memory that spares running finished layers again, as 2GB; 0 switches it off
     """  # noqa: E501
-    correction = _checked(inputs, scale, correction, level, ridge)
+    correction = _checked(inputs, correction, level, ridge)
     tuned, base = inputs.models
     onto = inputs.base
     assert onto is not None
@@ -69,10 +69,10 @@ def rebase(
     examples = Examples.of(inputs.data[0], onto) if inputs.data else None
     about: dict[str, Any] = {"scale": scale, "correction": correction, "other_shape": other}
     if other:
-        _require_features(correction, onto)
+        _require_features(correction if inputs.data else "none", onto)
         change = None
     else:
-        change = moved_change(inputs, level, examples.fitted if examples else None)
+        change = moved_change(inputs, level)
         about["siblings"] = change.siblings
     if examples is None:
         assert change is not None
@@ -81,6 +81,9 @@ def rebase(
     for name, model in ((BASE, base), (ONTO, onto), (NAIVE, unmoved(change, scale) if change else None)):
         if model is not None:
             standing.add(name, model)
+    if correction == "auto":
+        correction = "none" if change is not None and change.siblings else "features"
+        about["correction"] = correction
     if change is None:
         found = fitted_to_another_shape(inputs, examples.fitted, scale, ridge, cache)
     elif correction == "features":
@@ -121,21 +124,19 @@ def _told(about: dict[str, Any]) -> list[str]:
 
 
 # --- what does not go together ----------------------------------------------------------------------------------------
-def _checked(inputs: MergeInputs, scale: float, correction: str, level: str, ridge: float | None) -> str:
+def _checked(inputs: MergeInputs, correction: str, level: str, ridge: float | None) -> str:
     require_choice("correction", correction, CORRECTIONS)
     require_choice("level", level, LEVELS)
-    if not math.isfinite(scale):
-        raise RequestError(f"rebase: scale is {scale}. Write a number, as 1.", keys=("scale",))
     if ridge is not None and not 0 < ridge < math.inf:
         raise RequestError(f"rebase: ridge is {ridge}; it is a number above 0.", keys=("ridge",))
-    if correction == "auto":
-        return "features" if inputs.data else "none"
-    if correction != "none" and not inputs.data:
+    if correction == "auto" and not inputs.data:
+        correction = "none"
+    if correction not in ("auto", "none") and not inputs.data:
         raise RequestError(
             f"rebase: correction {correction} looks at data, and there is none. Give data, or leave correction out.",
             keys=("data", "correction"),
         )
-    if ridge is not None and correction != "features":
+    if ridge is not None and correction not in ("auto", "features"):
         raise RequestError(
             f"rebase: ridge is of the regressions of correction features, and correction is {correction}. Leave it out.",
             keys=("ridge", "correction"),
@@ -144,7 +145,7 @@ def _checked(inputs: MergeInputs, scale: float, correction: str, level: str, rid
 
 
 def _require_features(correction: str, onto: Checkpoint) -> None:
-    if correction != "features":
+    if correction not in ("auto", "features"):
         raise RequestError(
             f"Carrying a fine-tune to {onto.name}, which is of another shape: that takes maps between activations, so "
             "it needs data and correction features. Give data, or name a new base of the same shape.",

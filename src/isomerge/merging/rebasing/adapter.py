@@ -73,16 +73,18 @@ def carried_adapter(
             "model (BASE+ADAPTER) with data, and extract an adapter from the result.",
             keys=("onto",),
         )
-    change = moved_change(MergeInputs([tuned, wide], [], base=onto, device=device, progress=progress), level, None)
+    change = moved_change(MergeInputs([tuned, wide], [], base=onto, device=device, progress=progress), level)
     changed = ChangedBase(change, scale)
     layout = common_layout(onto, changed)
     whole = frozenset(disk for name in opened.replaced if (disk := layout.find(name)) is not None)
     _require_place(change)
     about = {key: opened.config.get(key) for key in KEPT}
     ranks = [target.rank for target in opened.targets.values()]
+    stored = {info.dtype for info in opened.checkpoint.tensors.values()}
     extraction = Extraction(
-        onto, changed, layout, None, max(ranks, default=1), None, kept_whole=whole, about=about
-    )
+        onto, changed, layout, None, max(ranks, default=1), None, kept_whole=whole, about=about,
+        factors=torch.float64 if torch.float64 in stored else torch.float32,
+    )  # fmt: skip
     written = written_adapter(extraction, out, force=force, progress=progress, start=start)
     written.notes += [*when_unmeasured(change), *change.aligned.notes]
     return written

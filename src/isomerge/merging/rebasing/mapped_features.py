@@ -112,7 +112,13 @@ def _require_one_vocabulary(models: Sequence[Checkpoint]) -> None:
             "two are compared token by token. Name a new base with the same tokenizer.",
             keys=("onto",),
         )
-    require_mergeable(models, matches)
+    try:
+        require_mergeable(models, matches)
+    except RequestError as error:
+        why = str(error).partition("cannot be merged here: ")[2] or str(error)
+        raise RequestError(
+            f"Carrying a fine-tune to {models[0].name}, which is of another shape: {why}", keys=("onto",)
+        ) from error
 
 
 def _maps(run: LayerwiseMerge, stages: Sequence[Stage], assembly: MappedChange) -> dict[Outcome, Tensor]:

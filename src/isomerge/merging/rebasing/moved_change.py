@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -23,9 +21,7 @@ from isomerge.alignment.result import Alignment
 from isomerge.architectures import describe
 from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.base import name_some
-from isomerge.checkpoint.kept import KeptWork
 from isomerge.checkpoint.memory import MemoryCheckpoint
-from isomerge.data.base import Batches
 from isomerge.errors import RequestError
 from isomerge.kinship import are_related
 from isomerge.merging.aligned_tensors import AlignedTensors
@@ -62,9 +58,7 @@ class MovedChange:
         """new base + scale · τ', tensor by tensor."""
         return {file: self._added(file, info, scale, mask) for file, info in self.aligned.plan.items()}
 
-    def _added(
-        self, file: str, info: TensorInfo, scale: float, mask: Mask | None
-    ) -> TensorSource:
+    def _added(self, file: str, info: TensorInfo, scale: float, mask: Mask | None) -> TensorSource:
         if not info.dtype.is_floating_point:  # copied
             return self.aligned.source(self.onto, file)
         return Computed(info, f"tensor '{file}' and what is added to it", partial(self._sum, file, scale, mask))
@@ -94,9 +88,7 @@ def in_memory(onto: Checkpoint, found: MergedWeights) -> Checkpoint:
     for file, given in found.tensors.items():
         tensor = given if isinstance(given, Tensor) else _whole(given)
         state[file] = tensor.to(torch.float64 if wide else torch.float32) if tensor.is_floating_point() else tensor
-    return MemoryCheckpoint(
-        f"{onto.name} with the change", state, {**onto.config, **found.config_changes}, beside=onto
-    )
+    return MemoryCheckpoint(f"{onto.name} with the change", state, {**onto.config, **found.config_changes}, beside=onto)
 
 
 def _whole(source: TensorSource) -> Tensor:
@@ -106,22 +98,16 @@ def _whole(source: TensorSource) -> Tensor:
     return tensor.cpu()
 
 
-def moved_change(inputs: MergeInputs, level: str, data: Batches | None) -> MovedChange:
-    """Align the base to the new base, and let the fine-tune move with it. `inputs.models`: the fine-tune and its base.
-    Data is looked at where the weights do not say that the bases are siblings."""
+def moved_change(inputs: MergeInputs, level: str) -> MovedChange:
+    """Align the base to the new base by their weights, and let the fine-tune move with it. `inputs.models`: the
+    fine-tune and its base."""
     tuned, base = inputs.models
     onto = inputs.base
     assert onto is not None
-    settings: dict[str, Any] = {"level": level, "device": inputs.device, "progress": inputs.progress}
-    found = align(base, onto, resume=_within(inputs, "weights"), **settings)
-    if data is not None and not found.siblings and found.source.architecture.movable():
-        found = align(base, onto, data=data, resume=_within(inputs, "activations"), **settings)
+    kept = inputs.kept.within("bases") if inputs.kept is not None else None
+    found = align(base, onto, level=level, device=inputs.device, resume=kept, progress=inputs.progress)
     family = AlignedFamily([_same_move(found, tuned), found], onto, "anchor", found.seconds)
     return MovedChange(tuned, base, onto, AlignedTensors(family, onto))
-
-
-def _within(inputs: MergeInputs, part: str) -> KeptWork | None:
-    return inputs.kept.within(part) if inputs.kept is not None else None
 
 
 def _same_move(alignment: Alignment, tuned: Checkpoint) -> Alignment:
