@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -29,7 +30,6 @@ from isomerge.merging.layerwise.parents import least_cosine
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.run.rows import TensorSource
 from isomerge.merging.run.sources import Computed
-
 
 Mask = Callable[[str, Tensor], Tensor]
 """May change τ' of a tensor, which it gets with its name, before it is added."""
