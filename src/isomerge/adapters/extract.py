@@ -57,7 +57,7 @@ class Extraction:
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
     """Of everything that changed, and of what the adapter misses of it."""
     kept_whole: frozenset[str] = frozenset()
-    """Tensors, by name on disk, that are stored as they are whatever their shape."""
+    """Tensors, by name on disk, of modules that are stored as they are whatever their shape."""
     factors: torch.dtype = torch.float32
     """What factors are stored in."""
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -76,12 +76,7 @@ class Extraction:
         memory = self.layout.in_memory.get(name, name)
         self.squares[0] += float(self._difference(name).square().sum(dtype=torch.float64))
         self.tensors[memory] = self._trained(name)
-        module, _, parameter = memory.rpartition(".")
-        weight = self.layout.on_disk.get(f"{module}.weight")
-        if parameter == "bias" and weight not in self.kept_whole:
-            self.bias = "all"
-        else:
-            self.whole.add(module)
+        self.whole.add(memory.rpartition(".")[0])
 
     def add_matrix(self, name: str) -> None:
         difference = self._difference(name)

@@ -1,4 +1,4 @@
-"""`isomerge rebase TUNED --from BASE --onto NEW_BASE -o OUT`: a fine-tune, or a LoRA adapter, carried to another base."""
+"""`isomerge rebase TUNED --from BASE --onto NEW_BASE -o OUT`: a fine-tune or an adapter on another base."""
 
 from __future__ import annotations
 

@@ -138,7 +138,8 @@ def _checked(inputs: MergeInputs, correction: str, level: str, ridge: float | No
         )
     if ridge is not None and correction not in ("auto", "features"):
         raise RequestError(
-            f"rebase: ridge is of the regressions of correction features, and correction is {correction}. Leave it out.",
+            f"rebase: ridge is of the regressions of correction features, and correction is {correction}. "
+            "Leave it out.",
             keys=("ridge", "correction"),
         )
     return correction

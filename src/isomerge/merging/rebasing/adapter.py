@@ -67,6 +67,11 @@ def carried_adapter(
     _require_linear(opened)
     wide = InFloat64(base)
     tuned = apply_adapter(wide, opened)
+    if parted := sorted(tuned.tensors.keys() - wide.tensors.keys()):
+        raise RequestError(
+            f"Carrying {opened.name} to {onto.name}: it changes one of two tables that {base.name} stores as one. "
+            f"That makes {name_some(parted)} a tensor of its own. Merge it into its base, and carry that as a model."
+        )
     if require_fitting(tuned, wide, onto):
         raise RequestError(
             f"Carrying {opened.name} to {onto.name}: it is of another shape than {base.name}. Carry the adapter as a "
@@ -76,7 +81,9 @@ def carried_adapter(
     change = moved_change(MergeInputs([tuned, wide], [], base=onto, device=device, progress=progress), level)
     changed = ChangedBase(change, scale)
     layout = common_layout(onto, changed)
-    whole = frozenset(disk for name in opened.replaced if (disk := layout.find(name)) is not None)
+    modules = {name.removesuffix(".weight") for name in opened.replaced} - opened.targets.keys()
+    trained = [name for name in opened.replaced if name.rpartition(".")[0] in modules]
+    whole = frozenset(disk for name in trained if (disk := layout.find(name)) is not None)
     _require_place(change)
     about = {key: opened.config.get(key) for key in KEPT}
     ranks = [target.rank for target in opened.targets.values()]

@@ -2,8 +2,8 @@
 
     ΔW' = T_out ΔW T_in⁺
 
-T_out is the least-squares map from the old base's outputs of a linear map to the new base's, on the same examples. T_in⁺
-need not be known: the change of every map is regressed on the inputs that the result has there,
+T_out is the least-squares map from the old base's outputs of a linear map to the new base's, on the same examples.
+T_in⁺ need not be known: the change of every map is regressed on the inputs that the result has there,
 
     ΔW' = argmin ‖X ΔW' − s (f_tuned − f_base) T_out‖² + ridge,
 
@@ -107,8 +107,8 @@ def _require_one_vocabulary(models: Sequence[Checkpoint]) -> None:
     matches = find_matches(models)
     if matches:
         raise RequestError(
-            f"Carrying a fine-tune to {models[0].name}: the bases give tokens different ids, and the activations of the "
-            "two are compared token by token. Name a new base with the same tokenizer.",
+            f"Carrying a fine-tune to {models[0].name}: the bases give tokens different ids, and their activations are "
+            "compared token by token. Name a new base with the same tokenizer.",
             keys=("onto",),
         )
     try:
