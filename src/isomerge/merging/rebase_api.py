@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from isomerge.adapters import is_adapter
+from isomerge.adapters import Adapter, is_adapter
 from isomerge.adapters.extract import ExtractedAdapter
 from isomerge.arguments import require_choice, require_shared_types, require_types
-from isomerge.checkpoint import open_checkpoint
+from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.choices import CORRECTIONS, LEVELS
 from isomerge.errors import RequestError
 from isomerge.merging.api import merge
@@ -107,6 +106,11 @@ def rebase_adapter(
     require_choice("level", level, LEVELS)
     require_shared_types(force=force, device=device, progress=progress)
     _require_three(adapter, base, onto)
+    if not isinstance(adapter, (str, os.PathLike, Checkpoint, Adapter)):
+        raise RequestError(
+            f"Carrying an adapter to another base: it is a {type(adapter).__name__}. Name its folder.",
+            keys=("adapter",),
+        )
     models = open_checkpoint(base), open_checkpoint(onto)
     return carried_adapter(
         adapter, *models, out, scale=float(scale), level=level, force=force, device=device, progress=progress,
@@ -116,7 +120,7 @@ def rebase_adapter(
 
 def _require_three(tuned: Any, base: Any, onto: Any) -> None:
     for key, model in (("tuned", tuned), ("base", base), ("onto", onto)):
-        if model is None or (isinstance(model, (list, tuple)) and not isinstance(model, Mapping)):
+        if model is None or isinstance(model, (list, tuple)):
             raise RequestError(
                 f"Carrying a fine-tune to another base: {key} is {model!r:.60}. Name one model.", keys=(key,)
             )

@@ -29,7 +29,6 @@ from isomerge.merging.layerwise.ridge import RIDGE, ridge_solution
 from isomerge.merging.layerwise.shapes import require_mergeable
 from isomerge.merging.layerwise.solver import calls_by_number
 from isomerge.merging.layerwise.stages import Stage
-from isomerge.merging.layerwise.token_matching import find_matches
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.rebasing.features import FLOOR
 from isomerge.running.padding import PaddingMask
@@ -91,7 +90,7 @@ def fitted_to_another_shape(
     onto = inputs.base
     assert onto is not None
     three = replace(inputs, models=[onto, tuned, base], base=None, align=None)
-    _require_one_vocabulary(three.models)
+    _require_mergeable(three.models)
     run = LayerwiseMerge(three, [1.0, scale, -scale], [data], cache, joint=True)
     stages = [stage for stage in run.plan.stages if stage.kind != "experts"]
     like = run.assembly(run.shares, run.roles.stored)
@@ -103,16 +102,9 @@ def fitted_to_another_shape(
     return run.result(record)
 
 
-def _require_one_vocabulary(models: Sequence[Checkpoint]) -> None:
-    matches = find_matches(models)
-    if matches:
-        raise RequestError(
-            f"Carrying a fine-tune to {models[0].name}: the bases give tokens different ids, and their activations are "
-            "compared token by token. Name a new base with the same tokenizer.",
-            keys=("onto",),
-        )
+def _require_mergeable(models: Sequence[Checkpoint]) -> None:
     try:
-        require_mergeable(models, matches)
+        require_mergeable(models)
     except RequestError as error:
         why = str(error).partition("cannot be merged here: ")[2] or str(error)
         raise RequestError(

@@ -30,6 +30,7 @@ from isomerge.merging.layerwise.parents import least_cosine
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
 from isomerge.merging.run.rows import TensorSource
 from isomerge.merging.run.sources import Computed
+from isomerge.merging.vocabulary.files import other_ids
 
 Mask = Callable[[str, Tensor], Tensor]
 """May change τ' of a tensor, which it gets with its name, before it is added."""
@@ -150,6 +151,12 @@ def require_fitting(tuned: Checkpoint, base: Checkpoint, onto: Checkpoint) -> bo
             f"{act}: {tuned.name} and {base.name} differ in the names or shapes of {name_some(odd)}. Name the base "
             "that the fine-tune was made from, with the same head and vocabulary.",
             keys=("base",),
+        )
+    if moved := other_ids([base, onto]):
+        raise RequestError(
+            f"{act}: {'; '.join(moved)}, so what was learned of a token would go to another one. Name a new base with "
+            "the same tokenizer.",
+            keys=("onto",),
         )
     return bool(_differing(shapes[0], shapes[2]))
 
