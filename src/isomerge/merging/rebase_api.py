@@ -124,9 +124,12 @@ def _require_three(tuned: Any, base: Any, onto: Any) -> None:
             raise RequestError(
                 f"Carrying a fine-tune to another base: {key} is {model!r:.60}. Name one model.", keys=(key,)
             )
-    if isinstance(base, (str, os.PathLike)) and isinstance(onto, (str, os.PathLike)) and str(base) == str(onto):
-        raise RequestError(
-            f"Carrying a fine-tune to another base: base and onto are both {base}, so there is nothing to carry. Name "
-            "another new base.",
-            keys=("base", "onto"),
-        )
+    named = {"tuned": tuned, "base": base, "onto": onto}
+    paths = {key: str(model) for key, model in named.items() if isinstance(model, (str, os.PathLike))}
+    for one, other, missing in (("base", "onto", "new base"), ("tuned", "base", "base"), ("tuned", "onto", "new base")):
+        if one in paths and paths[one] == paths.get(other):
+            raise RequestError(
+                f"Carrying a fine-tune to another base: {one} and {other} are both {paths[one]}, so there is "
+                f"nothing to carry. Name another {missing}.",
+                keys=(one, other),
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,19 @@ def test_models_that_do_not_fit_are_refused_with_what_differs(tmp_path: Path) ->
     with pytest.raises(isomerge.IsomergeError, match="lm_head.weight"):
         isomerge.rebase(tuned, base, broken).save(tmp_path / "out")
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_bases_that_give_tokens_other_ids_are_refused(tmp_path: Path) -> None:
+    for number, name in enumerate(("tuned", "base", "onto")):
+        tiny.llama(tmp_path / name, seed=number)
+    file = tmp_path / "onto" / "tokenizer.json"
+    known = json.loads(file.read_text())
+    ids = known["model"]["vocab"]
+    first, last = list(ids)[4], list(ids)[-1]
+    ids[first], ids[last] = ids[last], ids[first]
+    file.write_text(json.dumps(known))
+    with pytest.raises(RequestError, match="2 tokens have other ids .*the same tokenizer"):
+        isomerge.rebase(*(tmp_path / name for name in ("tuned", "base", "onto")))
 
 
 def test_a_recipe_does_the_same_and_refuses_what_the_method_does_itself(tmp_path: Path) -> None:

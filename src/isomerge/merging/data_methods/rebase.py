@@ -18,6 +18,7 @@ from isomerge.choices import CORRECTIONS, LEVELS
 from isomerge.errors import RequestError
 from isomerge.merging.data_methods.method import data_method
 from isomerge.merging.merge_inputs import MergedWeights, MergeInputs
+from isomerge.merging.rebasing.arrival import BASE, NAIVE, ONTO, OUT, Arrival, Examples
 from isomerge.merging.rebasing.features import fitted_to_features
 from isomerge.merging.rebasing.gradient_signs import agreeing, prediction_gradients
 from isomerge.merging.rebasing.mapped_features import fitted_to_another_shape
@@ -30,7 +31,6 @@ from isomerge.merging.rebasing.moved_change import (
     unmoved,
     when_unmeasured,
 )
-from isomerge.merging.rebasing.standing import BASE, NAIVE, ONTO, OUT, Examples, Standing
 from isomerge.running.passes import DataPass
 
 
@@ -77,10 +77,10 @@ def rebase(
     if examples is None:
         assert change is not None
         return _result(change, change.added(scale), {"rebased": about}, when_unmeasured(change))
-    standing = Standing(examples, tuned, inputs.device)
+    arrival = Arrival(examples, tuned, inputs.device)
     for name, model in ((BASE, base), (ONTO, onto), (NAIVE, unmoved(change, scale) if change else None)):
         if model is not None:
-            standing.add(name, model)
+            arrival.add(name, model)
     if correction == "auto":
         correction = "none" if change is not None and change.siblings else "features"
         about["correction"] = correction
@@ -91,8 +91,8 @@ def rebase(
     else:
         mask = _mask(inputs, change, examples) if correction == "signs" else None
         found = _result(change, change.added(scale, mask), {}, [])
-    standing.add(OUT, in_memory(onto, found))
-    about |= standing.record()
+    arrival.add(OUT, in_memory(onto, found))
+    about |= arrival.record()
     return replace(
         found, notes=[*_told(about), *examples.note, *found.notes],
         record={**found.record, "examples": inputs.data[0].examples, "rebased": about},

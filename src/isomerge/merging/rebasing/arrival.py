@@ -58,7 +58,7 @@ class Examples:
         return [] if self.is_new else [few]
 
 
-class Standing:
+class Arrival:
     """Rows of one number for each measure; the fine-tune comes first, as the others are compared with it."""
 
     def __init__(self, examples: Examples, tuned: Checkpoint, device: str) -> None:
