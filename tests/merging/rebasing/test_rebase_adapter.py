@@ -155,7 +155,7 @@ def test_what_cannot_be_an_adapter_of_the_new_base_is_refused(tmp_path: Path) ->
     with pytest.raises(RequestError, match="adapter and not a model.*rebase_adapter"):
         isomerge.rebase(plain, base, model("llama", 1))
     with pytest.raises(isomerge.IsomergeError, match="adapter_config.json"):
-        isomerge.rebase_adapter(base, base, model("llama", 1), tmp_path / "out")
+        isomerge.rebase_adapter(model("llama", 2), base, model("llama", 1), tmp_path / "out")
     with pytest.raises(isomerge.IsomergeError):
         isomerge.rebase_adapter(plain, model("vit", 0), model("vit", 1), tmp_path / "out")
     with pytest.raises(RequestError, match="folder of the input"):
@@ -165,6 +165,17 @@ def test_what_cannot_be_an_adapter_of_the_new_base_is_refused(tmp_path: Path) ->
     with pytest.raises(RequestError, match="one of two tables"):
         isomerge.rebase_adapter(head, tied, disguised(tied), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_trained_norms_have_no_low_rank_where_the_stream_rotates_and_a_note_says_so(tmp_path: Path) -> None:
+    base = model("llama", 0)
+    onto = disguised(base)
+    old = adapter(base, tmp_path / "old", TARGETS["llama"], modules_to_save=["input_layernorm"])
+    found = isomerge.rebase_adapter(old, base, onto, tmp_path / "new")
+    assert found.relative_error > 1e-3 and any("trained norms are folded" in note for note in found.notes)
+    merged = isomerge.rebase(f"{base}+{old}", base, onto)  # the way out, which is exact
+    got = tiny.logits(onto, {name: tensor.double() for name, tensor in merged.tensors()})
+    assert apart(answers(base, old), got, answers(base)) <= 1e-5
 
 
 def test_a_base_with_an_adapter_is_carried_as_a_model(tmp_path: Path) -> None:

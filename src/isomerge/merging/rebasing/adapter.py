@@ -18,6 +18,7 @@ from isomerge.merging.merge_inputs import MergeInputs
 from isomerge.merging.rebasing.moved_change import MovedChange, moved_change, require_fitting, when_unmeasured
 
 KEPT = ("task_type", "auto_mapping")
+LOSSY = 1e-4
 ROUNDING = 1e-12
 """A change below this share of a tensor is what moving it in float64 leaves, and no change."""
 
@@ -93,6 +94,12 @@ def carried_adapter(
         factors=torch.float64 if torch.float64 in stored else torch.float32,
     )  # fmt: skip
     written = written_adapter(extraction, out, force=force, progress=progress, start=start)
+    if written.relative_error > LOSSY:
+        written.notes.append(
+            f"{100 * written.relative_error:.2g} % of the change is lost, as it has more than the adapter's rank here: "
+            "trained norms are folded into the maps behind them. At `level` permutation they stay norms; or carry base "
+            "and adapter as a model"
+        )
     written.notes += [*when_unmeasured(change), *change.aligned.notes]
     return written
 
