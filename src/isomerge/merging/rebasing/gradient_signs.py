@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from isomerge.data.base import Batch
 from isomerge.merging.layerwise.roles import as_saved, file_names
 from isomerge.merging.rebasing.moved_change import MovedChange
 from isomerge.running.padding import PaddingMask
@@ -53,6 +54,6 @@ def prediction_gradients(change: MovedChange, data: DataPass, device: str) -> di
     return {renamed.get(name, name): gradient for name, gradient in as_saved(onto, state).items()}
 
 
-def _distance(model: object, field: str, own: Tensor, wanted: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+def _distance(model: object, field: str, own: Tensor, wanted: Tensor, batch: Batch) -> Tensor:
     valid = PaddingMask(batch, model).of_side(own[..., 0].numel(), encoder=False) if own.dim() > 2 else None
     return distance(model, field, rows_of(own, valid), [rows_of(wanted, valid)], [1.0]).cpu()
