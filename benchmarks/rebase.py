@@ -1,6 +1,6 @@
 """How much of a fine-tune's gain arrives on another base?
 
-    python benchmarks/rebase.py [images text] [--seeds 3] [--texts shared/data/lm] [--out docs/results]
+    python benchmarks/rebase.py [images text] [--seeds 3] [--texts shared/data/lm] [--out docs/results/rebase]
 
 Images: stock ViTs of width 64 learn scikit-learn's digits, and the fine-tune digits that are turned by 90°. Text: stock
 Llamas of width 64 learn the bytes of WikiText-2, and the fine-tune those of Shakespeare. The new base is the old one
