@@ -129,7 +129,7 @@ def when_unmeasured(change: MovedChange) -> list[str]:
     else:
         why = (
             "the bases were trained apart, and without data often less than half of the skill arrives, or nothing; "
-            "`data` of the task, which needs no labels, brings most of it"
+            "`data` of the task, which needs no labels, brings more"
         )
     return [f"nothing was measured, as there is no data: {why}"]
 
