@@ -231,7 +231,7 @@ WORKING: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {
     "plan": lambda a, b, out: {"recipe": linear_recipe(a, b)},
     "plane": lambda a, b, out: {"model_a": a, "model_b": b, "model_c": a, "data": digits()},
     "rebase": lambda a, b, out: {"tuned": noisy(Path(a)), "base": a, "onto": b},
-    "rebase_adapter": lambda a, b, out: {"adapter": a, "base": a, "onto": b, "out": out},
+    "rebase_adapter": lambda a, b, out: {"adapter": noisy(Path(a)), "base": a, "onto": b, "out": out},
     "report": lambda a, b, out: {"folder": a},
     "reproduce": lambda a, b, out: {"folder": a},
     "search": lambda a, b, out: {"recipe": linear_recipe(a, b), "data": digits()},
