@@ -120,6 +120,12 @@ def fine_tuned_pair() -> tuple[str, str]:
     return str(base), str(noisy(base, 0.05))
 
 
+def adapted(out: Path) -> tuple[Path, str, str]:
+    """An adapter, its base, and another base."""
+    base, tuned = fine_tuned_pair()
+    return isomerge.extract(base, tuned, out / "old", rank=2).out, base, tuned
+
+
 def linear_recipe(a: str, b: str) -> dict[str, Any]:
     return {"merge_method": "linear", "models": [{"model": a, "parameters": {"weight": 1}}, {"model": b}]}
 
@@ -167,6 +173,8 @@ RESULTS: dict[str, Callable[[str, str, Path], Any]] = {
     "best": lambda a, b, out: isomerge.best(a, b, data=digits(), limit=12, algorithm="random", evaluations=4),
     "distill": lambda a, b, out: isomerge.distill([a, b], data=digits(), steps=1),
     "push": lambda a, b, out: pushed(a, out),
+    "rebase": lambda a, b, out: isomerge.rebase(noisy(Path(a)), a, b, data=digits()),
+    "rebase_adapter": lambda a, b, out: isomerge.rebase_adapter(*adapted(out), out / "carried"),
     "demo": lambda a, b, out: isomerge.demo(out / "demo"),
 }  # fmt: skip
 """A way to make each kind of result, from two models and a folder to write in."""
@@ -230,6 +238,8 @@ WORKING: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {
     "plan": lambda a, b, out: {"recipe": linear_recipe(a, b)},
     "plane": lambda a, b, out: {"model_a": a, "model_b": b, "model_c": a, "data": digits()},
     "push": lambda a, b, out: {"models": a, "to": "me/merged"},
+    "rebase": lambda a, b, out: {"tuned": noisy(Path(a)), "base": a, "onto": b},
+    "rebase_adapter": lambda a, b, out: {"adapter": noisy(Path(a)), "base": a, "onto": b, "out": out},
     "report": lambda a, b, out: {"folder": a},
     "reproduce": lambda a, b, out: {"folder": a},
     "search": lambda a, b, out: {"recipe": linear_recipe(a, b), "data": digits()},

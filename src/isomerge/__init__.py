@@ -47,6 +47,8 @@ _WHERE = {
     "plan": "isomerge.merging.api",
     "plane": "isomerge.connectivity.plane",
     "push": "isomerge.reporting.publish",
+    "rebase": "isomerge.merging.rebase_api",
+    "rebase_adapter": "isomerge.merging.rebase_api",
     "report": "isomerge.reporting.page",
     "reproduce": "isomerge.merging.reproduce",
     "search": "isomerge.sweeping.search_api",
@@ -90,6 +92,8 @@ if TYPE_CHECKING:
     from isomerge.merging.api import plan as plan
     from isomerge.merging.distill_api import distill as distill
     from isomerge.merging.outcome.merged import Merged as Merged
+    from isomerge.merging.rebase_api import rebase as rebase
+    from isomerge.merging.rebase_api import rebase_adapter as rebase_adapter
     from isomerge.merging.reproduce import reproduce as reproduce
     from isomerge.merging.state_dicts import merge_state_dicts as merge_state_dicts
     from isomerge.reporting.page import report as report

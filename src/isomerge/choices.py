@@ -44,6 +44,9 @@ TASKS = ("image", "sequence", "token", "regression", "causal-lm", "masked-lm", "
 CURVES = ("bezier", "chain", "autoneb", "simplex", "subspace", "geodesic")
 Goals = Literal["auto", "mean", "own", "expert"]
 GOALS: tuple[str, ...] = get_args(Goals)
+Correction = Literal["auto", "none", "features", "signs"]
+CORRECTIONS: tuple[str, ...] = get_args(Correction)
+"""How a change that was carried to another base is fitted to it on data."""
 STATISTICS = ("gram", "activations", "units", "fisher")
 
 # Models of clients.

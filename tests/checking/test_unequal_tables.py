@@ -15,7 +15,11 @@ from commands import said
 from models import model
 
 TABLES = {
-    "roberta": ("max_position_embeddings", "roberta.embeddings.position_embeddings.weight", "RobertaForTokenClassification"),
+    "roberta": (
+        "max_position_embeddings",
+        "roberta.embeddings.position_embeddings.weight",
+        "RobertaForTokenClassification",
+    ),
     "gpt2": ("n_positions", "transformer.wpe.weight", "GPT2LMHeadModel"),
 }
 

@@ -23,7 +23,7 @@ from samples import digits
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAMES = (
     "model-a", "model-b", "model-c", "base", "finetuned", "run-1", "run-2", "run-3", "a", "b", "c", "maths", "code",
-    "chat", "prose", "reviews", "tweets", "tuned",
+    "chat", "prose", "reviews", "tweets", "tuned", "new-base",
 )  # fmt: skip
 ALWAYS = ("model-a", "model-b", "model-c", "base")
 ADAPTERS = ("adapter", "adapter-a", "adapter-b", "a-lora", "lora-a", "lora-b")

@@ -75,6 +75,7 @@ KINDS = {
     "docs/guides/llms-on-a-laptop.md": "text",
     "docs/guides/two-fine-tunes.md": "text",
     "docs/mixture.md": "text",
+    "docs/rebase.md": "text",
     "docs/recipes.md": "text",
     "docs/tokenizers.md": "text",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from isomerge.checkpoint import (
     require_finite,
     require_floating,
 )
-from isomerge.checkpoint.base import name_some
+from isomerge.checkpoint.base import Progress, name_some
 from isomerge.checkpoint.checks import differences_in_size
 from isomerge.choices import DEFAULT_RANK
 from isomerge.errors import RequestError
@@ -36,7 +37,7 @@ from isomerge.results import Result
 
 
 @dataclass
-class _Extraction:
+class Extraction:
     """The adapter in the making. Names are those in memory, without PEFT's prefix."""
 
     base: Checkpoint
@@ -55,6 +56,27 @@ class _Extraction:
     left_out: list[dict[str, Any]] = field(default_factory=list)
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
     """Of everything that changed, and of what the adapter misses of it."""
+    kept_whole: frozenset[str] = frozenset()
+    """Tensors, by name on disk, of modules that are stored as they are whatever their shape."""
+    factors: torch.dtype = torch.float32
+    """What factors are stored in."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What else the adapter's config says."""
+
+    def add(self, name: str) -> None:
+        if name in self.kept_whole:
+            self.add_whole(name)
+        elif _is_matrix(self.base, name):
+            self.add_matrix(name)
+        else:
+            self.add_vector(name)
+
+    def add_whole(self, name: str) -> None:
+        """A trained tensor that replaces the base's."""
+        memory = self.layout.in_memory.get(name, name)
+        self.squares[0] += float(self._difference(name).square().sum(dtype=torch.float64))
+        self.tensors[memory] = self._trained(name)
+        self.whole.add(memory.rpartition(".")[0])
 
     def add_matrix(self, name: str) -> None:
         difference = self._difference(name)
@@ -70,7 +92,7 @@ class _Extraction:
         matrix = difference.flatten(1)
         u, values, vt = decompose(matrix, self.rank, self.energy)
         rank = choose_rank(values, changed, self.rank, self.energy)
-        left, right = halves(u, values, vt, rank)
+        left, right = halves(u, values, vt, rank, self.factors)
         missed = squared_error(matrix, left, right)
         self.squares[1] += missed
         self.ranks[module] = rank
@@ -90,20 +112,25 @@ class _Extraction:
         module, _, parameter = memory.rpartition(".")
         layer = self.layout.modules.get(module) if module else None
         if module in self.ranks:
-            self.tensors[f"{module}.base_layer.{parameter}"] = self.finetuned.read(name)
+            self.tensors[f"{module}.base_layer.{parameter}"] = self._trained(name)
             self.bias = max(self.bias, "lora_only", key=BIAS.index)
         elif not self._wants(module):
             self._leave_out(name, changed, "not among the targets")
         elif layer is not None and parameter == "bias":
-            self.tensors[memory] = self.finetuned.read(name)
+            self.tensors[memory] = self._trained(name)
             self.bias = "all"
         elif layer is not None and all(p.dim() < 2 for p in layer.parameters()) and not list(layer.children()):
             self.whole.add(module)
             for parameter, _ in layer.named_parameters():
                 stored = self.layout.on_disk[f"{module}.{parameter}"]
-                self.tensors[f"{module}.{parameter}"] = self.finetuned.read(stored)
+                self.tensors[f"{module}.{parameter}"] = self._trained(stored)
         else:
             self._leave_out(name, changed, "a parameter outside of any layer")
+
+    def _trained(self, name: str) -> Tensor:
+        """A tensor to be stored whole; what was computed in float64, as the base stores it."""
+        tensor = self.finetuned.read(name)
+        return tensor.to(self.base.tensors[name].dtype) if tensor.dtype == torch.float64 else tensor
 
     def _difference(self, name: str) -> Tensor:
         before, after = self.base.read(name), self.finetuned.read(name)
@@ -128,6 +155,7 @@ class _Extraction:
             "bias": self.bias,
             "modules_to_save": sorted(self.whole) or None,
             "ensure_weight_tying": bool(tied),
+            **self.about,
         }
         return lora_config(self.ranks, _short_names(self.layout, self.ranks.keys()), about)
 
@@ -194,22 +222,27 @@ def extract(
     rank = DEFAULT_RANK if rank is None and energy is None else rank
     pattern = _check_request(rank, energy, targets)
     refuse_overwrite(out, [base, finetuned])
-    extracted = _Extraction(base, finetuned, _common_layout(base, finetuned), pattern, rank, energy)
+    extraction = Extraction(base, finetuned, common_layout(base, finetuned), pattern, rank, energy)
+    return written_adapter(extraction, out, force=force, progress=progress, start=start)
+
+
+def written_adapter(
+    extracted: Extraction, out: str | os.PathLike[str], *, force: bool, progress: Progress | None, start: float
+) -> ExtractedAdapter:
+    """Go through the tensors of both models, and write what was found."""
+    base, finetuned = extracted.base, extracted.finetuned
     floating = [n for n, info in base.tensors.items() if info.dtype.is_floating_point and not is_harmless_buffer(n)]
     total, done = sum(base.tensors[name].nbytes for name in floating), 0
     # Vectors come last: where a bias goes depends on what became of its layer's matrix.
     for name in sorted(floating, key=lambda name: (not _is_matrix(base, name), name)):
-        if _is_matrix(base, name):
-            extracted.add_matrix(name)
-        else:
-            extracted.add_vector(name)
+        extracted.add(name)
         done += base.tensors[name].nbytes
         if progress:
             progress(done, total, "extracting")
     if not extracted.tensors:
         raise RequestError(
             f"While extracting an adapter from {finetuned.name}: nothing that an adapter can hold differs from "
-            f"{base.name}{' in the named layers' if targets else ''}. Check that these are two models."
+            f"{base.name}{' in the named layers' if extracted.pattern else ''}. Check that these are two models."
         )
     written = write_adapter(out, extracted.tensors, extracted.config(), force=force, inputs=[base, finetuned])
     changed, missed = extracted.squares
@@ -242,7 +275,8 @@ def _check_request(rank: int | None, energy: float | None, targets: str | None) 
         ) from error
 
 
-def _common_layout(base: Checkpoint, finetuned: Checkpoint) -> ModuleLayout:
+def common_layout(base: Checkpoint, finetuned: Checkpoint) -> ModuleLayout:
+    """The layers of two models of one shape, or an error."""
     require_model(base)
     if holds_adapter(finetuned):
         raise RequestError(

@@ -53,10 +53,12 @@ def choose_rank(values: Tensor, total: float, rank: int | None, energy: float | 
     return max(1, min(keep, len(values), rank if rank is not None else keep))
 
 
-def halves(u: Tensor, values: Tensor, vt: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """B (rows, rank) and A (rank, columns) in float32, each with the square root of the singular values."""
+def halves(
+    u: Tensor, values: Tensor, vt: Tensor, rank: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """B (rows, rank) and A (rank, columns), each with the square root of the singular values."""
     root = values[:rank].sqrt()
-    return (u[:, :rank] * root).float().contiguous(), (root[:, None] * vt[:rank]).float().contiguous()
+    return (u[:, :rank] * root).to(dtype).contiguous(), (root[:, None] * vt[:rank]).to(dtype).contiguous()
 
 
 def squared_error(matrix: Tensor, left: Tensor, right: Tensor, rows: int = 4096) -> float:

@@ -66,7 +66,7 @@ def align(
     address: str | None = None,
     device: str = "cpu",
     max_memory: int | str | None = None,
-    resume: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | KeptWork | None = None,
     progress: Shown = None,
 ) -> Alignment:
     """Move `source` next to `anchor` without changing what it computes.

@@ -31,6 +31,7 @@ from isomerge.cli.mergekit import ELSEWHERE, mergekit_extract_lora, mergekit_mul
 from isomerge.cli.output import start_clock
 from isomerge.cli.plan import plan
 from isomerge.cli.push import push
+from isomerge.cli.rebase import rebase
 from isomerge.cli.report import report
 from isomerge.cli.reproduce import reproduce
 from isomerge.cli.search import search
@@ -134,7 +135,7 @@ def isomerge(
 MERGEKIT = (mergekit_yaml, mergekit_multi, mergekit_extract_lora)
 VERBS = (
     align, check, selftest, list_, merge, plan, verify, extract, reproduce, eval_, ensemble, sweep, search, best,
-    distill, calibrate, report, barrier, curve, demo, studio, push, *MERGEKIT,
+    distill, calibrate, report, barrier, curve, demo, studio, push, rebase, *MERGEKIT,
 )  # fmt: skip
 for _verb in VERBS:
     app.command(

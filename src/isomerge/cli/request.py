@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from isomerge.addresses import is_url
+from isomerge.choices import method_options
 from isomerge.cli.errors import see_help
 from isomerge.cli.flags import DataFlags, MergeFlags, Reading
 from isomerge.cli.interruption import announce_output
@@ -95,13 +96,16 @@ class MergeRequest:
         options = self.method_options(merging)
         if data.learn_towards is not None and data.learn is None:
             raise RequestError("--learn-towards has no effect without --learn. Add --learn N.")
-        for flag, value in {"--level": merging.level, "--evidence": data.evidence, "--learn": data.learn}.items():
+        level = merging.level
+        if level is not None and any(option.name == "level" for option in method_options(merging.method or "linear")):
+            options["level"], level = level, None
+        for flag, value in {"--level": level, "--evidence": data.evidence, "--learn": data.learn}.items():
             if value is not None and not merging.align:
                 raise RequestError(f"{flag} has no effect without --align. Add --align, or leave {flag} out.")
         align: bool | dict[str, Any] = False
         if merging.align:
             asked = {"evidence": data.evidence, "learn": data.learn, "learn_towards": data.learn_towards}
-            align = {"level": merging.level or "full"} | {key: value for key, value in asked.items() if value}
+            align = {"level": level or "full"} | {key: value for key, value in asked.items() if value}
 
         from isomerge.merging.recipe import recipe_of
 

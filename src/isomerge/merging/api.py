@@ -79,11 +79,11 @@ def merge(
     in recipes. Without it, models that give tokens different ids are refused; "rows" merges them row by row.
 
     `level`, `scale` and `sweeps` are those of `isomerge.align`, and `align` may be a mapping with more of its options.
-    (A `scale` of numbers is the option of `swag` and `passthrough`.) `dtype` is the dtype of the output, by default
-    that of the inputs, `seed` the seed of methods that draw random numbers. `engine="ray"` computes on the cluster at
-    `address` (see docs/cluster.md), with the same bytes. `resume` names the folder that `save` will be given: what is
-    solved before that (an alignment, the layers of reconstruct) is kept there, and the same call, made again after a
-    kill, goes on from it.
+    (A `scale` of numbers is the option of `swag`, `passthrough` and `rebase`, which has a `level` of its own.) `dtype`
+    is the dtype of the output, by default that of the inputs, `seed` the seed of methods that draw random numbers.
+    `engine="ray"` computes on the cluster at `address` (see docs/cluster.md), with the same bytes. `resume` names the
+    folder that `save` will be given: what is solved before that (an alignment, the layers of reconstruct) is kept
+    there, and the same call, made again after a kill, goes on from it.
 
     >>> merged = isomerge.merge(["model-a", "model-b"], method="ties", base="base", density=0.5)
     >>> written = merged.save("merged")
@@ -108,6 +108,8 @@ def merge(
         raise RequestError("Merging: models is empty. Name at least two models, or one with an adapter on top.")
     if scale is not None and not isinstance(scale, bool):
         options, scale = {"scale": scale, **options}, None
+    if level != "full" and not align and any(option.name == "level" for option in ALL_METHODS[method].options):
+        options, level = {"level": level, **options}, "full"
     if weights is not None and "weight" in options:
         raise RequestError("Merging: weights and weight mean the same. Leave one of them out.")
     if weights is not None:

@@ -73,13 +73,13 @@ def distill(
             keys=("student", "fresh"),
         )
     return merge(
-        teachers, method="distill", base=student, weights=weights, data=_in_batches(data, batch_size), dtype=dtype,
+        teachers, method="distill", base=student, weights=weights, data=in_batches(data, batch_size), dtype=dtype,
         device=device, seed=seed, resume=resume, progress=progress, goals=goals, steps=steps, rate=rate,
         temperature=temperature, agree=agree, fresh=fresh,
     )  # fmt: skip
 
 
-def _in_batches(data: Any, size: int | None) -> Any:
+def in_batches(data: Any, size: int | None) -> Any:
     """The same data, read in batches of this size, if one is named."""
     if size is None:
         return data
@@ -90,5 +90,5 @@ def _in_batches(data: Any, size: int | None) -> Any:
     if isinstance(data, (list, tuple)) and all(
         isinstance(one, (str, os.PathLike, Data)) or "path" in one for one in data
     ):
-        return [_in_batches(one, size) for one in data]
+        return [in_batches(one, size) for one in data]
     raise RequestError("Distilling: batch_size is given, and data is in batches already. Leave one of them out.")

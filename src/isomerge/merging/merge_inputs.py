@@ -12,6 +12,7 @@ from isomerge.checkpoint import Checkpoint, TensorInfo
 from isomerge.checkpoint.base import Progress
 from isomerge.checkpoint.kept import KeptWork
 from isomerge.merging.aligned_tensors import AlignedTensors
+from isomerge.merging.run.rows import TensorSource
 
 if TYPE_CHECKING:
     from isomerge.merging.recipe_data import DataSet
@@ -53,8 +54,8 @@ class MergeInputs:
 class MergedWeights:
     """What it gives back: a model in memory, to be rounded once when it is written."""
 
-    tensors: Mapping[str, Tensor]
-    """By name on disk, in the precision they were solved in."""
+    tensors: Mapping[str, Tensor | TensorSource]
+    """By name on disk, in the precision they were solved in; or what makes them when they are written."""
     plan: Mapping[str, TensorInfo]
     """Shapes and dtypes as they are written."""
     config_changes: dict[str, Any] = field(default_factory=dict)

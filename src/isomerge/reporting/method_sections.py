@@ -40,6 +40,8 @@ def method_section(record: Record) -> b.Section:
         blocks.append(b.FactList({"polished": f"{_steps(polished)}, distance to the models' predictions {change}"}))
     if isinstance(record.get("distilled"), Mapping):
         blocks += _distilled(record["distilled"])
+    if isinstance(record.get("rebased"), Mapping):
+        blocks += _rebased(record["rebased"])
     if record.get("scores"):
         blocks.append(_scores(record))
     if record.get("coefficients"):
@@ -55,15 +57,31 @@ def _steps(polished: Mapping[str, Any]) -> str:
 def _distilled(distilled: Mapping[str, Any]) -> list[Any]:
     """The steps, and the controls: where the student was and is, its teachers and their mean."""
     facts = {"steps": _steps(distilled), "temperature": f"{distilled['temperature']:g}"}
-    rows = distilled["held_out"]
+    title = "Distance to the goals on held-out examples, and loss and metric where they have labels"
+    return [b.FactList(facts), _standing(title, distilled["held_out"])]
+
+
+def _standing(title: str, rows: Sequence[Mapping[str, Any]]) -> b.TableBlock:
+    """A row for each model, a column for each measure."""
     columns = tuple(dict.fromkeys(key for row in rows for key in row if key != "model"))
     cells = [
         b.Row([b.text(row["model"], code=True), *(b.number(row[key]) if key in row else b.text("") for key in columns)])
         for row in rows
     ]
-    title = "Distance to the goals on held-out examples, and loss and metric where they have labels"
-    numbers = frozenset(range(1, len(columns) + 1))
-    return [b.FactList(facts), b.TableBlock(title, ("model", *columns), cells, numbers)]
+    return b.TableBlock(title, ("model", *columns), cells, frozenset(range(1, len(columns) + 1)))
+
+
+def _rebased(rebased: Mapping[str, Any]) -> list[Any]:
+    """How a fine-tune was carried to another base, and how much of it arrived."""
+    bases = "siblings" if rebased.get("siblings") else "of different shapes" if rebased["other_shape"] else "aligned"
+    facts = {"bases": bases, "correction": rebased["correction"], "scale": f"{rebased['scale']:g}"}
+    if not rebased.get("held_out"):
+        return [b.FactList({**facts, "arrived": "not measured, as no data was given"})]
+    shares = {name: share for name, share in rebased["shares"].items() if share is not None}
+    arrived = ", ".join(f"{100 * share:.0f} % by {name}" for name, share in shares.items())
+    title = "Distance to the fine-tune's predictions on held-out examples, and loss and metric where they have labels"
+    return [b.FactList({**facts, "arrived": arrived or "unknown: the fine-tune is no better than its base here"}),
+            _standing(title, rebased["held_out"])]  # fmt: skip
 
 
 def _features(record: Record) -> Record | None:

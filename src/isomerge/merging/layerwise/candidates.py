@@ -59,7 +59,7 @@ class Candidates:
                 kept.store_features(assembly)
             record["features"] = assembly.summary()
         run.start_from(assembly)
-        return record | self._solve(assembly, run.plan.stages, data, self.refine, keep)
+        return record | self.solve(assembly, run.plan.stages, data, self.refine, keep)
 
     def parent(self, number: int, data: GoalData, *, keep: bool = True) -> dict[str, Any]:
         """One parent as it is, but for an output map that is fitted to predictions."""
@@ -67,7 +67,7 @@ class Candidates:
         run.start_from(run.parent_alone(number))
         stage = output_stage(run.merged, run.plan.stages, data.examples) if self.fits_output else None
         assembly = run.assembly(run.shares, run.roles.stored)
-        return self._solve(assembly, [stage] if stage else [], data, 0, keep)
+        return self.solve(assembly, [stage] if stage else [], data, 0, keep)
 
     def polish(self, steps: int, rate: float, data: GoalData, *, keep: bool = True) -> dict[str, Any]:
         """Gradient steps on the whole of the model in place; `rate` is the first one's, relative to a tensor's size."""
@@ -140,9 +140,10 @@ class Candidates:
         merged, *parents = self.run.runners()
         return PredictionLoss(merged, parents, self.run.shares, data)
 
-    def _solve(
+    def solve(
         self, assembly: FeatureAssembly, stages: Sequence[Stage], data: GoalData, refine: int, keep: bool
     ) -> dict[str, Any]:
+        """Solve these stages in turn, from the model in place; what there is to report of it."""
         run = self.run
         run.report = LayerReport(run.roles)
         merged, *parents = run.runners()

@@ -108,7 +108,10 @@ class _Rules:
             self.add(("tokenizer", "source"), f"{name} runs the models on data, and {ONE_TABLE}")
         for key in ("align", "repair") if method.any_architecture else ():
             if self.has(key):
-                self.add((key,), f"{name} looks at predictions, which have no basis and no units: leave '{key}' out")
+                why = "looks at predictions, which have no basis and no units"
+                if method.base == "required":
+                    why = "brings the models together in a way of its own"
+                self.add((key,), f"{name} {why}: leave '{key}' out")
         align = self.data.get("align")
         anchor = align.get("anchor") if isinstance(align, dict) else None
         first = self.entries[0][1].get("model") if self.entries else anchor
