@@ -44,6 +44,12 @@ TASKS = ("image", "sequence", "token", "regression", "causal-lm", "masked-lm", "
 CURVES = ("bezier", "chain", "autoneb", "simplex", "subspace", "geodesic")
 Goals = Literal["auto", "mean", "own", "expert"]
 GOALS: tuple[str, ...] = get_args(Goals)
+GateMode = Literal["hidden", "hidden_avg", "hidden_last", "cheap_embed", "data", "random", "uniform_random"]
+GATE_MODES: tuple[str, ...] = get_args(GateMode)
+PROMPTED_GATES = GATE_MODES[:4]
+"""Those that make their rows of prompts."""
+ToDense = Literal["average", "most_used", "by_use"]
+TO_DENSE: tuple[str, ...] = get_args(ToDense)
 STATISTICS = ("gram", "activations", "units", "fisher")
 
 # Models together.

@@ -35,7 +35,7 @@ from isomerge.merging.recipe import ModelReference, Recipe
 from isomerge.merging.recipe.settings import RepairSettings
 from isomerge.merging.recipe_data import DataSet
 from isomerge.merging.run.jobs import Job
-from isomerge.merging.run.rows import InMemory
+from isomerge.merging.run.rows import InMemory, TensorSource
 from isomerge.name_patterns import NamePattern
 from isomerge.running.activation_watch import ActivationWatch
 from isomerge.running.gram import UnitSums
@@ -80,9 +80,10 @@ def repaired(
     return [finished_job(job.name, job.info, state[job.name]) for job in jobs]
 
 
-def finished_job(name: str, info: TensorInfo, tensor: Tensor) -> Job:
-    """A tensor that is already there: it is only rounded and written."""
-    return Job(name, info, [InMemory(tensor, f"tensor '{name}', solved")], None, None)
+def finished_job(name: str, info: TensorInfo, tensor: Tensor | TensorSource) -> Job:
+    """A tensor that is already there, or only has to be read: it is rounded and written."""
+    source = InMemory(tensor, f"tensor '{name}', solved") if isinstance(tensor, Tensor) else tensor
+    return Job(name, info, [source], None, None)
 
 
 def parents_of(recipe: Recipe) -> tuple[list[ModelReference], list[float], list[str]]:
