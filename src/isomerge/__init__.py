@@ -42,6 +42,7 @@ _WHERE = {
     "merge": "isomerge.merging.api",
     "merge_recipe": "isomerge.merging.api",
     "merge_state_dicts": "isomerge.merging.state_dicts",
+    "moe": "isomerge.merging.moe_api",
     "open_checkpoint": "isomerge.checkpoint",
     "open_data": "isomerge.data",
     "plan": "isomerge.merging.api",
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from isomerge.merging.api import merge_recipe as merge_recipe
     from isomerge.merging.api import plan as plan
     from isomerge.merging.distill_api import distill as distill
+    from isomerge.merging.moe_api import moe as moe
     from isomerge.merging.outcome.merged import Merged as Merged
     from isomerge.merging.reproduce import reproduce as reproduce
     from isomerge.merging.state_dicts import merge_state_dicts as merge_state_dicts

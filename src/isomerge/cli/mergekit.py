@@ -177,6 +177,12 @@ EXTRACT = (
     Flag("skip-undecomposable", refused="changed norms are stored whole. Name the layers with --include-regex",
          alone=True),
 )  # fmt: skip
+MOE = (
+    Flag("load-in-4bit", needless="prompts are run in the dtype that the base is stored in", alone=True),
+    Flag("load-in-8bit", needless="prompts are run in the dtype that the base is stored in", alone=True),
+    Flag("i-understand-this-is-not-useful-without-training",
+         needless="copies of one model are built with a note", alone=True),
+)  # fmt: skip
 ONLY_MERGES = {"random-seed", "cuda", "gpu-rich", "device", "num-threads", "out-shard-size", "copy-tokenizer",
                "write-model-card"}  # fmt: skip
 OF_EXTRACT = EXTRACT + tuple(
@@ -186,7 +192,6 @@ OF_EXTRACT = EXTRACT + tuple(
 )  # fmt: skip
 
 ELSEWHERE = {
-    "mergekit-moe": "The method mixture makes experts of language models, with a router: isomerge list methods mixture",
     "mergekit-tokensurgeon": "A merge can match tokens by their text: isomerge merge A B --tokenizer union -o OUT",
     "mergekit-pytorch": "Name the weight files themselves: isomerge merge a.safetensors b.safetensors -o OUT",
     "mergekit-evolve": "Coefficients are found by isomerge search RECIPE.yml --data PATH",
@@ -260,6 +265,27 @@ def mergekit_multi(
     The document without a name, or the last, is the result. Also installed as mergekit-multi.
     """
     hand_over(context, ["merge", config, "-o", str(out_path), *_forced(force)], (*MULTI, *COMMON), given, voice)
+
+
+@verb(
+    "Run mergekit-moe's command line: a mixture of experts.",
+    "isomerge mergekit-moe recipe.yml mixture --copy-tokenizer",
+    more=[flag.parameter() for flag in (*MOE, *COMMON)],
+)
+def mergekit_moe(
+    context: typer.Context,
+    config: Config,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    *,
+    force: Force = False,
+    voice: Voice,
+    **given: Any,
+) -> None:
+    """Run mergekit-moe's command line, as it is: isomerge moe CONFIG -o OUT in mergekit's words.
+
+    Also installed as mergekit-moe.
+    """
+    hand_over(context, ["moe", config, "-o", str(out), *_forced(force)], (*MOE, *COMMON), given, voice)
 
 
 @verb(

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from isomerge.architectures.expert_classes import BLOCK
 from isomerge.checkpoint import Checkpoint
 from isomerge.errors import RequestError
-from isomerge.merging.experts.watching import mean_shares, watch
+from isomerge.merging.experts.configs import loaded_config
+from isomerge.merging.experts.layers import ExpertLayers
+from isomerge.merging.experts.uniting import Activation
+from isomerge.merging.experts.watching import Watched, mean_shares, watch
 from isomerge.merging.merge_inputs import MergeInputs
 from isomerge.merging.mixture.router import fit_posterior
 from isomerge.merging.run.rows import TensorSource
@@ -22,6 +25,8 @@ from isomerge.running.stock import StockModel, floating, inputs_of, load_stock, 
 
 ROWS = 8192
 """Tokens of each data set that routers are fitted to."""
+KEPT = 4096
+"""Tokens of which it is kept, for every layer, what the router reads."""
 
 
 def whole(source: TensorSource | Tensor) -> Tensor:
@@ -33,8 +38,7 @@ def measured(
     inputs: MergeInputs, base: Checkpoint, config: Mapping[str, Any], sources: Mapping[str, TensorSource]
 ) -> list[dict[str, Any]]:
     """For each data set: the share of choices that fall on each expert, and the losses of mixture and models."""
-    state = {name: whole(source) for name, source in sources.items()}
-    mixture = load_stock(config, state, dtype=floating(base)).to(inputs.device)
+    mixture = loaded_with(config, sources, base, inputs.device)
     rows = []
     for number, data in enumerate(inputs.data):
         seen = watch(mixture, examples(inputs, number))
@@ -43,7 +47,7 @@ def measured(
             {"data": data.data.name, "models": list(inputs.owners[number]), "tokens": seen.predicted,
              "routing": mean_shares(layers), "layers": layers, "loss": {"mixture": seen.loss}}
         )  # fmt: skip
-    del mixture, state
+    del mixture
     for model in dict.fromkeys([base, *inputs.models]):
         stock = StockModel.load(model, inputs.device)
         for number, row in enumerate(rows):
@@ -114,3 +118,32 @@ def _blocks(model: nn.Module) -> Iterator[tuple[int, nn.Module]]:
         number, _, rest = tail.partition(".")
         if head and rest == BLOCK:
             yield int(number), module
+
+
+# --- models that are mixtures already ---------------------------------------------------------------------------------
+def watched_mixture(inputs: MergeInputs, known: ExpertLayers) -> Watched:
+    """The mixture over its data, with what its routers read."""
+    stock = StockModel.load(known.checkpoint, inputs.device)
+    seen = watch(stock.module, examples(inputs, 0), keep=KEPT)
+    if seen.layers.keys() != set(known.layers):
+        raise RequestError(
+            f"Running {known.checkpoint.name}: its class has routers in {len(seen.layers)} layers, and its files in "
+            f"{len(known.layers)}. Get weights and config.json of one and the same model."
+        )
+    return seen
+
+
+def loaded_with(
+    config: Mapping[str, Any], sources: Mapping[str, TensorSource | Tensor], like: Checkpoint, device: str
+) -> Any:
+    """The stock model that these tensors make, as precise as another one is."""
+    state = {name: whole(source) for name, source in sources.items()}
+    return load_stock(config, state, dtype=floating(like)).to(device).requires_grad_(False)
+
+
+def activation_of(checkpoint: Checkpoint) -> Activation:
+    """What the experts of a mixture apply to their gates."""
+    from transformers.activations import ACT2FN
+
+    found: Activation = ACT2FN[loaded_config(checkpoint).hidden_act]
+    return found

@@ -16,9 +16,6 @@ from isomerge.running.padding import PaddingMask
 from isomerge.running.predictions import rows_of
 from isomerge.running.stock import inputs_of, run_module
 
-ROWS = 4096
-"""Tokens whose activations are kept, of every layer."""
-
 
 @dataclass
 class LayerWatch:
