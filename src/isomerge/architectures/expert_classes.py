@@ -47,8 +47,6 @@ class ExpertClass:
     """What config.json calls its size."""
     biased: tuple[str, ...] = ()
     """Maps of its attention that have a bias, where those of some dense families have none."""
-    own_head_width: bool = True
-    """Heads may be of another width than the stream divided among them."""
 
 
 MIXTRAL = ExpertClass(
@@ -98,7 +96,6 @@ QWEN2_MOE = ExpertClass(
     shared_gate="mlp.shared_expert_gate.weight",
     shared_key="shared_expert_intermediate_size",
     biased=("q", "k", "v"),
-    own_head_width=False,
 )
 EXPERT_CLASSES = {"llama": MIXTRAL, "mistral": MIXTRAL, "qwen3": QWEN3_MOE}
 REFUSED = {

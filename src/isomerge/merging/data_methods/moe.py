@@ -51,8 +51,8 @@ def moe(
         architecture: the class to build, where several can hold the models, as in mixtral or qwen
     """  # noqa: E501
     first = inputs.base or inputs.models[0]
+    held_by = holding_class([first, *inputs.models], architecture, shared=inputs.shared_expert is not None)
     experts, shared = _experts(inputs)
-    held_by = holding_class([first, *inputs.models], architecture, shared=shared is not None)
     base = read_dense(first)
     require_alike(base, [one.model for one in [*experts, *([shared] if shared else [])]])
     changes = mixture_entries(

@@ -7,7 +7,6 @@ from typing import Any
 from isomerge.architectures.expert_classes import ExpertClass
 from isomerge.checkpoint import Checkpoint
 from isomerge.checkpoint.stock_classes import class_config
-from isomerge.errors import RequestError
 from isomerge.running.stock import require_runnable, stock_class
 
 SAME = ("hidden_act", "max_position_embeddings", "rope_parameters", "rms_norm_eps", "tie_word_embeddings",
@@ -28,12 +27,6 @@ def mixture_entries(
     config = loaded_config(checkpoint)
     width, heads = int(config.hidden_size), int(config.num_attention_heads)
     head = int(getattr(config, "head_dim", None) or width // heads)
-    if head * heads != width and not held_by.own_head_width:
-        raise RequestError(
-            f"Building a mixture of experts: {checkpoint.name} has {heads} heads of {head} in a stream of {width}, and "
-            f"the heads of a {held_by.name} are as wide as the stream divided among them. Use another architecture.",
-            keys=("architecture",),
-        )
     layers = int(config.num_hidden_layers)
     kinds = getattr(config, "layer_types", None)
     return {

@@ -74,7 +74,7 @@ def _states(base: Checkpoint, mode: str, device: str) -> Reader:
 def _embeddings(base: Checkpoint, table: str, layers: int) -> Reader:
     def read(prompts: Sequence[list[int]]) -> Tensor:
         ids = sorted({token for prompt in prompts for token in prompt})
-        rows = {token: base.read_rows(table, token, token + 1)[0].double() for token in ids}
+        rows = {token: base.read_rows(table, token, token + 1)[0].double().clone() for token in ids}
         total = torch.stack([rows[token] for prompt in prompts for token in prompt]).sum(0)
         row = total / torch.linalg.vector_norm(total).clamp_min(LEAST)
         return row.expand(layers, -1)

@@ -30,8 +30,8 @@ KEPT = 4096
 
 
 def whole(source: TensorSource | Tensor) -> Tensor:
-    """All rows of a tensor."""
-    return source if isinstance(source, Tensor) else source.rows(0, source.info.shape[0])
+    """All rows of a tensor. The next read may take the same memory."""
+    return source if isinstance(source, Tensor) else source.rows(0, source.info.shape[0]).clone()
 
 
 def measured(
