@@ -102,7 +102,7 @@ def _joined(
     total = 1.0
     if seen is not None:
         assert seen.weights is not None
-        total = float(seen.weights.sum()) / seen.tokens
+        total = 1.0 if known.always_one else float(seen.weights.sum()) / seen.tokens
         use = (seen.weights / seen.weights.sum()).tolist()
     weights = {
         "average": [1.0] * known.experts,
