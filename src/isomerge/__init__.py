@@ -52,6 +52,7 @@ _WHERE = {
     "search": "isomerge.sweeping.search_api",
     "selftest": "isomerge.alignment.selftest",
     "sweep": "isomerge.sweeping.api",
+    "transplant": "isomerge.merging.transplant_api",
     "trust_remote_code": "isomerge.checkpoint.remote_code",
     "verify": "isomerge.evaluation.verify",
 }
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from isomerge.merging.outcome.merged import Merged as Merged
     from isomerge.merging.reproduce import reproduce as reproduce
     from isomerge.merging.state_dicts import merge_state_dicts as merge_state_dicts
+    from isomerge.merging.transplant_api import transplant as transplant
     from isomerge.reporting.page import report as report
     from isomerge.sweeping.api import sweep as sweep
     from isomerge.sweeping.result import Sweep as Sweep

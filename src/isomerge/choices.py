@@ -50,6 +50,8 @@ PROMPTED_GATES = GATE_MODES[:4]
 """Those that make their rows of prompts."""
 ToDense = Literal["average", "most_used", "by_use"]
 TO_DENSE: tuple[str, ...] = get_args(ToDense)
+NewTokenRows = Literal["omp", "subword", "stored", "mean", "zero"]
+NEW_TOKEN_ROWS: tuple[str, ...] = get_args(NewTokenRows)
 STATISTICS = ("gram", "activations", "units", "fisher")
 
 # Models together.

@@ -18,13 +18,14 @@ from typing import Any
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     from click.testing import CliRunner
     from mergekit.merge_methods import registered_methods
-    from mergekit.scripts import extract_lora, moe, multimerge, run_yaml
+    from mergekit.scripts import extract_lora, moe, multimerge, run_yaml, tokensurgeon
 
     programs = {
         "mergekit-yaml": run_yaml,
         "mergekit-multi": multimerge,
         "mergekit-extract-lora": extract_lora,
         "mergekit-moe": moe,
+        "mergekit-tokensurgeon": tokensurgeon,
     }
     if "flags" in request:
         options = programs[request["flags"]].main.params

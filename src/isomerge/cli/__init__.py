@@ -23,6 +23,10 @@ def mergekit_moe() -> None:
     _run(["mergekit-moe"])
 
 
+def mergekit_tokensurgeon() -> None:
+    _run(["mergekit-tokensurgeon"])
+
+
 def mergekit_extract_lora() -> None:
     _run(["mergekit-extract-lora"])
 

@@ -32,6 +32,7 @@ from isomerge.cli.mergekit import (
     mergekit_extract_lora,
     mergekit_moe,
     mergekit_multi,
+    mergekit_tokensurgeon,
     mergekit_yaml,
 )
 from isomerge.cli.moe import moe
@@ -43,6 +44,7 @@ from isomerge.cli.search import search
 from isomerge.cli.selftest import selftest
 from isomerge.cli.studio import studio
 from isomerge.cli.sweep import sweep
+from isomerge.cli.transplant import transplant
 from isomerge.cli.verb import DECLARED
 from isomerge.cli.verify import verify
 from isomerge.errors import RequestError
@@ -130,14 +132,15 @@ def isomerge(
 ) -> None:
     """Align and merge transformer checkpoints, exactly.
 
-    Command lines of mergekit work too: isomerge mergekit-yaml, mergekit-multi, mergekit-moe, mergekit-extract-lora.
+    Command lines of mergekit work too: isomerge mergekit-yaml, mergekit-multi, mergekit-moe,
+    mergekit-tokensurgeon, mergekit-extract-lora.
     """
 
 
-MERGEKIT = (mergekit_yaml, mergekit_multi, mergekit_moe, mergekit_extract_lora)
+MERGEKIT = (mergekit_yaml, mergekit_multi, mergekit_moe, mergekit_tokensurgeon, mergekit_extract_lora)
 VERBS = (
     align, check, selftest, list_, merge, plan, verify, extract, reproduce, eval_, ensemble, sweep, search, best,
-    distill, moe, calibrate, report, barrier, curve, demo, studio, *MERGEKIT,
+    distill, moe, transplant, calibrate, report, barrier, curve, demo, studio, *MERGEKIT,
 )  # fmt: skip
 for _verb in VERBS:
     app.command(
