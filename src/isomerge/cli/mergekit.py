@@ -325,7 +325,7 @@ def mergekit_moe(
 
 @verb(
     "Run mergekit-tokensurgeon's command line: another tokenizer for a model.",
-    "isomerge mergekit-tokensurgeon draft large draft-for-large --k 64",
+    "isomerge mergekit-tokensurgeon model-a model-b drafting --k 64",
     more=[flag.parameter() for flag in OF_SURGERY],
 )
 def mergekit_tokensurgeon(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @verb(
     "Build a mixture of experts from dense models, shrink one, or make one dense.",
-    "isomerge moe recipe.yml -o mixture",
+    "isomerge moe model-a --copies 4 -o mixture",
 )
 def moe(
     sources: Annotated[

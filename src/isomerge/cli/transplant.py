@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @verb(
     "Give a model the tokenizer of another one.",
-    "isomerge transplant draft --tokenizer large -o draft-for-large",
+    "isomerge transplant model-a --tokenizer model-b -o drafting",
 )
 def transplant(
     model: Model,

@@ -28,7 +28,7 @@ ACT = "Shrinking a mixture of experts"
     least=1,
     most=1,
     parts=True,
-    reference="Chen et al. 2024 (arXiv:2410.08589)",
+    reference="https://arxiv.org/abs/2410.08589",
 )
 def moe_shrink(inputs: MergeInputs, *, keep: int, experts_per_token: int | None = None) -> MergedWeights:
     """Keep fewer experts: those with like outputs on data (without data: like weights) become their mean.

@@ -30,7 +30,7 @@ FEW = 0.05
     least=2,
     most=2,
     parts=True,
-    reference="Goddard and Fernandes Neto 2025 (arXiv:2506.06607)",
+    reference="https://arxiv.org/abs/2506.06607",
 )
 def transplant(inputs: MergeInputs, *, how: NewTokenRows = "omp", k: int = 64) -> MergedWeights:
     """Give the first model the tokenizer of the second: known rows stay, new ones are made of shared ones.
