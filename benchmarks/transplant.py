@@ -2,9 +2,9 @@
 
     python benchmarks/transplant.py --texts train.txt --test test.txt [--seeds 3] [--json record.json]
 
-Two stock `LlamaForCausalLM`s for each seed, both trained on the same texts: one with a byte-level BPE of 512 tokens, and
-a wider donor with one of 1,024 tokens. The first gets the donor's tokenizer. Controls: new tokens with the mean row, or
-with zeros; and the loss of the model with its own tokenizer, which nothing without training can reach.
+Two stock `LlamaForCausalLM`s for each seed, both trained on the same texts: one with a byte-level BPE of 512 tokens,
+and a wider donor with one of 1,024 tokens. The first gets the donor's tokenizer. Controls: new tokens with the mean
+row, or with zeros; and the loss of the model with its own tokenizer, which nothing without training can reach.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @verb(
-    "Build a mixture of experts from dense models, shrink one, or make one dense.",
+    "Build a mixture of experts from dense models, or shrink one.",
     "isomerge moe model-a --copies 4 -o mixture",
 )
 def moe(

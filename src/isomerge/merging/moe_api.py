@@ -83,7 +83,7 @@ def moe(
     if gate_mode is not None:
         require_choice("gate_mode", gate_mode, GATE_MODES)
     asked = {"gate_mode": gate_mode, "experts_per_token": experts_per_token, "architecture": architecture}
-    options = {key: value for key, value in asked.items() if value is not None}
+    options: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
     if copies is None and isinstance(source, (str, os.PathLike, Mapping)):
         return _of_recipe(source, base, options, data, dtype, seed, RunSettings(
             threads, device, None, progress, DataSets(), resume=resume,

@@ -18,7 +18,7 @@ from isomerge.progress_bars import Shown, callback, shows_progress
 @shows_progress
 def transplant(
     model: Any,
-    tokenizer: Any,
+    donor: Any,
     *,
     how: str = "omp",
     k: int = 64,
@@ -31,7 +31,7 @@ def transplant(
 ) -> Merged:
     """Give a model the tokenizer of another one, for instance a draft model that of the model it is to draft for.
 
-    `tokenizer` is the model whose tokenizer, chat template and special tokens the result gets. Tokens that both know
+    `donor` is the model whose tokenizer, chat template and special tokens the result gets. Tokens that both know
     keep their rows. A new token's row is, by `how`: the combination of at most `k` shared tokens that gives the other
     model's row ("omp"), the mean of the pieces of its text ("subword"), the other model's row ("stored", for siblings
     of one width), the mean of all rows ("mean"), or zeros ("zero"). With `data`, plain texts, the report has the bits
@@ -48,12 +48,9 @@ def transplant(
     )  # fmt: skip
     require_shared_types(device=device, progress=progress)
     require_choice("how", how, NEW_TOKEN_ROWS)
-    if model is None or tokenizer is None:
-        raise RequestError(
-            "Transplanting: model and tokenizer name two models, the second for its tokenizer.",
-            keys=("model", "tokenizer"),
-        )
+    if model is None or donor is None:
+        raise RequestError("Transplanting: model and donor name two models, and one is None.", keys=("model", "donor"))
     return merge(
-        [model, tokenizer], method="transplant", how=how, k=k, data=data, dtype=dtype, threads=threads, device=device,
+        [model, donor], method="transplant", how=how, k=k, data=data, dtype=dtype, threads=threads, device=device,
         resume=resume, progress=progress,
     )  # fmt: skip

@@ -66,7 +66,8 @@ def _states(base: Checkpoint, mode: str, device: str) -> Reader:
             batch = {"input_ids": torch.tensor([ids], device=device)}
             states = torch.stack(model.module(**batch, output_hidden_states=True).hidden_states[:-1])[:, 0].double()
             rows.append(states.mean(1) if mode == "hidden_avg" else states[:, -1])
-        return torch.stack(rows).mean(0).cpu()
+        found: Tensor = torch.stack(rows).mean(0).cpu()
+        return found
 
     return read
 
@@ -76,7 +77,7 @@ def _embeddings(base: Checkpoint, table: str, layers: int) -> Reader:
         ids = sorted({token for prompt in prompts for token in prompt})
         rows = {token: base.read_rows(table, token, token + 1)[0].double().clone() for token in ids}
         total = torch.stack([rows[token] for prompt in prompts for token in prompt]).sum(0)
-        row = total / torch.linalg.vector_norm(total).clamp_min(LEAST)
+        row: Tensor = total / torch.linalg.vector_norm(total).clamp_min(LEAST)
         return row.expand(layers, -1)
 
     return read

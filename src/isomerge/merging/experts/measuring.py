@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from isomerge.architectures.expert_classes import BLOCK
 from isomerge.checkpoint import Checkpoint
+from isomerge.data.base import floating
 from isomerge.errors import RequestError
 from isomerge.merging.experts.configs import loaded_config
 from isomerge.merging.experts.layers import ExpertLayers
@@ -21,7 +22,7 @@ from isomerge.merging.run.rows import TensorSource
 from isomerge.running.padding import PaddingMask
 from isomerge.running.passes import DataPass
 from isomerge.running.predictions import rows_of
-from isomerge.running.stock import StockModel, floating, inputs_of, load_stock, run_module
+from isomerge.running.stock import StockModel, inputs_of, load_stock, run_module
 
 ROWS = 8192
 """Tokens of each data set that routers are fitted to."""
@@ -39,7 +40,7 @@ def measured(
 ) -> list[dict[str, Any]]:
     """For each data set: the share of choices that fall on each expert, and the losses of mixture and models."""
     mixture = loaded_with(config, sources, base, inputs.device)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, data in enumerate(inputs.data):
         seen = watch(mixture, examples(inputs, number))
         layers = seen.shares()

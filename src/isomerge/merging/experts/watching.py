@@ -92,8 +92,8 @@ def _listening(model: Any, layers: dict[int, LayerWatch], mask: PaddingMask, kee
             ) -> None:
                 inputs = given[0].reshape(-1, given[0].shape[-1])
                 valid = mask.of_side(len(inputs), encoder=False)
-                own = [rows_of(one, valid) for one in (inputs, made[1], made[2])]
-                layers.setdefault(number, LayerWatch()).add(*own, made[0].shape[-1], keep)
+                rows, scores, chosen = (rows_of(one, valid) for one in (inputs, made[1], made[2]))
+                layers.setdefault(number, LayerWatch()).add(rows, scores, chosen, made[0].shape[-1], keep)
 
             hooks.append(stack.enter_context(router.register_forward_hook(hook)))
         yield
