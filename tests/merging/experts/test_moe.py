@@ -13,6 +13,7 @@ from torch import Tensor
 import isomerge
 from isomerge.errors import RequestError
 from merging.experts.counting import family, ids, recipe, text_file
+from merging.test_resume import interrupted, same
 from models import model, read_config, tensors
 from precision import float64_throughout
 
@@ -137,6 +138,23 @@ def test_a_tied_table_and_rope_stay_what_they_are(tmp_path: Path) -> None:
     assert "lm_head.weight" not in tensors(tmp_path / "out") and read_config(tmp_path / "out")["tie_word_embeddings"]
     words = torch.randint(0, 29, (4, 12), generator=torch.Generator().manual_seed(1))
     assert far(scores(tmp_path / "out", words), scores(dense, words)) < 1e-12
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = family()
+    steps: dict[str, Any] = {
+        "moe": lambda: isomerge.moe(recipe(models), threads=1),
+        "shrunk": lambda: isomerge.moe(tmp_path / "first-moe", keep=1, threads=1),
+        "dense": lambda: isomerge.moe(tmp_path / "first-moe", to_dense="average", threads=1),
+        "moved": lambda: isomerge.transplant(models["0"], models["1"], threads=1),
+    }
+    for name, make in steps.items():
+        first, second = (tmp_path / f"{which}-{name}" for which in ("first", "second"))
+        make().save(first)
+        interrupted(monkeypatch, lambda make=make, out=second: make().save(out))  # type: ignore[misc]
+        assert not (second / "config.json").exists()
+        make().save(second)
+        assert same(second, first), name
 
 
 # --- where it sends texts ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,7 +90,7 @@ def random_rows(mode: str, seed: int, layers: int, experts: int, width: int) -> 
     shape = (layers, experts, width)
     if mode == "random":
         return torch.from_numpy(draw.standard_normal(shape))
-    return torch.from_numpy(draw.uniform(-1, 1, shape)) / width**0.5
+    return torch.from_numpy(draw.uniform(-1, 1, shape) / math.sqrt(width))
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
