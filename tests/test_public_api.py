@@ -126,6 +126,10 @@ def adapted(out: Path) -> tuple[Path, str, str]:
     return isomerge.extract(base, tuned, out / "old", rank=2).out, base, tuned
 
 
+def tokenized_pair(out: Path) -> tuple[str, str]:
+    return llama(out / "first").name, llama(out / "second", seed=1).name
+
+
 def linear_recipe(a: str, b: str) -> dict[str, Any]:
     return {"merge_method": "linear", "models": [{"model": a, "parameters": {"weight": 1}}, {"model": b}]}
 
@@ -175,6 +179,8 @@ RESULTS: dict[str, Callable[[str, str, Path], Any]] = {
     "push": lambda a, b, out: pushed(a, out),
     "rebase": lambda a, b, out: isomerge.rebase(noisy(Path(a)), a, b, data=digits()),
     "rebase_adapter": lambda a, b, out: isomerge.rebase_adapter(*adapted(out), out / "carried"),
+    "moe": lambda a, b, out: isomerge.moe(model("llama", 0), copies=2),
+    "transplant": lambda a, b, out: isomerge.transplant(*tokenized_pair(out)),
     "demo": lambda a, b, out: isomerge.demo(out / "demo"),
 }  # fmt: skip
 """A way to make each kind of result, from two models and a folder to write in."""
@@ -233,6 +239,7 @@ WORKING: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {
     "merge": lambda a, b, out: {"models": [a, b]},
     "merge_recipe": lambda a, b, out: {"recipe": linear_recipe(a, b)},
     "merge_state_dicts": lambda a, b, out: {"models": [{}, {}]},
+    "moe": lambda a, b, out: {"source": [a, b]},
     "open_checkpoint": lambda a, b, out: {"source": a},
     "open_data": lambda a, b, out: {"source": digits()},
     "plan": lambda a, b, out: {"recipe": linear_recipe(a, b)},
@@ -245,6 +252,7 @@ WORKING: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {
     "search": lambda a, b, out: {"recipe": linear_recipe(a, b), "data": digits()},
     "selftest": lambda a, b, out: {"model": a},
     "sweep": lambda a, b, out: {"recipe": [a, b], "over": {"models[0].weight": [1, 2]}, "data": digits()},
+    "transplant": lambda a, b, out: {"model": a, "donor": b},
     "trust_remote_code": lambda a, b, out: {},
     "verify": lambda a, b, out: {"folder": a},
 }

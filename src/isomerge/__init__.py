@@ -42,6 +42,7 @@ _WHERE = {
     "merge": "isomerge.merging.api",
     "merge_recipe": "isomerge.merging.api",
     "merge_state_dicts": "isomerge.merging.state_dicts",
+    "moe": "isomerge.merging.moe_api",
     "open_checkpoint": "isomerge.checkpoint",
     "open_data": "isomerge.data",
     "plan": "isomerge.merging.api",
@@ -54,6 +55,7 @@ _WHERE = {
     "search": "isomerge.sweeping.search_api",
     "selftest": "isomerge.alignment.selftest",
     "sweep": "isomerge.sweeping.api",
+    "transplant": "isomerge.merging.transplant_api",
     "trust_remote_code": "isomerge.checkpoint.remote_code",
     "verify": "isomerge.evaluation.verify",
 }
@@ -91,11 +93,13 @@ if TYPE_CHECKING:
     from isomerge.merging.api import merge_recipe as merge_recipe
     from isomerge.merging.api import plan as plan
     from isomerge.merging.distill_api import distill as distill
+    from isomerge.merging.moe_api import moe as moe
     from isomerge.merging.outcome.merged import Merged as Merged
     from isomerge.merging.rebase_api import rebase as rebase
     from isomerge.merging.rebase_api import rebase_adapter as rebase_adapter
     from isomerge.merging.reproduce import reproduce as reproduce
     from isomerge.merging.state_dicts import merge_state_dicts as merge_state_dicts
+    from isomerge.merging.transplant_api import transplant as transplant
     from isomerge.reporting.page import report as report
     from isomerge.reporting.publish import push as push
     from isomerge.sweeping.api import sweep as sweep

@@ -47,6 +47,14 @@ GOALS: tuple[str, ...] = get_args(Goals)
 Correction = Literal["auto", "none", "features", "signs"]
 CORRECTIONS: tuple[str, ...] = get_args(Correction)
 """How a change that was carried to another base is fitted to it on data."""
+GateMode = Literal["hidden", "hidden_avg", "hidden_last", "cheap_embed", "data", "random", "uniform_random"]
+GATE_MODES: tuple[str, ...] = get_args(GateMode)
+PROMPTED_GATES = GATE_MODES[:4]
+"""Those that make their rows of prompts."""
+ToDense = Literal["average", "most_used", "by_use"]
+TO_DENSE: tuple[str, ...] = get_args(ToDense)
+NewTokenRows = Literal["omp", "subword", "stored", "mean", "zero"]
+NEW_TOKEN_ROWS: tuple[str, ...] = get_args(NewTokenRows)
 STATISTICS = ("gram", "activations", "units", "fisher")
 
 # Models of clients.

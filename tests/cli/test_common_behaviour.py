@@ -24,7 +24,7 @@ from isomerge.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-MERGEKIT = {"mergekit-yaml", "mergekit-multi", "mergekit-extract-lora"}
+MERGEKIT = {"mergekit-yaml", "mergekit-multi", "mergekit-moe", "mergekit-tokensurgeon", "mergekit-extract-lora"}
 COLOUR = re.compile(r"\x1b\[[\d;]*(3[0-8]|4[0-8]|9[0-7])[\d;]*m")
 
 

@@ -58,7 +58,7 @@ def test_every_flag_of_mergekit_is_known(run: Any) -> None:
     from isomerge.cli.app import app
 
     group: Any = typer.main.get_command(app)
-    for name in ("mergekit-yaml", "mergekit-multi", "mergekit-extract-lora"):
+    for name in ("mergekit-yaml", "mergekit-multi", "mergekit-moe", "mergekit-tokensurgeon", "mergekit-extract-lora"):
         known = {flag for one in group.commands[name].params for flag in (*one.opts, *one.secondary_opts)}
         assert set(YAML.split()) <= known
 

@@ -23,7 +23,9 @@ from typer.testing import CliRunner
 from docs.blocks import ROOT
 from isomerge.cli.app import app
 
-VERBS_AS_PROGRAMS = ("mergekit-yaml", "mergekit-multi", "mergekit-extract-lora")
+VERBS_AS_PROGRAMS = (
+    "mergekit-yaml", "mergekit-multi", "mergekit-moe", "mergekit-tokensurgeon", "mergekit-extract-lora",
+)  # fmt: skip
 PROGRAMS = ("isomerge", *VERBS_AS_PROGRAMS, "make", "pip", "python", ".")
 OUTPUTS = ("-o", "--out", "--out-path", "--recipe")
 PLACEHOLDER = re.compile(r"…|\[|\||^[A-Z][A-Z_-]*(\.\w+)?$|^ORG/NAME$")

@@ -76,8 +76,10 @@ KINDS = {
     "docs/guides/two-fine-tunes.md": "text",
     "docs/mixture.md": "text",
     "docs/rebase.md": "text",
+    "docs/moe.md": "text",
     "docs/recipes.md": "text",
     "docs/tokenizers.md": "text",
+    "docs/transplant.md": "text",
 }
 """What models a page speaks about, where they are not image classifiers."""
 
@@ -171,7 +173,7 @@ def test_every_block_of_a_page_runs(page: Path, hub: Path, registries: None, scr
 
 def recipe_of(blocks: list[Block], kind: str) -> str:
     """What `recipe.yml` is on a page: its first whole recipe, if the commands speak of the same models."""
-    whole = [block.code for block in blocks if block.language == "yaml" and "merge_method" in block.code]
+    whole = [block.code for block in blocks if block.language == "yaml" and is_whole(block.code)]
     if whole and kind == "text":
         return whole[0]
     named = sorted(set(re.findall(r"\b([ab])\.weight", " ".join(block.code for block in blocks))))
@@ -225,10 +227,15 @@ def run_command(words: list[str], into: str | None, *, form: bool, anew: bool) -
 
 def run_recipe(block: Block, kind: str) -> None:
     """Merge as it says; a piece of a recipe is completed first."""
-    recipe = block.code if "merge_method" in block.code else completed(block.code)
+    recipe = block.code if is_whole(block.code) else completed(block.code)
     scratch_folder.put_models(Path.cwd(), kind_of(block.code, "text"), recipe)
     isomerge.merge_recipe(recipe).save(f"from-line-{block.line}")
     scratch_folder.put_models(Path.cwd(), kind, recipe)
+
+
+def is_whole(code: str) -> bool:
+    """Not a piece of a recipe; one of a mixture of experts names no method, as in mergekit."""
+    return "merge_method" in code or "experts:" in code
 
 
 def completed(piece: str) -> str:
@@ -250,9 +257,10 @@ def require_forms(text: str) -> None:
 @pytest.mark.parametrize("verb", sorted(shell.examples()))
 def test_the_example_of_every_verb_runs(verb: str, scratch: Path) -> None:
     example = shell.examples()[verb]
-    kind = kind_of(example, "text" if re.search(r"finetuned|model\.layers", example) else "image")
+    kind = kind_of(example, "text" if re.search(r"finetuned|model\.layers|moe|tokeni|surgeon", example) else "image")
     scratch_folder.set_stage(scratch, kind, example + " images")
-    Path("recipe.yml").write_text(yaml.safe_dump(FRAGMENT))
+    experts = {"base_model": "base", "gate_mode": "random", "experts": [{"source_model": "base"}] * 2}
+    Path("recipe.yml").write_text(yaml.safe_dump(experts if "-moe" in example else FRAGMENT))
     if " merged" in example and "-o merged" not in example:
         shell.run(["isomerge", "merge", "model-a", "model-b", "-o", "merged"])
     if "curve.json" in example:

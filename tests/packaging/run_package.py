@@ -17,7 +17,9 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("isomerge", "mergekit-yaml", "mergekit-multi", "mergekit-extract-lora")
+PROGRAMS = (
+    "isomerge", "mergekit-yaml", "mergekit-multi", "mergekit-moe", "mergekit-tokensurgeon", "mergekit-extract-lora",
+)  # fmt: skip
 
 
 def run(*words: object, cwd: Path) -> str:

@@ -57,9 +57,9 @@ class Mergekit:
         """All flags of one of its programs."""
         return list(self._ask({"flags": program})["flags"])
 
-    def run(self, program: str, words: list[str]) -> None:
-        """One of its programs with these words."""
-        self._ask({"program": program, "words": words})
+    def run(self, program: str, words: list[str], *, float32: bool = False) -> None:
+        """One of its programs with these words; `float32`: where it computes in bfloat16 by itself."""
+        self._ask({"program": program, "words": words, "float32": float32})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout

@@ -222,7 +222,9 @@ def test_models_in_16_bits_stay_in_16_bits(mergekit: Any, family: Any, tmp_path:
     assert written == [{torch.float32}, {torch.bfloat16}]
 
 
-@pytest.mark.parametrize("program", ["mergekit-yaml", "mergekit-multi", "mergekit-extract-lora"])
+@pytest.mark.parametrize(
+    "program", ["mergekit-yaml", "mergekit-multi", "mergekit-moe", "mergekit-tokensurgeon", "mergekit-extract-lora"]
+)
 def test_every_flag_of_mergekits_programs_is_taken(mergekit: Any, program: str) -> None:
     verbs: Any = typer.main.get_command(app)
     ours = {flag for one in verbs.commands[program].params for flag in (*one.opts, *one.secondary_opts)}

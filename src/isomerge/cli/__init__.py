@@ -19,6 +19,14 @@ def mergekit_multi() -> None:
     _run(["mergekit-multi"])
 
 
+def mergekit_moe() -> None:
+    _run(["mergekit-moe"])
+
+
+def mergekit_tokensurgeon() -> None:
+    _run(["mergekit-tokensurgeon"])
+
+
 def mergekit_extract_lora() -> None:
     _run(["mergekit-extract-lora"])
 

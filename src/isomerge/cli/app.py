@@ -27,7 +27,15 @@ from isomerge.cli.extract import extract
 from isomerge.cli.flags import one_of
 from isomerge.cli.list import list_
 from isomerge.cli.merge import merge
-from isomerge.cli.mergekit import ELSEWHERE, mergekit_extract_lora, mergekit_multi, mergekit_yaml
+from isomerge.cli.mergekit import (
+    ELSEWHERE,
+    mergekit_extract_lora,
+    mergekit_moe,
+    mergekit_multi,
+    mergekit_tokensurgeon,
+    mergekit_yaml,
+)
+from isomerge.cli.moe import moe
 from isomerge.cli.output import start_clock
 from isomerge.cli.plan import plan
 from isomerge.cli.push import push
@@ -38,6 +46,7 @@ from isomerge.cli.search import search
 from isomerge.cli.selftest import selftest
 from isomerge.cli.studio import studio
 from isomerge.cli.sweep import sweep
+from isomerge.cli.transplant import transplant
 from isomerge.cli.verb import DECLARED
 from isomerge.cli.verify import verify
 from isomerge.errors import RequestError
@@ -128,14 +137,15 @@ def isomerge(
 ) -> None:
     """Align and merge transformer checkpoints, exactly.
 
-    Command lines of mergekit work too: isomerge mergekit-yaml, mergekit-multi, mergekit-extract-lora.
+    Command lines of mergekit work too: isomerge mergekit-yaml, mergekit-multi, mergekit-moe,
+    mergekit-tokensurgeon, mergekit-extract-lora.
     """
 
 
-MERGEKIT = (mergekit_yaml, mergekit_multi, mergekit_extract_lora)
+MERGEKIT = (mergekit_yaml, mergekit_multi, mergekit_moe, mergekit_tokensurgeon, mergekit_extract_lora)
 VERBS = (
     align, check, selftest, list_, merge, plan, verify, extract, reproduce, eval_, ensemble, sweep, search, best,
-    distill, calibrate, report, barrier, curve, demo, studio, push, rebase, *MERGEKIT,
+    distill, calibrate, report, barrier, curve, demo, studio, push, rebase, moe, transplant, *MERGEKIT,
 )  # fmt: skip
 for _verb in VERBS:
     app.command(

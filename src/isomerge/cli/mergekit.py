@@ -89,6 +89,16 @@ def in_bytes(size: str) -> list[str]:
     return ["--shard-size", str(int(found[1]) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[found[2]])]
 
 
+def approximation(name: str) -> str:
+    """mergekit's other ways to make rows are not here."""
+    if name not in ("omp", "subword", "mean", "zero"):
+        raise RequestError(
+            f"--approximation-method cannot be '{name}' here: rows are made by omp, subword, mean or zero. Choose one "
+            "of them, or use mergekit."
+        )
+    return name
+
+
 def on_device(name: str) -> list[str]:
     if name == "auto":
         import torch
@@ -177,8 +187,40 @@ EXTRACT = (
     Flag("skip-undecomposable", refused="changed norms are stored whole. Name the layers with --include-regex",
          alone=True),
 )  # fmt: skip
+MOE = (
+    Flag("load-in-4bit", needless="prompts are run in the dtype that the base is stored in", alone=True),
+    Flag("load-in-8bit", needless="prompts are run in the dtype that the base is stored in", alone=True),
+    Flag("i-understand-this-is-not-useful-without-training",
+         needless="copies of one model are built with a note", alone=True),
+)  # fmt: skip
+SURGERY = (
+    Flag("k", value_of("--k"), "Shared tokens that a row is made of at most.", metavar="N", kind=int, default=64,
+         short="-k"),
+    Flag("approximation-method", lambda value: ["--method", approximation(value)],
+         "omp, subword, mean or zero.", metavar="NAME", kind=str, default="omp", short="-a"),
+    Flag("subword-method", refused="pieces of a text are averaged. Leave it out", metavar="NAME", kind=str,
+         default="mean", short="-s"),
+    Flag("weight-scheme", needless="omp finds its coefficients by least squares", metavar="NAME", kind=str,
+         default="distance_proportional", short="-w"),
+    Flag("cosine-similarity", needless="omp looks for no nearest neighbours", short="-c/-nc"),
+    Flag("batch-size", needless="tokens are processed in batches that fit", metavar="N", kind=int, default=512),
+    Flag("prefix-match", refused="tokens are matched by their whole text. Leave it out", metavar="WHERE", kind=str,
+         default="no", short="-pm"),
+    Flag("byte-match", needless="tokens of bytes are matched by their text", metavar="WHERE", kind=str, default="no",
+         short="-bm"),
+    Flag("magikarp", refused="all shared tokens are used. Leave it out"),
+    Flag("new-vocab-noise", refused="no noise is added. Leave it out", metavar="X", kind=float, default=None,
+         short="-nvn"),
+    Flag("new-vocab-scale", refused="rows are not scaled. Leave it out", metavar="X", kind=float, default=None,
+         short="-nvs"),
+)  # fmt: skip
 ONLY_MERGES = {"random-seed", "cuda", "gpu-rich", "device", "num-threads", "out-shard-size", "copy-tokenizer",
                "write-model-card"}  # fmt: skip
+OF_SURGERY = SURGERY + tuple(
+    replace(flag, needless="nothing random is drawn, and the tokenizer is always the donor's", help="", words=())
+    if flag.name in {"random-seed", "copy-tokenizer"} else flag
+    for flag in COMMON
+)  # fmt: skip
 OF_EXTRACT = EXTRACT + tuple(
     replace(flag, needless="an adapter is small, and extracting it has no such choice", help="")
     if flag.name in ONLY_MERGES else flag
@@ -186,8 +228,6 @@ OF_EXTRACT = EXTRACT + tuple(
 )  # fmt: skip
 
 ELSEWHERE = {
-    "mergekit-moe": "The method mixture makes experts of language models, with a router: isomerge list methods mixture",
-    "mergekit-tokensurgeon": "A merge can match tokens by their text: isomerge merge A B --tokenizer union -o OUT",
     "mergekit-pytorch": "Name the weight files themselves: isomerge merge a.safetensors b.safetensors -o OUT",
     "mergekit-evolve": "Coefficients are found by isomerge search RECIPE.yml --data PATH",
     "mergekit-mega": "Recipes of several documents are merged by isomerge mergekit-multi CONFIG --out-path OUT",
@@ -260,6 +300,49 @@ def mergekit_multi(
     The document without a name, or the last, is the result. Also installed as mergekit-multi.
     """
     hand_over(context, ["merge", config, "-o", str(out_path), *_forced(force)], (*MULTI, *COMMON), given, voice)
+
+
+@verb(
+    "Run mergekit-moe's command line: a mixture of experts.",
+    "isomerge mergekit-moe recipe.yml mixture --copy-tokenizer",
+    more=[flag.parameter() for flag in (*MOE, *COMMON)],
+)
+def mergekit_moe(
+    context: typer.Context,
+    config: Config,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    *,
+    force: Force = False,
+    voice: Voice,
+    **given: Any,
+) -> None:
+    """Run mergekit-moe's command line, as it is: isomerge moe CONFIG -o OUT in mergekit's words.
+
+    Also installed as mergekit-moe.
+    """
+    hand_over(context, ["moe", config, "-o", str(out), *_forced(force)], (*MOE, *COMMON), given, voice)
+
+
+@verb(
+    "Run mergekit-tokensurgeon's command line: another tokenizer for a model.",
+    "isomerge mergekit-tokensurgeon model-a model-b drafting --k 64",
+    more=[flag.parameter() for flag in OF_SURGERY],
+)
+def mergekit_tokensurgeon(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model.")],
+    donor: Annotated[str, typer.Argument(metavar="DONOR", help="The model whose tokenizer the result gets.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    *,
+    force: Force = False,
+    voice: Voice,
+    **given: Any,
+) -> None:
+    """Run mergekit-tokensurgeon's command line, as it is: isomerge transplant MODEL --tokenizer DONOR -o OUT in
+    mergekit's words. Also installed as mergekit-tokensurgeon.
+    """
+    words = ["transplant", model, "--tokenizer", donor, "-o", str(out), *_forced(force)]
+    hand_over(context, words, OF_SURGERY, given, voice)
 
 
 @verb(

@@ -137,6 +137,8 @@ def merge_document(
         notes += vocabulary.report.get("notes", [])
     if recipe.chat_template is not None:
         template = chat_template(recipe.chat_template, {str(r): c for r, c in models.items()})
+    if prepared.solved is not None and prepared.solved.vocabulary is not None:
+        vocabulary = prepared.solved.vocabulary
     dtype = recipe.asked_dtype
     changes |= dtype_entry(donor.config, dtype) if dtype else {}
     files = TensorFiles(settings.statistics)

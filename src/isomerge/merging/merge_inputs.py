@@ -16,6 +16,21 @@ from isomerge.merging.run.rows import TensorSource
 
 if TYPE_CHECKING:
     from isomerge.merging.recipe_data import DataSet
+    from isomerge.merging.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class ExpertRequest:
+    """One expert of a mixture that is to be built."""
+
+    model: int
+    """The place of the model whose feed-forwards it is."""
+    positive: Sequence[str] = ()
+    negative: Sequence[str] = ()
+    noise: float = 0.0
+    """Of this size is added to its weights."""
+    scale: float = 1.0
+    """Of what it adds to the stream."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,11 @@ class MergeInputs:
     """What the recipe names as base, for methods that have a use for it: mostly the model that the others came from."""
     kept: KeptWork | None = None
     """Where to keep finished parts for a run that is made again; None: nowhere."""
+    experts: Sequence[ExpertRequest] = ()
+    """Those that a recipe of a mixture names."""
+    shared_expert: ExpertRequest | None = None
+    """The one that every token is to be sent to."""
+    seed: int = 0
 
     def aligned(self) -> AlignedTensors | None:
         """The models next to the first, where that is asked for and there are several."""
@@ -52,7 +72,7 @@ class MergeInputs:
 
 @dataclass(frozen=True)
 class MergedWeights:
-    """What it gives back: a model in memory, to be rounded once when it is written."""
+    """What it gives back: a model, to be rounded once when it is written."""
 
     tensors: Mapping[str, Tensor | TensorSource]
     """By name on disk, in the precision they were solved in; or what makes them when they are written."""
@@ -65,3 +85,5 @@ class MergedWeights:
     """What else the report of the merge should say."""
     parents: Sequence[int] | None = None
     """Places of the models that are in the result; None: all of them."""
+    vocabulary: Vocabulary | None = None
+    """Of a result with another tokenizer than its donor of config and side files."""

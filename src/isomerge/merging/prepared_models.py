@@ -22,6 +22,7 @@ from isomerge.merging.data_methods import DATA_METHODS, MergedWeights, MergeInpu
 from isomerge.merging.layerwise.goals import in_one
 from isomerge.merging.measured_statistics import MeasuredModels, measure
 from isomerge.merging.recipe import ModelReference, Recipe
+from isomerge.merging.recipe.expert_rules import expert_requests
 from isomerge.merging.recipe_data import DataSets, aligning_data, data_owners, data_uses, method_data, require_labels
 from isomerge.merging.run.sources import InputHashes
 from isomerge.running.stock import run_versions
@@ -108,7 +109,8 @@ def prepare(recipe: Recipe, donor: Checkpoint, models: Models, settings: RunSett
         base = None if method.base == "ignored" or recipe.base_model is None else models[recipe.base_model]
         inputs = MergeInputs(
             ordered, data, aligned_once, settings.device, settings.progress, owners=owners, base=base,
-            kept=settings.kept,
+            kept=settings.kept, seed=recipe.seed, experts=expert_requests(recipe, recipe.experts),
+            shared_expert=next(iter(expert_requests(recipe, recipe.shared_experts)), None),
         )  # fmt: skip
         solved = method(inputs, method.options_in(recipe))
         return PreparedModels(solved=solved, notes=[*solved.notes, *settings.data.notes], align=align)

@@ -14,9 +14,9 @@ from isomerge.merging.methods.method import Base, Option, read_options
 if TYPE_CHECKING:
     from isomerge.merging.recipe import Recipe
 
-DataNeed = Literal["one", "together", "each", "task", "optional"]
+DataNeed = Literal["one", "together", "each", "task", "optional", "any"]
 """One data set for all models; one or several, taken together; one for each model; one for each and last that of the
-task; or one for all, or none."""
+task; one for all, or none; or any of one, several or none."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,9 @@ class DataMethod:
     """'optional': the base gives the shape of the result, and where it starts."""
     any_architecture: bool = False
     """Models may be of any architecture: nothing but their predictions counts."""
+    parts: bool = False
+    """It takes parts of its models as they are, or makes one model of another: nothing is aligned, the base may be one
+    of the models, and the result has a shape of its own."""
 
     def __call__(self, inputs: MergeInputs, options: Mapping[str, Any]) -> MergedWeights:
         return self.function(inputs, **{option.argument: options[option.name] for option in self.options})
@@ -78,6 +81,7 @@ def data_method(
     any_width: bool = False,
     any_shape: bool = False,
     any_architecture: bool = False,
+    parts: bool = False,
     base: Base = "ignored",
     old_options: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., MergedWeights]], DataMethod]:
@@ -89,7 +93,7 @@ def data_method(
         DATA_METHODS[known] = DataMethod(
             known, function, data, passes, least, most, read_options(function, document), document.split("\n", 1)[0],
             reference, labels, any_width or any_shape or any_architecture, any_shape or any_architecture,
-            dict(old_options or {}), base, any_architecture,
+            dict(old_options or {}), base, any_architecture, parts,
         )  # fmt: skip
         return DATA_METHODS[known]
 

@@ -147,7 +147,7 @@ class TokenMatch:
     @property
     def shared(self) -> int:
         """How many tokens both vocabularies have."""
-        return sum(len(pieces) == 1 and self._is_like(id, pieces[0]) for id, pieces in enumerate(self.pieces))
+        return sum(self.like(id) is not None for id in range(self.first.rows))
 
     def summary(self) -> dict[str, Any]:
         """For the report."""
@@ -164,6 +164,11 @@ class TokenMatch:
             f"model are among its {about['tokens']}, {about['pieces']} are several of them, {about['unmatched']} have "
             "no match. Each model reads the texts in its own tokens, and predictions are carried to the first one's"
         )
+
+    def like(self, id: int) -> int | None:
+        """The other's token with the same text, name or role."""
+        pieces = self.pieces[id]
+        return pieces[0] if len(pieces) == 1 and self._is_like(id, pieces[0]) else None
 
     def _is_like(self, id: int, other: int) -> bool:
         return self.first.texts.get(id) == self.other.texts.get(other)

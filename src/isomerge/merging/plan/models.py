@@ -89,7 +89,8 @@ def differences(models: Sequence[Checkpoint], documents: Sequence[Recipe], *, id
             f"Merging: {name_some(bare)} has no config.json, so nothing says what its weights are. Copy it from where "
             "the model came; or name the weight file itself to merge it as it is."
         )
-    free = [getattr(ALL_METHODS[document.merge_method], "any_architecture", False) for document in documents]
+    methods = [ALL_METHODS[document.merge_method] for document in documents]
+    free = [getattr(one, "any_architecture", False) or getattr(one, "parts", False) for one in methods]
     if len(described) < 2 or all(free):
         return []
     first = described[0]

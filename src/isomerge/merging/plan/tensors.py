@@ -74,7 +74,7 @@ class _Planner:
 
     def plan(self) -> None:
         depths = [{name: part.depth for name, part in build.parts.items()} for build in self.builds.values()]
-        free = getattr(self.method, "any_architecture", False)
+        free = getattr(self.method, "any_architecture", False) or getattr(self.method, "parts", False)
         if free or (getattr(self.method, "any_depth", False) and any(own != depths[0] for own in depths)):
             for part in self.builds[self.donor].parts.values():  # the method says which layers go together
                 self._copy_part(part)

@@ -100,12 +100,16 @@ class _Rules:
         base = self.data.get("base_model") or None
         if base is not None and method.base == "ignored":
             self.add(("base_model",), f"{name} has no base: leave it out, or list it among the models")
-        elif base is not None and not method.any_architecture:
+        elif base is not None and not (method.any_architecture or method.parts):
             for path, entry in self.entries:
                 if ModelReference.read(entry.get("model")) == ModelReference.read(base):
                     self.add(path, f"{base} is the base, which {name} does not merge: leave it out of 'models'")
         if self.has("tokenizer"):
-            self.add(("tokenizer", "source"), f"{name} runs the models on data, and {ONE_TABLE}")
+            what = "takes tokens from its models" if method.parts else "runs the models on data"
+            self.add(("tokenizer", "source"), f"{name} {what}, and {ONE_TABLE}")
+        for key in ("align", "repair") if method.parts else ():
+            if self.has(key):
+                self.add((key,), f"{name} takes parts of the models as they are: leave '{key}' out")
         for key in ("align", "repair") if method.any_architecture else ():
             if self.has(key):
                 why = "looks at predictions, which have no basis and no units"
@@ -193,7 +197,7 @@ class _Rules:
     def _unused_of_models(self) -> Iterator[tuple[Path, str]]:
         if (
             self.measured
-            or self.whole in ("each", "task", "together")
+            or self.whole in ("each", "task", "together", "any")
             or (self.each and (self.has("repair") or self.looks))
         ):
             return
@@ -218,7 +222,7 @@ class _Rules:
         if not self.has("data") or self.has("repair"):
             return
         own = [entry.get("data") is not None for _, entry in self.entries]
-        by_method = self.whole in ("one", "task", "optional") or (
+        by_method = self.whole in ("one", "task", "optional", "any") or (
             (self.whole == "together" or self.measured) and not (own and all(own))
         )
         align = self.data.get("align")

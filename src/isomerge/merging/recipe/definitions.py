@@ -97,6 +97,29 @@ class Module(Definition):
     parameters: Settings | None = Field(None, description=OPTIONS)
 
 
+# --- experts ----------------------------------------------------------------------------------------------------------
+Prompts = Annotated[tuple[Annotated[str, Strict()], ...], Field(min_length=1)]
+
+
+def _read_factor(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= 3.4e38:
+        raise ValueError(f"this is a number, and here is {kind_of(value)}")
+    return float(value)
+
+
+Factor = Annotated[float, BeforeValidator(_read_factor)]
+
+
+class ExpertEntry(Definition):
+    """One expert of a mixture: the feed-forwards of a model, and the texts that are to be sent to it."""
+
+    source_model: Reference
+    positive_prompts: Prompts | None = Field(None, description="Texts that should be sent to this expert.")
+    negative_prompts: Prompts | None = Field(None, description="Texts that should not.")
+    noise_scale: Factor | None = Field(None, description="Add normal noise of this size to its weights.")
+    residual_scale: Factor | None = Field(None, description="Multiply what it adds to the stream by this.")
+
+
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 class ZeroToken(Definition):
     """A row of zeros."""
@@ -192,6 +215,12 @@ class Recipe(Definition):
         None, description="Models or slices for each part of a model with several parts."
     )
     parameters: Settings | None = Field(None, description=OPTIONS)
+    experts: Annotated[tuple[ExpertEntry, ...], Field(min_length=1)] | None = Field(
+        None, description="The experts of a mixture (merge_method: moe), as in mergekit-moe."
+    )
+    shared_experts: Annotated[tuple[ExpertEntry, ...], Field(min_length=1, max_length=1)] | None = Field(
+        None, description="The expert that every token is sent to, where the class has one."
+    )
     dtype: Dtype | None = Field(None, description="The dtype of the output, if out_dtype does not say otherwise.")
     out_dtype: Dtype | None = Field(None, description="The dtype of the output.")
     tokenizer: TokenizerSettings | None = None

@@ -17,6 +17,7 @@ from isomerge.errors import RequestError, did_you_mean
 from isomerge.merging.data_methods import ALL_METHODS, DataMethod
 from isomerge.merging.recipe.definitions import ModelToken, Recipe, TokenSettings
 from isomerge.merging.recipe.document import read_documents
+from isomerge.merging.recipe.expert_rules import check_experts, move_experts
 from isomerge.merging.recipe.model_reference import ModelReference
 from isomerge.merging.recipe.options import check_method
 from isomerge.merging.recipe.problem_list import Path, Places, Problems
@@ -98,6 +99,7 @@ def _recipe(data: Any, places: Places, problems: Problems) -> Recipe | None:
     plain = _plain(data)
     before = len(problems.found)
     _move_tokenizer_source(plain, places, problems)
+    move_experts(plain, places, problems)
     check_method(plain, places, problems)
     recipe = None
     try:
@@ -106,6 +108,7 @@ def _recipe(data: Any, places: Places, problems: Problems) -> Recipe | None:
         complain(error, places, problems)
     if recipe is not None:
         _check_references(recipe, problems)
+        check_experts(recipe, problems)
     return recipe if len(problems.found) == before else None
 
 

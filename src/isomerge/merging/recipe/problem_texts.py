@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from isomerge.errors import did_you_mean, near_miss
 from isomerge.merging.data_methods import ALL_METHODS
 from isomerge.merging.recipe.definitions import (
+    ExpertEntry,
     ModelEntry,
     ModelToken,
     Module,
@@ -27,6 +28,8 @@ CONTAINERS: dict[str, tuple[type[BaseModel], str]] = {
     "slices": (OutputSlice, "a slice"),
     "sources": (SliceSource, "a source of a slice"),
     "modules": (Module, "a module"),
+    "experts": (ExpertEntry, "an expert"),
+    "shared_experts": (ExpertEntry, "a shared expert"),
     "tokenizer": (TokenizerSettings, "tokenizer"),
     "tokens": (TokenSettings, "a token"),
     "source": (ModelToken, "the source of a token"),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from isomerge.checkpoint import CastReport, TensorInfo, cast
+from isomerge.checkpoint.checks import require_finite_values
 from isomerge.checkpoint.hashing import TENSOR_HASH, TENSOR_HASHES, raw_bytes
 from isomerge.checkpoint.staged_tensors import TensorSink
 from isomerge.checkpoint.writer import CheckpointWriter
@@ -92,7 +93,10 @@ class Job:
     def _copied(self) -> Iterator[tuple[int, Tensor]]:
         (source,) = self.sources
         for start, stop, first in spans(self.info.shape):
-            yield first, source.rows(start, stop)
+            rows = source.rows(start, stop)
+            if isinstance(source, Stored) and rows.is_floating_point() and not math.isfinite(rows.sum()):
+                require_finite_values(source.label, rows)
+            yield first, rows
 
     def _beyond(self) -> Iterator[tuple[int, Tensor]]:
         """The rows that only the longest table has, or some of them."""

@@ -27,7 +27,8 @@ from isomerge.merging.vocabulary.vocabulary import Vocabulary
 
 def require_same_ids(document: Recipe, models: Sequence[Checkpoint]) -> None:
     """Refuse to merge rows of different tokens. A recipe may want just that, as mergekit does; flags have to say so."""
-    matches = getattr(ALL_METHODS[document.merge_method], "any_depth", False)
+    method = ALL_METHODS[document.merge_method]
+    matches = getattr(method, "any_depth", False) or getattr(method, "parts", False)
     moved = other_ids(models) if document.tokenizer is None and not matches else []
     if not moved:
         return

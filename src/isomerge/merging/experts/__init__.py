@@ -1,0 +1,1 @@
+"""Experts that are the feed-forwards of dense models: mixtures built of them, made smaller, and made dense again."""
