@@ -52,7 +52,9 @@ class Checkpoint(ABC):
     tensors: Mapping[str, TensorInfo]
     """Sorted by name, from headers only."""
     kind: str = "model"
-    """What a lock calls it."""
+    """What a lock calls it: "stored" for what a model of another format is read from."""
+    read_as: str = ""
+    """How the weights are stored, where it is not as plain tensors: the end of a sentence."""
     in_memory: bool = False
     """No path names these weights, though side files may lie in `folder`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -174,6 +175,17 @@ def find_shards(folder: Path, act: str, problems: list[str]) -> tuple[list[str],
     raise CheckpointError(f"While {act}: {_nothing_to_open(folder, present, others)}")
 
 
+def only_gguf(folder: Path) -> str | None:
+    """The GGUF file of a folder that holds one model as GGUF and no other weights: its first part."""
+    try:
+        names = sorted(path.name for path in folder.iterdir() if is_weight(path.name))
+    except OSError:
+        return None
+    first = [name for name in names if name.endswith(".gguf") and not re.search(r"-\d{5}-of-\d{5}\.gguf$", name)]
+    first += [name for name in names if re.search(r"-00001-of-\d{5}\.gguf$", name)]
+    return first[0] if len(first) == 1 and all(name.endswith(".gguf") for name in names) else None
+
+
 def broken_link(link: Path) -> str:
     """What a link is that leads to no file; the hub's cache is made of links, and its files can be gone."""
     target = os.readlink(link)
@@ -278,11 +290,18 @@ def unreadable(name: str) -> str:
     """How to go on from weights that cannot be opened as they are: the end of a sentence that names them.
 
     >>> unreadable("model-Q4_K_M.gguf")
-    ', quantised weights for another program. Use the safetensors model they were made from.'
+    '. Name the file itself.'
     """
     suffix = PurePosixPath(name).suffix
-    if suffix in (".gguf", ".ggml"):
-        return ", quantised weights for another program. Use the safetensors model they were made from."
+    if suffix == ".gguf":
+        return ". Name the file itself."
+    if suffix == ".ggml":
+        return ", from before GGUF. Use the safetensors model they were made from."
+    if suffix in (".onnx", ".onnx_data"):
+        return (
+            ", a graph of operations whose weights have no names of a model class. ONNX is not read or written: merge "
+            "the safetensors model, then export the result (optimum-cli export onnx)."
+        )
     if suffix in (".safetensors", ".bin"):
         return f". Name the folder that holds them, '{PurePosixPath(name).parent}'."
     return (

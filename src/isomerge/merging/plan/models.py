@@ -131,6 +131,12 @@ def left_out_adapters(models: Sequence[Checkpoint]) -> list[str]:
     ]
 
 
+def read_otherwise(models: Sequence[Checkpoint]) -> list[str]:
+    """A note on each model whose weights are not read as they are stored, with the ways that they are."""
+    parts = {id(part): (model.name, part.read_as) for model in models for part in (model, *model.parts())}
+    return [f"{name} is stored as {read_as}" for name, read_as in dict.fromkeys(parts.values()) if read_as]
+
+
 def base_among_models(document: Recipe) -> list[str]:
     """A note where it counts only as the base, as in mergekit: what is set for it among the models has no effect.
 
