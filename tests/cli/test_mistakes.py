@@ -84,7 +84,7 @@ MISTAKES = {
         "verify b/model.safetensors", ("b/model.safetensors", "it is a file", "Name the folder that holds it")
     ),
     "a GGUF file to verify": Mistake(
-        "verify b/model.gguf", ("b/model.gguf", "quantised weights for another program", "Use the safetensors"),
+        "verify b/model.gguf", ("b/model.gguf", "it is a file of GGUF", "isomerge convert"),
         only("model.gguf"), 1,
     ),
     "the images of one class": Mistake(
@@ -165,11 +165,11 @@ MISTAKES = {
         "merge a b -o b --force", ("b", "folder of the input", "never modified", "Name a folder elsewhere")
     ),
     "a GGUF file": Mistake(
-        "merge a b/model.gguf -o out", ("b/model.gguf", "quantised weights for another program", "Use the safetensors"),
+        "merge a b/model.gguf -o out", ("b/model.gguf", "does not begin as a GGUF file does", "Download or copy"),
         only("model.gguf"), 1,
     ),
     "a folder with nothing but GGUF": Mistake(
-        MERGE, ("checkpoint b", "'model-Q4_K_M.gguf'", "Use the safetensors"), only("model-Q4_K_M.gguf"), 1
+        MERGE, ("checkpoint b", "model-Q4_K_M.gguf", "does not begin as a GGUF file does"), only("model-Q4_K_M.gguf"), 1
     ),
     "ONNX weights": Mistake(
         MERGE, ("checkpoint b", "'onnx/model.onnx'", "does not read", "save_pretrained"), only("onnx/model.onnx"), 1

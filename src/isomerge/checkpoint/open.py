@@ -52,13 +52,18 @@ def open_checkpoint(
 
     `source` is a folder or a single weight file, here or behind a URL (s3://, gs://, hf://, https://), a GGUF file, a
     hub id `org/name`, a state_dict of tensors or numpy arrays, an nn.Module, or a result: what `merge`, `align` and
-    `save` give back. `config` and `name` replace what the source says about itself, and give a state_dict what it cannot say.
+    `save` give back. `config` and `name` replace what the source says about itself, and give a state_dict what it
+    cannot say.
 
     >>> open_checkpoint({"weight": torch.zeros(2, 3)}).tensors["weight"].shape
     (2, 3)
     """
     require_types(revision=(revision, str, None), config=(config, Mapping, None), name=(name, str, None))
     checkpoint = _open(source, revision)
+    if "quantization_config" in checkpoint.config:
+        from isomerge.checkpoint.formats.block_scales import dequantised
+
+        checkpoint = dequantised(checkpoint)
     if config is None and name is None:
         return checkpoint
     checkpoint = copy.copy(checkpoint)  # the source may itself be a Checkpoint, which keeps its own config and name

@@ -182,10 +182,12 @@ def _is_weight_file(name: str) -> bool:
 
 
 def _format(checkpoint: FileCheckpoint) -> Check:
-    """transformers refuses a safetensors file that does not say which library wrote it."""
+    """transformers refuses a safetensors file that does not say which library wrote it; it reads what MLX wrote."""
     files = [file for file in checkpoint.files() if isinstance(file, SpannedFile)]
-    wrong = sorted(file.label for file in files if file.metadata().get("format") != "pt")
-    return Check("format", not wrong, f"no 'format: pt' in {name_some(wrong)}" if wrong else "every file says 'pt'")
+    said = {file.label: file.metadata().get("format") for file in files}
+    wrong = sorted(label for label, word in said.items() if word not in ("pt", "mlx"))
+    words = " or ".join(f"'{word}'" for word in sorted({str(word) for word in said.values()})) or "'pt'"
+    return Check("format", not wrong, f"no 'format: pt' in {name_some(wrong)}" if wrong else f"every file says {words}")
 
 
 def _fit(checkpoint: Checkpoint, donor: Checkpoint | None) -> ClassCheck:

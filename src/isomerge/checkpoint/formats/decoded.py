@@ -7,6 +7,7 @@ import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class DecodedCheckpoint(Checkpoint):
         stored.kind = STORED
         kept = {name: decoder.info for name, decoder in decoders.items()}
         self.tensors: Mapping[str, TensorInfo] = {name: kept[name] for name in sorted(kept)}
-        self._made: tempfile.TemporaryDirectory[str] | None = None
+        self._made: Path | None = None
         self._making = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -70,9 +71,10 @@ class DecodedCheckpoint(Checkpoint):
             return self._stored.folder
         with self._making:
             if self._made is None:
-                self._made = tempfile.TemporaryDirectory(prefix="isomerge-beside-")
-                self._beside(Path(self._made.name))
-        return Path(self._made.name)
+                made = Path(tempfile.mkdtemp(dir=_temporary().name))
+                self._beside(made)
+                self._made = made
+        return self._made
 
     def side_files(self) -> list[Path]:
         folder = self.folder
@@ -116,6 +118,12 @@ class DecodedCheckpoint(Checkpoint):
         if name not in self._decoders:
             self.unknown_tensor(name)
         return self._decoders[name]
+
+
+@cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    """One folder for all that this process makes; it goes away with the process."""
+    return tempfile.TemporaryDirectory(prefix="isomerge-beside-")
 
 
 class AsStored(Decoder):

@@ -20,7 +20,7 @@ TURNED = re.compile(r"\.attn_(q|k)\.(weight|bias)$")
 
 
 @dataclass(frozen=True)
-class Place:
+class GgufPlace:
     """Where a tensor of a config's class lies in a GGUF file."""
 
     tensor: str
@@ -55,19 +55,19 @@ def stock_shapes(family: GgufFamily, config: Mapping[str, Any], act: str) -> dic
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
-def places(family: GgufFamily, names: list[str], layers: int, act: str) -> dict[str, Place | None]:
+def places(family: GgufFamily, names: list[str], layers: int, act: str) -> dict[str, GgufPlace | None]:
     """By the class's name of a tensor; None for one that GGUF has no name for."""
     gguf = gguf_package(act)
     arch = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
     table = gguf.get_tensor_name_map(arch, layers)
 
-    def place(name: str) -> Place | None:
+    def place(name: str) -> GgufPlace | None:
         stem, _, suffix = name.rpartition(".")
         expert = None
         if found := EXPERT.fullmatch(stem):
             stem, expert = f"{found[1]}.{found[3]}", int(found[2])
         known = table.get_name(stem)
-        return Place(f"{known}.{suffix}", expert) if known else None
+        return GgufPlace(f"{known}.{suffix}", expert) if known else None
 
     return {name: place(name) for name in names}
 

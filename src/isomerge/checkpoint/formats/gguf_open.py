@@ -174,6 +174,8 @@ def _config(
     for said, key, kind in (*family.settings, *COMMON):
         if (value := metadata.get(f"{family.arch}.{said}")) is not None:
             config[key] = float(value) if kind == "float32" else _whole(value, said)
+    if config.get("sliding_window") == 0:
+        config["sliding_window"] = None
     missing = [said for said, key, _ in COMMON if key not in config and key != "num_key_value_heads"]
     if missing:
         raise HeaderError(f"its metadata has no {name_some([f'{family.arch}.{said}' for said in missing])}")

@@ -107,6 +107,6 @@ def rotary_written(
         stored = {LONG: rope["long_factor"], SHORT: rope["short_factor"]}
         return said, {name: np.array(values, dtype=np.float32) for name, values in stored.items()}
     raise CheckpointError(
-        f"While {act}: its rotary positions are scaled by '{kind}' with {', '.join(sorted(rope.keys() - known))}, which "
-        "GGUF has no entries for. Write safetensors instead."
+        f"While {act}: its rotary positions are scaled by '{kind}' with {', '.join(sorted(rope.keys() - known))}, for "
+        "which GGUF has no entries. Write safetensors instead."
     )
