@@ -1,9 +1,10 @@
-"""`isomerge.convert`: what it writes, held against the gguf package's reader, llama.cpp's own layout and transformers."""
+"""`isomerge.convert`: what it writes, held against the gguf package's reader, llama.cpp's layout and transformers."""
 
 from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import gguf
@@ -89,7 +90,8 @@ def test_rows_that_no_block_divides_are_f16_and_told(tmp_path: Path) -> None:
 
 # --- rotary scaling ---------------------------------------------------------------------------------------------------
 SCALINGS = {
-    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 8192},
     "linear": {"factor": 4.0},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
 }  # fmt: skip

@@ -137,8 +137,8 @@ def require_free(out: Path, force: bool) -> None:
         raise RequestError(f"Converting to {out}: it is a folder. Name a file that ends in {SUFFIX}.")
     if out.exists() and not force:
         raise RequestError(
-            f"Converting to {out}: the file is there, and nothing is overwritten unasked. Name a new file, or set force "
-            "to replace it.",
+            f"Converting to {out}: the file is there, and nothing is overwritten unasked. Name a new file, or set "
+            "force to replace it.",
             keys=("force",),
         )
 

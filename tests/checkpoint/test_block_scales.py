@@ -167,12 +167,15 @@ def test_two_mxfp4_models_merge(tmp_path: Path) -> None:
     assert isomerge.verify(tmp_path / "out").verdict != "bad"
 
 
+UP = "model.layers.0.mlp.up_proj.weight_scale_inv"
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda s: s.pop("model.layers.0.mlp.up_proj.weight_scale_inv"), "there is no 'model.layers.0.mlp.up_proj.weight_scale_inv'"),
-        (lambda s: s.update({"model.layers.0.mlp.up_proj.weight_scale_inv": torch.ones(2, 2)}), "does not divide"),
+        (lambda s: s.pop(UP), f"there is no '{UP}'"),
+        (lambda s: s.update({UP: torch.ones(2, 2)}), "does not divide"),
     ],
 )  # fmt: skip
 def test_scales_that_do_not_fit_are_named(tmp_path: Path, change, said: str) -> None:

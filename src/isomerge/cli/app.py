@@ -130,8 +130,8 @@ def isomerge(
 
 MERGEKIT = (mergekit_yaml, mergekit_multi, mergekit_extract_lora)
 VERBS = (
-    align, check, selftest, list_, merge, plan, verify, extract, convert, reproduce, eval_, ensemble, sweep, search, best,
-    distill, calibrate, report, barrier, curve, demo, studio, *MERGEKIT,
+    align, check, selftest, list_, merge, plan, verify, extract, convert, reproduce, eval_, ensemble, sweep, search,
+    best, distill, calibrate, report, barrier, curve, demo, studio, *MERGEKIT,
 )  # fmt: skip
 for _verb in VERBS:
     app.command(

@@ -13,13 +13,14 @@ from isomerge.json_files import JsonError, read_json
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 HEX = re.compile(r"<0x[0-9A-F]{2}>")
-MARK = "▁"
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 CUTS: Mapping[str, str] = {
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+":
-        "llama-bpe",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+":
-        "qwen2",
-}  # fmt: skip
+    PATTERN.replace("DIGITS", r"\p{N}{1,3}"): "llama-bpe",
+    PATTERN.replace("DIGITS", r"\p{N}"): "qwen2",
+}
 """What llama.cpp calls a pattern that text is cut by before merging."""
 
 
