@@ -14,13 +14,13 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Q
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers import models as token_models
+from tokenizers import pre_tokenizers
 
 import isomerge
 from gguf_files import KINDS, VOCABULARY, gguf_tensors, stock, write_gguf
 from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
+from tokenizers_of_bytes import byte_level, pieces, with_tokenizer
 
 TEXT = "the merge of two models, and 1234 more words: it's fine — naïve, 日本"
 
@@ -118,48 +118,6 @@ def test_long_factors_come_back(tmp_path: Path) -> None:
 
 
 # --- tokenizers -------------------------------------------------------------------------------------------------------
-def byte_level() -> Tokenizer:
-    names = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    merges = [("t", "h"), ("th", "e"), ("e", "r"), ("m", "er")]
-    vocab = {name: i for i, name in enumerate([*names, *(first + last for first, last in merges)])}
-    tokenizer = Tokenizer(token_models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
-    return tokenizer
-
-
-def pieces() -> Tokenizer:
-    """With bytes to fall back on, as sentencepiece's models are converted."""
-    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3} | {f"<0x{byte:02X}>": byte + 4 for byte in range(256)}
-    for letter in "▁abcdefghijklmnopqrstuvwxyz0123456789,:'":
-        vocab[letter] = len(vocab)
-    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("e", "r"), ("m", "er"), ("▁", "mer")]
-    for first, last in merges:
-        vocab[first + last] = len(vocab)
-    tokenizer = Tokenizer(
-        token_models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
-    )
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
-    )
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in ("<pad>", "<s>", "</s>", "<unk>")])
-    return tokenizer
-
-
-def with_tokenizer(folder: Path, tokenizer: Tokenizer) -> transformers.PreTrainedTokenizerFast:
-    wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
-        chat_template="{% for m in messages %}{{ m.content }}{% endfor %}",
-    )  # fmt: skip
-    wrapped.save_pretrained(folder)
-    return wrapped
-
-
 ROWS = 320
 SPECIAL = {"vocab_size": ROWS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
@@ -200,9 +158,7 @@ def merged_by_score(tokens: list[str], scores: list[float], text: str) -> list[i
     known = {token: i for i, token in enumerate(tokens)}
     parts = list(text)
     while True:
-        pairs = [
-            (scores[known[a + b]], -i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in known
-        ]
+        pairs = [(scores[known[a + b]], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in known]
         if not pairs:
             return [known[part] for part in parts]
         at = -max(pairs)[1]

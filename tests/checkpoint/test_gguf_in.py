@@ -220,7 +220,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         (lambda b: b[:300], "truncated|counts"),
         (lambda b: b[:-4000], "truncated"),
         (lambda b: b.replace(b"attention.head_count\x04", b"attention.head_kount\x04"), "no 'llama.attention.head_count'"),
-        (lambda b: b.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_oops.weig"), "no tensor for 'model.layers.1.ml"),
+        (lambda b: b.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_oops.weig"), "no tensor for"),
     ],
 )  # fmt: skip
 def test_a_damaged_file_says_what_is_wrong(damage, said: str, good: bytes, tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ SINGLE_OR_INDEX = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+DIFFUSION = "diffusion_pytorch_model"
+"""How diffusers calls the weights of a component."""
+ONE_COMPONENT = (f"{DIFFUSION}.safetensors", f"{DIFFUSION}.safetensors.index.json")
 AGAIN = "Download or copy the named files again, then run again."
 
 
@@ -105,6 +108,10 @@ def open_folder(
     folder: Path, *, name: str | None = None, revision: str | None = None, next_step: str = AGAIN
 ) -> FileCheckpoint:
     """Open every header of a folder; whatever is wrong is told at once."""
+    from isomerge.checkpoint.formats.pipeline import is_pipeline, open_pipeline  # which is made of these
+
+    if is_pipeline(folder):
+        return open_pipeline(folder, name=name, revision=revision, next_step=next_step)
     name = name or str(folder)
     act = f"opening checkpoint {name}"
     if was_interrupted(folder):
@@ -114,7 +121,7 @@ def open_folder(
         )
     problems: list[str] = []
     config = read_config(folder / "config.json", problems)
-    shards, weight_map = find_shards(folder, act, problems)
+    shards, weight_map = find_shards(folder, act, problems, (*SINGLE_OR_INDEX, *ONE_COMPONENT))
     opened: dict[str, WeightFile] = {}
     steps: list[str] = []
     for shard in shards:
@@ -127,9 +134,12 @@ def open_folder(
     problems += config_problems(config, len(files))
     if problems:
         raise failure(act, problems, " ".join(dict.fromkeys(filter(None, steps))) or next_step)
-    return FileCheckpoint(
+    opened_folder = FileCheckpoint(
         name, files, config=config, folder=folder, revision=revision, side_files=partial(side_files_of, folder)
     )
+    if any(shard.startswith(DIFFUSION) for shard in shards):
+        opened_folder.stems = {"": DIFFUSION}
+    return opened_folder
 
 
 def open_file(path: Path) -> Checkpoint:
@@ -152,10 +162,12 @@ def open_file(path: Path) -> Checkpoint:
     return FileCheckpoint(str(path), files, config=config, folder=path.parent, side_files=beside)
 
 
-def find_shards(folder: Path, act: str, problems: list[str]) -> tuple[list[str], dict[str, str] | None]:
-    """The weight files to open, and the index's weight_map when there is an index."""
+def find_shards(
+    folder: Path, act: str, problems: list[str], names: Sequence[str] = SINGLE_OR_INDEX
+) -> tuple[list[str], dict[str, str] | None]:
+    """The weight files to open, and the index's weight_map when there is an index; the first of `names` counts."""
     present = sorted(path.name for path in folder.iterdir() if path.is_file())
-    for name in SINGLE_OR_INDEX:
+    for name in names:
         if name not in present:
             continue
         if not name.endswith(".index.json"):

@@ -51,6 +51,7 @@ class DecodedCheckpoint(Checkpoint):
         """`beside` writes the side files into a folder when they are first asked for; without it they are the stored
         checkpoint's own."""
         self.name, self.config, self.revision, self.read_as = stored.name, config, stored.revision, read_as
+        self.description, self.stems = stored.description, stored.stems
         self._stored, self._decoders, self._beside = stored, dict(decoders), beside
         stored.kind = STORED
         kept = {name: decoder.info for name, decoder in decoders.items()}
