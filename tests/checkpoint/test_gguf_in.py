@@ -219,7 +219,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         (lambda b: b[:24] + struct.pack("<Q", 2**62) + b[32:], "truncated inside the header"),
         (lambda b: b[:300], "truncated|counts"),
         (lambda b: b[:-4000], "truncated"),
-        (lambda b: b.replace(b"attention.head_count\x04", b"attention.head_kount\x04"), "no 'llama.attention.head_count'"),
+        (lambda b: b.replace(b"attention.head_count\x04", b"attention.head_kount\x04"), "no 'llama.attention.head"),
         (lambda b: b.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_oops.weig"), "no tensor for"),
     ],
 )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from isomerge.adapters import apply_adapter, open_adapter
+from isomerge.adapters.diffusion import KIND, open_diffusion_adapter
 from isomerge.addresses import is_url, usable_url
 from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint.base import Checkpoint, Progress, name_some
@@ -175,6 +176,8 @@ def _open_again(entry: LockedInput, seed: int) -> Checkpoint:
     """A hub model at the commit that was merged, whatever its branch has become."""
     if entry.kind == "fresh":
         return fresh_student(entry.source, seed)
+    if entry.kind == KIND:
+        return open_diffusion_adapter(Path(entry.source)).checkpoint
     if entry.kind == "adapter":
         return open_adapter(entry.source, revision=entry.revision).checkpoint
     return open_checkpoint(entry.source, revision=entry.revision)

@@ -8,6 +8,7 @@ from typing import Any
 
 from isomerge.adapters.adapter import CONFIG, has_adapter_beside, holds_adapter, is_adapter
 from isomerge.adapters.applied import apply_adapter
+from isomerge.adapters.diffusion import apply_diffusion_adapter, diffusion_file
 from isomerge.addresses import is_url
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import name_some
@@ -31,6 +32,8 @@ def open_model(reference: ModelReference, model: Any = None) -> Checkpoint:
         raise _no_model(reference)
     if reference.adapter is None or not named:
         return checkpoint
+    if file := diffusion_file(reference.adapter):
+        return apply_diffusion_adapter(checkpoint, file, str(reference))
     return apply_adapter(checkpoint, reference.adapter, revision=reference.adapter_revision, name=str(reference))
 
 
