@@ -72,6 +72,7 @@ KINDS = {
     "docs/calibration.md": "sequence",
     "docs/cookbook.md": "text",
     "docs/ensembles.md": "text",
+    "docs/formats.md": "text",
     "docs/guides/llms-on-a-laptop.md": "text",
     "docs/guides/two-fine-tunes.md": "text",
     "docs/mixture.md": "text",
@@ -249,7 +250,7 @@ def require_forms(text: str) -> None:
 @pytest.mark.parametrize("verb", sorted(shell.examples()))
 def test_the_example_of_every_verb_runs(verb: str, scratch: Path) -> None:
     example = shell.examples()[verb]
-    kind = kind_of(example, "text" if re.search(r"finetuned|model\.layers", example) else "image")
+    kind = kind_of(example, "text" if re.search(r"finetuned|model\.layers|gguf", example) else "image")
     scratch_folder.set_stage(scratch, kind, example + " images")
     Path("recipe.yml").write_text(yaml.safe_dump(FRAGMENT))
     if " merged" in example and "-o merged" not in example:

@@ -203,7 +203,8 @@ def check(base: dict, merged: dict, truth: dict) -> None:
 
 
 LAYERS = ["down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q", "mid_block.resnets.1.conv1",
-          "up_blocks.0.attentions.2.proj_out", "down_blocks.0.downsamplers.0.conv", "add_embedding.linear_1"]  # fmt: skip
+          "up_blocks.0.attentions.2.proj_out", "down_blocks.0.downsamplers.0.conv",
+          "add_embedding.linear_1"]  # fmt: skip
 
 
 def test_layers_in_kohyas_words_are_added(pair, tmp_path: Path) -> None:

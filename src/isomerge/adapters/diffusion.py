@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from isomerge.checkpoint import Checkpoint, TensorInfo, open_checkpoint, require_finite
@@ -26,7 +27,7 @@ from isomerge.checkpoint.base import name_some
 from isomerge.checkpoint.files import SpannedFile
 from isomerge.checkpoint.local import FileCheckpoint
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
-from isomerge.json_files import JsonError, parse_json
+from isomerge.json_files import JsonError, checked, parse_json
 
 FILE = "pytorch_lora_weights.safetensors"
 """In the folder that diffusers writes."""
@@ -55,6 +56,12 @@ SINGLE: Mapping[str, tuple[str, ...]] = {
 RESNET = (("in_layers.2", "conv1"), ("out_layers.3", "conv2"), ("in_layers.0", "norm1"), ("out_layers.0", "norm2"),
           ("emb_layers.1", "time_emb_proj"), ("skip_connection", "conv_shortcut"))  # fmt: skip
 BLOCK = re.compile(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)\.(.+)")
+
+
+class StoredSettings(BaseModel):
+    """What diffusers writes into the header of such a file."""
+
+    settings: dict[str, Any]
 
 
 @dataclass
@@ -155,15 +162,16 @@ def _alphas(checkpoint: FileCheckpoint) -> dict[str, float]:
         if not text:
             continue
         try:
-            said = parse_json(text)
+            said = checked(StoredSettings, {"settings": parse_json(text)}).settings
             components = sorted({key.partition(".")[0] for key in said})
-        except (JsonError, AttributeError, TypeError) as error:
+        except JsonError as error:
             raise CheckpointError(
                 f"While opening adapter {checkpoint.name}: its lora_adapter_metadata is not a table ({error}). Use an "
                 "intact copy."
             ) from error
         for component in components:
-            alpha, patterns = said.get(f"{component}.lora_alpha"), said.get(f"{component}.alpha_pattern") or {}
+            alpha, patterns = said.get(f"{component}.lora_alpha"), said.get(f"{component}.alpha_pattern")
+            patterns = patterns if isinstance(patterns, dict) else {}
             if said.get(f"{component}.use_rslora"):
                 raise CheckpointError(
                     f"While opening adapter {checkpoint.name}: it was trained as rsLoRA, which is read from folders of "
@@ -173,7 +181,8 @@ def _alphas(checkpoint: FileCheckpoint) -> dict[str, float]:
                 layer = KEY.fullmatch(key)
                 if layer is None or not key.startswith(component) or not isinstance(alpha, (int, float)):
                     continue
-                own = [value for pattern, value in patterns.items() if layer[1].endswith(pattern)]
+                numbers = {pattern: value for pattern, value in patterns.items() if isinstance(value, (int, float))}
+                own = [value for pattern, value in numbers.items() if layer[1].endswith(pattern)]
                 found[layer[1]] = float(own[0] if own else alpha)
     return found
 

@@ -3,6 +3,7 @@ tensor is called `unet/down_blocks.0…`: the component, a slash, and its name t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ NAMES = (
     "pytorch_model.bin.index.json",
 )  # fmt: skip
 """In the order in which diffusers and transformers look for weights."""
+COMPONENT = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 NOT_COPIED = {INDEX, "isomerge.lock.json", "isomerge.json", "report.html", "mergekit_config.yml"}
 
 
@@ -110,7 +112,7 @@ def _components(index: Mapping[str, Any], problems: list[str]) -> list[str]:
     for key, value in index.items():
         if key.startswith("_") or not isinstance(value, list) or len(value) != 2 or value[0] is None:
             continue
-        if "/" in key or "\\" in key or key in (".", ".."):
+        if not COMPONENT.fullmatch(key):
             problems.append(f"{INDEX}: '{key[:60]}' is not the name of a folder")
             continue
         found.append(key)
