@@ -84,8 +84,7 @@ MISTAKES = {
         "verify b/model.safetensors", ("b/model.safetensors", "it is a file", "Name the folder that holds it")
     ),
     "a GGUF file to verify": Mistake(
-        "verify b/model.gguf", ("b/model.gguf", "it is a file of GGUF", "isomerge convert"),
-        only("model.gguf"), 1,
+        "verify b/model.gguf", ("b/model.gguf", "it is a file of GGUF", "isomerge convert"), only("model.gguf")
     ),
     "the images of one class": Mistake(
         "eval b --data images/test/cat", ("on cat", "no class folders", "folder above, images/test, if 'cat', 'dog'"),

@@ -123,14 +123,14 @@ def _product(values: Mapping[str, Tensor]) -> tuple[Tensor, int]:
     if "w1_a" in values:
         rank = values["w1_b"].shape[0]
         return _half(values, "1") * _half(values, "2"), rank
-    first, rank_1 = _whole(values, "k_w1", None)
-    second, rank_2 = _whole(values, "k_w2", values.get("k_t2"))
+    first, first_rank = _whole(values, "k_w1", None)
+    second, second_rank = _whole(values, "k_w2", values.get("k_t2"))
     while first.dim() < second.dim():
         first = first.unsqueeze(-1)
-    rank = rank_2 or rank_1
-    if rank is None:  # both are whole: nothing was factored, and α has no meaning
+    factored = second_rank or first_rank
+    if factored is None:  # both are whole, and α has no meaning
         return torch.kron(first, second) / _alpha_of(values), 1
-    return torch.kron(first, second), rank
+    return torch.kron(first, second), factored
 
 
 def _alpha_of(values: Mapping[str, Tensor]) -> float:
@@ -229,23 +229,23 @@ def _original(name: str, layers: int = 2) -> Iterator[str]:
         return
     if name.startswith("mid_block."):
         kind, number, rest = (*name.split(".", 3)[1:], "")[:3]
-        place = 1 if kind == "attentions" else 2 * int(number)
-        yield f"middle_block.{place}.{_inner(rest) if kind == 'resnets' else rest}"
+        middle = 1 if kind == "attentions" else 2 * int(number)
+        yield f"middle_block.{middle}.{_inner(rest) if kind == 'resnets' else rest}"
         return
     found = BLOCK.fullmatch(name)
     if found is None:
         return
-    side, block, kind, number, rest = found[1], int(found[2]), found[3], int(found[4]), found[5]
+    side, kind, rest = found[1], found[3], found[5]
+    first, place = int(found[2]) * (layers + 1), int(found[4])
+    if kind.endswith("samplers"):
+        place = layers
     if side == "down":
-        place = 1 + block * (layers + 1) + (layers if kind == "downsamplers" else number)
         inside = {"resnets": f"0.{_inner(rest)}", "attentions": f"1.{rest}", "downsamplers": "0.op"}[kind]
-        yield f"input_blocks.{place}.{inside}"
-        return
-    place = block * (layers + 1) + (layers if kind == "upsamplers" else number)
-    if kind == "upsamplers":  # after the attention, or in its place
-        yield from (f"output_blocks.{place}.{slot}.conv" for slot in (2, 1))
-        return
-    yield f"output_blocks.{place}.{f'0.{_inner(rest)}' if kind == 'resnets' else f'1.{rest}'}"
+        yield f"input_blocks.{1 + first + place}.{inside}"
+    elif kind == "upsamplers":  # after the attention, or in its place
+        yield from (f"output_blocks.{first + place}.{slot}.conv" for slot in (2, 1))
+    else:
+        yield f"output_blocks.{first + place}.{f'0.{_inner(rest)}' if kind == 'resnets' else f'1.{rest}'}"
 
 
 def _inner(rest: str) -> str:

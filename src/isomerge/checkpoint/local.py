@@ -302,11 +302,11 @@ def unreadable(name: str) -> str:
     """How to go on from weights that cannot be opened as they are: the end of a sentence that names them.
 
     >>> unreadable("model-Q4_K_M.gguf")
-    '. Name the file itself.'
+    '. Name one file itself, or make a folder of it (isomerge convert FILE -o OUT).'
     """
     suffix = PurePosixPath(name).suffix
     if suffix == ".gguf":
-        return ". Name the file itself."
+        return ". Name one file itself, or make a folder of it (isomerge convert FILE -o OUT)."
     if suffix == ".ggml":
         return ", from before GGUF. Use the safetensors model they were made from."
     if suffix in (".onnx", ".onnx_data"):

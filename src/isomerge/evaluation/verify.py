@@ -91,6 +91,11 @@ def verify(
     url = usable_url(folder, "verifying") if is_url(folder) else None
     folder = Path(folder).expanduser()
     if url is None and folder.is_file():
+        if folder.suffix == ".gguf":
+            raise RequestError(
+                f"While verifying {folder}: it is a file of GGUF, and a model is a folder. Make one of it (isomerge "
+                f"convert {folder} -o OUT), and name OUT."
+            )
         open_checkpoint(folder)  # raises with the words of all verbs where it is no weight file that can be read
         raise RequestError(
             f"While verifying {folder}: it is a file, and a model is a folder. Name the folder that holds it, "

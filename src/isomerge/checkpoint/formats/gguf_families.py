@@ -86,7 +86,7 @@ def family_read(metadata: Mapping[str, object]) -> GgufFamily | None:
     experts = metadata.get(f"{arch}.expert_count")
     routed = [family for family in known if any(one[0] == "expert_count" for one in family.settings)]
     chosen = routed if experts else [family for family in known if family not in routed]
-    return (chosen or [None])[0]
+    return chosen[0] if chosen else None
 
 
 def family_written(model_type: object) -> GgufFamily | None:

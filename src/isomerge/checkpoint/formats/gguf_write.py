@@ -256,9 +256,9 @@ def _write_data(
 ) -> None:  # fmt: skip
     file = writer.fout[0]
     writer.write_padding(file, file.tell())
-    for values in factors.values():
-        file.write(values.tobytes())
-        writer.write_padding(file, values.nbytes)
+    for factor in factors.values():
+        file.write(factor.tobytes())
+        writer.write_padding(file, factor.nbytes)
     total, done = sum(_bytes_of(gguf, tensor) for tensor in tensors), 0
     for tensor in tensors:
         for source in tensor.sources:
@@ -267,7 +267,7 @@ def _write_data(
                 if tensor.shifted:
                     values = values + 1
                 stored = _encoded(gguf, values, tensor)
-                file.write(memoryview(stored).cast("B"))
+                file.write(stored.tobytes())
                 done += stored.nbytes
                 if progress:
                     progress(done, total, "writing GGUF")

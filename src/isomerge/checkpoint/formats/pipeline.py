@@ -61,13 +61,9 @@ class ComponentFile(WeightFile):
 
 
 class PipelineCheckpoint(FileCheckpoint):
-    """`config` is model_index.json; that of a component lies in its folder."""
+    """`config` is model_index.json; those of components are side files."""
 
     description = INDEX
-
-    def component_config(self, component: str) -> dict[str, Any]:
-        assert self.folder is not None
-        return read_config(self.folder / component / "config.json", [])
 
 
 def is_pipeline(folder: Path) -> bool:
