@@ -164,11 +164,11 @@ MISTAKES = {
         "merge a b -o b --force", ("b", "folder of the input", "never modified", "Name a folder elsewhere")
     ),
     "a GGUF file": Mistake(
-        "merge a b/model.gguf -o out", ("b/model.gguf", "does not begin as a GGUF file does", "Download or copy"),
+        "merge a b/model.gguf -o out", ("b/model.gguf", "of version 0 of GGUF", "Download or copy"),
         only("model.gguf"), 1,
     ),
     "a folder with nothing but GGUF": Mistake(
-        MERGE, ("checkpoint b", "model-Q4_K_M.gguf", "does not begin as a GGUF file does"), only("model-Q4_K_M.gguf"), 1
+        MERGE, ("checkpoint b", "model-Q4_K_M.gguf", "of version 0 of GGUF"), only("model-Q4_K_M.gguf"), 1
     ),
     "ONNX weights": Mistake(
         MERGE, ("checkpoint b", "'onnx/model.onnx'", "does not read", "save_pretrained"), only("onnx/model.onnx"), 1
