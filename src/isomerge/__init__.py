@@ -30,6 +30,7 @@ _WHERE = {
     "calibrate": "isomerge.calibration.api",
     "catalogue": "isomerge.listing",
     "check": "isomerge.checking.api",
+    "convert": "isomerge.conversion",
     "curve": "isomerge.connectivity.curve",
     "demo": "isomerge.demonstration.run",
     "distill": "isomerge.merging.distill_api",
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from isomerge.connectivity.barrier import barrier as barrier
     from isomerge.connectivity.curve import curve as curve
     from isomerge.connectivity.plane import plane as plane
+    from isomerge.conversion import convert as convert
     from isomerge.data import open_data as open_data
     from isomerge.demonstration.run import demo as demo
     from isomerge.ensembling.api import make_ensemble as make_ensemble

@@ -78,6 +78,8 @@ RANKINGS = ("loss", "metric")
 ALGORITHMS = ("bayesian", "cma", "random")
 ENGINES = ("threads", "ray")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+GGUF_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+"""How `convert` can store the matrices of a GGUF file."""
 CATALOGUES = ("methods", "architectures", "solvers", "combinations")
 
 # Files and folders by which a run recognises its own earlier work.

@@ -13,6 +13,7 @@ EXTRAS = {
     "transformers": "hf",
     "PIL": "hf",
     "accelerate": "hf",
+    "gguf": "gguf",
     "sklearn": "demo",
     "ot": "ot",
     "matplotlib": "report",

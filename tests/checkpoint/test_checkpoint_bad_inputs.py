@@ -41,7 +41,7 @@ def test_folder_without_weights(tmp_path):
     assert "holds no weights" in message(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["model.gguf", "tf_model.h5", "flax_model.msgpack"])
+@pytest.mark.parametrize("name", ["model.ggml", "tf_model.h5", "flax_model.msgpack"])
 def test_foreign_formats_are_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"x")
     text = message(tmp_path)
@@ -191,9 +191,9 @@ def test_sources_of_no_known_kind_are_refused(tmp_path):
     with pytest.raises(RequestError, match="neither a path"):
         open_checkpoint(3)  # type: ignore[arg-type]
     (tmp_path / "model.doc").write_bytes(b"x")
-    assert ".safetensors and .bin" in message(tmp_path / "model.doc")
+    assert ".safetensors, .gguf and .bin" in message(tmp_path / "model.doc")
     (tmp_path / "model.gguf").write_bytes(b"x")
-    assert "quantised weights for another program" in message(tmp_path / "model.gguf")
+    assert "does not begin as a GGUF file does" in message(tmp_path / "model.gguf")
     assert "not a tensor" in message({"w": [1.0]})
     assert "no values" in message({"w": torch.zeros(1, device="meta")})
 

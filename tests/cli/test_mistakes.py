@@ -84,8 +84,7 @@ MISTAKES = {
         "verify b/model.safetensors", ("b/model.safetensors", "it is a file", "Name the folder that holds it")
     ),
     "a GGUF file to verify": Mistake(
-        "verify b/model.gguf", ("b/model.gguf", "quantised weights for another program", "Use the safetensors"),
-        only("model.gguf"), 1,
+        "verify b/model.gguf", ("b/model.gguf", "it is a file of GGUF", "isomerge convert"), only("model.gguf")
     ),
     "the images of one class": Mistake(
         "eval b --data images/test/cat", ("on cat", "no class folders", "folder above, images/test, if 'cat', 'dog'"),
@@ -165,11 +164,11 @@ MISTAKES = {
         "merge a b -o b --force", ("b", "folder of the input", "never modified", "Name a folder elsewhere")
     ),
     "a GGUF file": Mistake(
-        "merge a b/model.gguf -o out", ("b/model.gguf", "quantised weights for another program", "Use the safetensors"),
+        "merge a b/model.gguf -o out", ("b/model.gguf", "of version 0 of GGUF", "Download or copy"),
         only("model.gguf"), 1,
     ),
     "a folder with nothing but GGUF": Mistake(
-        MERGE, ("checkpoint b", "'model-Q4_K_M.gguf'", "Use the safetensors"), only("model-Q4_K_M.gguf"), 1
+        MERGE, ("checkpoint b", "model-Q4_K_M.gguf", "of version 0 of GGUF"), only("model-Q4_K_M.gguf"), 1
     ),
     "ONNX weights": Mistake(
         MERGE, ("checkpoint b", "'onnx/model.onnx'", "does not read", "save_pretrained"), only("onnx/model.onnx"), 1

@@ -72,6 +72,7 @@ KINDS = {
     "docs/calibration.md": "sequence",
     "docs/cookbook.md": "text",
     "docs/ensembles.md": "text",
+    "docs/formats.md": "text",
     "docs/guides/llms-on-a-laptop.md": "text",
     "docs/guides/two-fine-tunes.md": "text",
     "docs/mixture.md": "text",
@@ -257,7 +258,9 @@ def require_forms(text: str) -> None:
 @pytest.mark.parametrize("verb", sorted(shell.examples()))
 def test_the_example_of_every_verb_runs(verb: str, scratch: Path) -> None:
     example = shell.examples()[verb]
-    kind = kind_of(example, "text" if re.search(r"finetuned|model\.layers|moe|tokeni|surgeon", example) else "image")
+    kind = kind_of(
+        example, "text" if re.search(r"finetuned|model\.layers|moe|tokeni|surgeon|gguf", example) else "image"
+    )
     scratch_folder.set_stage(scratch, kind, example + " images")
     experts = {"base_model": "base", "gate_mode": "random", "experts": [{"source_model": "base"}] * 2}
     Path("recipe.yml").write_text(yaml.safe_dump(experts if "-moe" in example else FRAGMENT))

@@ -55,10 +55,14 @@ def describe_inferred(checkpoint: Checkpoint) -> BoundModel:
     if key not in PROVEN:
         kind = checkpoint.config.get("model_type") or "?"
         notes = [f"'{kind}' has no specification: the residual stream stays as it is, since no one says who reads it"]
+        if described := checkpoint.config.get("_class_name"):
+            notes = [f"'{described}' is a class of diffusers, in which no symmetry is proven: nothing is moved"]
         spaces: dict[str, Group] = {}
         floats = {name: info for name, info in checkpoint.tensors.items() if info.dtype.is_floating_point}
         patterns = {name: " ".join("_" * len(info.shape)) for name, info in floats.items()}
         try:
+            if described:
+                raise Unprovable("alignment runs classes of transformers alone")
             for part, proven, reasons in prove(checkpoint):
                 notes += reasons
                 if proven:

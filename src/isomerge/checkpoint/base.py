@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -52,7 +53,13 @@ class Checkpoint(ABC):
     tensors: Mapping[str, TensorInfo]
     """Sorted by name, from headers only."""
     kind: str = "model"
-    """What a lock calls it."""
+    """What a lock calls it: "stored" for what a model of another format is read from."""
+    read_as: str = ""
+    """How the weights are stored, where it is not as plain tensors: the end of a sentence."""
+    description: str = "config.json"
+    """The file that says what the weights are; it is written last."""
+    stems: Mapping[str, str] = MappingProxyType({"": "model"})
+    """How weight files are called, by the folder that they lie in."""
     in_memory: bool = False
     """No path names these weights, though side files may lie in `folder`."""
 

@@ -20,6 +20,23 @@ BUFFERS = re.compile(
     r"relative_position_index)$"
 )
 
+OTHERWISE = "Use the unquantised model, or dequantise this one and save it first."
+WAY_OUT = {
+    "bitsandbytes": (
+        "Use the unquantised model; or load this one with transformers (it needs the bitsandbytes package), call "
+        "model.dequantize(), and save it with save_pretrained."
+    ),
+    "mlx": (
+        "MLX packs them in groups: use the unquantised model, or dequantise this one first (mlx_lm.convert "
+        "--dequantize)."
+    ),
+    **dict.fromkeys(
+        ("gptq", "awq", "auto-round"),
+        "Use the model that it was quantised from, which its card names: 4-bit codes in groups are not read. Or "
+        "dequantise it with the package that made it, and save it as bfloat16.",
+    ),
+}
+
 
 def is_harmless_buffer(name: str) -> bool:
     """Buffers that old checkpoints carry along and models make anew: copied, never moved or merged.
@@ -39,9 +56,11 @@ def require_floating(checkpoint: Checkpoint, weights: Collection[str] = ()) -> N
     """Raise unless every weight is an unquantised float. Buffers pass, unless they are among the `weights`."""
     problems: list[str] = []
     quantization = checkpoint.config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         problems.append(f"config.json has a quantization_config{f' ({method})' if method else ''}")
+    elif any(name.endswith(".scales") and name[:-6] + "biases" in checkpoint.tensors for name in checkpoint.tensors):
+        method = "mlx"
     by_dtype: dict[torch.dtype, list[str]] = {}
     for name, info in checkpoint.tensors.items():
         if info.dtype not in FLOATING and (name in weights or not is_buffer(checkpoint, name)):
@@ -52,7 +71,7 @@ def require_floating(checkpoint: Checkpoint, weights: Collection[str] = ()) -> N
         raise failure(
             f"checking that the weights of {checkpoint.name} can be merged",
             problems,
-            "Quantised weights cannot be added: use the unquantised model, or dequantise this one and save it first.",
+            f"Quantised weights cannot be added. {WAY_OUT.get(str(method), OTHERWISE)}",
         )
 
 

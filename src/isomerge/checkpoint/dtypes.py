@@ -163,7 +163,7 @@ def dtype_entry(config: Mapping[str, Any], dtype: torch.dtype | None) -> dict[st
     >>> dtype_entry({"torch_dtype": "float32"}, torch.bfloat16)
     {'torch_dtype': 'bfloat16'}
     """
-    if dtype is None:
+    if dtype is None or "_class_name" in config:  # of diffusers, whose files alone say their dtype
         return {}
     key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
     return {key: str(dtype).removeprefix("torch.")}

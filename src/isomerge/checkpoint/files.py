@@ -7,7 +7,7 @@ import os
 import pickle
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +69,13 @@ class SpannedFile(WeightFile):
         return buffer.view(entry.info.dtype)
 
 
-class SafetensorsFile(SpannedFile):
+class LocalFile(SpannedFile):
     """Read from a descriptor that is opened once: positioned reads need no lock, and no memory map grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, header: Callable[[Path], Mapping[str, Entry]]) -> None:
         self.path = path
         self._stamp = Stamp.of(path)  # just before it is opened
-        super().__init__(path.name, read_header(path))
+        super().__init__(path.name, header(path))
         self._opening = threading.Lock()
         self._descriptor: int | None = None
 
@@ -84,10 +84,6 @@ class SafetensorsFile(SpannedFile):
 
     def changed(self) -> list[Path]:
         return [] if Stamp.of(self.path) == self._stamp else [self.path]
-
-    def metadata(self) -> dict[str, str]:
-        with safe_open(self.path, framework="pt") as file:
-            return dict(file.metadata() or {})
 
     def _fill(self, name: str, start: int, buffer: torch.Tensor) -> None:
         view = memoryview(buffer.numpy())  # type: ignore[arg-type]
@@ -110,9 +106,6 @@ class SafetensorsFile(SpannedFile):
                 "so it changed since it was opened. Restore the file and run again."
             )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.path,)
-
     def _open(self) -> int:
         if self._descriptor is None:
             with self._opening:
@@ -127,6 +120,18 @@ class SafetensorsFile(SpannedFile):
     def __del__(self) -> None:
         if getattr(self, "_descriptor", None) is not None:
             os.close(self._descriptor)  # type: ignore[arg-type]
+
+
+class SafetensorsFile(LocalFile):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, read_header)
+
+    def metadata(self) -> dict[str, str]:
+        with safe_open(self.path, framework="pt") as file:
+            return dict(file.metadata() or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reopened, (self.path, open_weight_file)
 
 
 class PickledFile(WeightFile):
@@ -145,7 +150,7 @@ class PickledFile(WeightFile):
         return [] if Stamp.of(self.path) == self._stamp else [self.path]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.path,)
+        return reopened, (self.path, open_weight_file)
 
     def read(self, name: str) -> torch.Tensor:
         return self._state[name].detach().clone(memory_format=torch.contiguous_format)
@@ -203,9 +208,9 @@ def open_weight_file(path: Path) -> WeightFile:
         raise HeaderError(f"it cannot be read ({error.strerror or error})") from error
 
 
-def _reopened(path: Path) -> WeightFile:
+def reopened(path: Path, opener: Callable[[Path], WeightFile]) -> WeightFile:
     """A file of a checkpoint that was pickled or copied: descriptors and maps are opened anew."""
     try:
-        return open_weight_file(path)
+        return opener(path)
     except HeaderError as error:
         raise failure(f"opening {path} again", [str(error)], "Restore the file, then run again.") from error

@@ -37,6 +37,8 @@ DTYPES: dict[str, torch.dtype] = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
+if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
+    DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 # The reference implementation refuses longer headers too: a random first 8 bytes must not make us allocate.

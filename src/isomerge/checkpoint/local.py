@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -29,6 +30,9 @@ SINGLE_OR_INDEX = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+DIFFUSION = "diffusion_pytorch_model"
+"""How diffusers calls the weights of a component."""
+ONE_COMPONENT = (f"{DIFFUSION}.safetensors", f"{DIFFUSION}.safetensors.index.json")
 AGAIN = "Download or copy the named files again, then run again."
 
 
@@ -104,6 +108,10 @@ def open_folder(
     folder: Path, *, name: str | None = None, revision: str | None = None, next_step: str = AGAIN
 ) -> FileCheckpoint:
     """Open every header of a folder; whatever is wrong is told at once."""
+    from isomerge.checkpoint.formats.pipeline import is_pipeline, open_pipeline  # which is made of these
+
+    if is_pipeline(folder):
+        return open_pipeline(folder, name=name, revision=revision, next_step=next_step)
     name = name or str(folder)
     act = f"opening checkpoint {name}"
     if was_interrupted(folder):
@@ -113,7 +121,7 @@ def open_folder(
         )
     problems: list[str] = []
     config = read_config(folder / "config.json", problems)
-    shards, weight_map = find_shards(folder, act, problems)
+    shards, weight_map = find_shards(folder, act, problems, (*SINGLE_OR_INDEX, *ONE_COMPONENT))
     opened: dict[str, WeightFile] = {}
     steps: list[str] = []
     for shard in shards:
@@ -126,9 +134,12 @@ def open_folder(
     problems += config_problems(config, len(files))
     if problems:
         raise failure(act, problems, " ".join(dict.fromkeys(filter(None, steps))) or next_step)
-    return FileCheckpoint(
+    opened_folder = FileCheckpoint(
         name, files, config=config, folder=folder, revision=revision, side_files=partial(side_files_of, folder)
     )
+    if any(shard.startswith(DIFFUSION) for shard in shards):
+        opened_folder.stems = {"": DIFFUSION}
+    return opened_folder
 
 
 def open_file(path: Path) -> Checkpoint:
@@ -151,10 +162,12 @@ def open_file(path: Path) -> Checkpoint:
     return FileCheckpoint(str(path), files, config=config, folder=path.parent, side_files=beside)
 
 
-def find_shards(folder: Path, act: str, problems: list[str]) -> tuple[list[str], dict[str, str] | None]:
-    """The weight files to open, and the index's weight_map when there is an index."""
+def find_shards(
+    folder: Path, act: str, problems: list[str], names: Sequence[str] = SINGLE_OR_INDEX
+) -> tuple[list[str], dict[str, str] | None]:
+    """The weight files to open, and the index's weight_map when there is an index; the first of `names` counts."""
     present = sorted(path.name for path in folder.iterdir() if path.is_file())
-    for name in SINGLE_OR_INDEX:
+    for name in names:
         if name not in present:
             continue
         if not name.endswith(".index.json"):
@@ -172,6 +185,17 @@ def find_shards(folder: Path, act: str, problems: list[str]) -> tuple[list[str],
     if len(others) == 1:
         return others, None
     raise CheckpointError(f"While {act}: {_nothing_to_open(folder, present, others)}")
+
+
+def only_gguf(folder: Path) -> str | None:
+    """The GGUF file of a folder that holds one model as GGUF and no other weights: its first part."""
+    try:
+        names = sorted(path.name for path in folder.iterdir() if is_weight(path.name))
+    except OSError:
+        return None
+    first = [name for name in names if name.endswith(".gguf") and not re.search(r"-\d{5}-of-\d{5}\.gguf$", name)]
+    first += [name for name in names if re.search(r"-00001-of-\d{5}\.gguf$", name)]
+    return first[0] if len(first) == 1 and all(name.endswith(".gguf") for name in names) else None
 
 
 def broken_link(link: Path) -> str:
@@ -278,11 +302,18 @@ def unreadable(name: str) -> str:
     """How to go on from weights that cannot be opened as they are: the end of a sentence that names them.
 
     >>> unreadable("model-Q4_K_M.gguf")
-    ', quantised weights for another program. Use the safetensors model they were made from.'
+    '. Name one file itself, or make a folder of it (isomerge convert FILE -o OUT).'
     """
     suffix = PurePosixPath(name).suffix
-    if suffix in (".gguf", ".ggml"):
-        return ", quantised weights for another program. Use the safetensors model they were made from."
+    if suffix == ".gguf":
+        return ". Name one file itself, or make a folder of it (isomerge convert FILE -o OUT)."
+    if suffix == ".ggml":
+        return ", from before GGUF. Use the safetensors model they were made from."
+    if suffix in (".onnx", ".onnx_data"):
+        return (
+            ", a graph of operations whose weights have no names of a model class. ONNX is not read or written: merge "
+            "the safetensors model, then export the result (optimum-cli export onnx)."
+        )
     if suffix in (".safetensors", ".bin"):
         return f". Name the folder that holds them, '{PurePosixPath(name).parent}'."
     return (

@@ -170,7 +170,7 @@ def locked_input(reference: str, checkpoint: Checkpoint, hashes: Mapping[str, st
 
 def adapter_config(checkpoint: Checkpoint) -> Path | None:
     """An adapter has an adapter_config.json and, unlike a model that was saved beside one, no config.json."""
-    path = checkpoint.folder / "adapter_config.json" if checkpoint.folder else None
+    path = checkpoint.folder / "adapter_config.json" if checkpoint.folder and checkpoint.kind == "model" else None
     return path if path and path.is_file() and not path.with_name("config.json").is_file() else None
 
 

@@ -19,7 +19,7 @@ from isomerge.arguments import require_types, usable_path
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.config import config_problems
 from isomerge.checkpoint.hub import looks_like_hub_id, open_hub
-from isomerge.checkpoint.local import broken_link, open_file, open_folder, unreadable
+from isomerge.checkpoint.local import broken_link, only_gguf, open_file, open_folder, unreadable
 from isomerge.checkpoint.memory import MemoryCheckpoint, open_module
 from isomerge.checkpoint.side_files import is_weight
 from isomerge.errors import CheckpointError, IsomergeError, NotFoundError, RequestError, near_miss
@@ -37,6 +37,7 @@ CheckpointSource = (
 )
 
 FILE_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+GGUF = ".gguf"
 PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)")
 """A model's page at the hub, as it is copied from a browser."""
 
@@ -50,15 +51,20 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint, reading headers only.
 
-    `source` is a folder or a single weight file, here or behind a URL (s3://, gs://, hf://, https://), a hub id
-    `org/name`, a state_dict of tensors or numpy arrays, an nn.Module, or a result: what `merge`, `align` and `save`
-    give back. `config` and `name` replace what the source says about itself, and give a state_dict what it cannot say.
+    `source` is a folder or a single weight file, here or behind a URL (s3://, gs://, hf://, https://), a GGUF file, a
+    hub id `org/name`, a state_dict of tensors or numpy arrays, an nn.Module, or a result: what `merge`, `align` and
+    `save` give back. `config` and `name` replace what the source says about itself, and give a state_dict what it
+    cannot say.
 
     >>> open_checkpoint({"weight": torch.zeros(2, 3)}).tensors["weight"].shape
     (2, 3)
     """
     require_types(revision=(revision, str, None), config=(config, Mapping, None), name=(name, str, None))
     checkpoint = _open(source, revision)
+    if "quantization_config" in checkpoint.config:
+        from isomerge.checkpoint.formats.block_scales import dequantised
+
+        checkpoint = dequantised(checkpoint)
     if config is None and name is None:
         return checkpoint
     checkpoint = copy.copy(checkpoint)  # the source may itself be a Checkpoint, which keeps its own config and name
@@ -127,14 +133,14 @@ def _open(source: CheckpointSource, revision: str | None) -> Checkpoint:
         return open_url(text, revision)
     path = usable_path(source, "opening checkpoint")
     if path.is_dir():
-        return open_folder(path)
+        return _open_gguf(path / only) if (only := only_gguf(path)) else open_folder(path)
     if path.is_file():
         return _open_file(path)
     if path.is_symlink():
         raise CheckpointError(
             f"While opening checkpoint {text}: {broken_link(path)}. Repair the link, or name the model's own folder."
         )
-    if isinstance(source, str) and looks_like_hub_id(text) and not text.endswith(FILE_SUFFIXES):
+    if isinstance(source, str) and looks_like_hub_id(text) and not text.endswith((*FILE_SUFFIXES, GGUF)):
         return open_hub(text, revision, hint=_sibling_hint(path))
     if address := PAGE.match(text):
         raise NotFoundError(
@@ -165,6 +171,8 @@ def _one_model(source: object) -> str:
 def _open_file(path: Path) -> Checkpoint:
     if path.suffix in FILE_SUFFIXES:
         return open_file(path)
+    if path.suffix == GGUF:
+        return _open_gguf(path)
     if path.name.endswith(".index.json"):
         return open_folder(path.parent)
     if is_weight(path.name):
@@ -185,15 +193,21 @@ def _open_file(path: Path) -> Checkpoint:
             "that holds the model; the manifest of an ensemble is read by isomerge ensemble."
         )
     raise CheckpointError(
-        f"While opening checkpoint {path}: isomerge reads .safetensors and .bin files, and this is "
+        f"While opening checkpoint {path}: isomerge reads .safetensors, .gguf and .bin files, and this is "
         f"'{path.suffix or path.name}'. Name a safetensors file or the folder that holds the model."
     )
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    from isomerge.checkpoint.formats.gguf_open import open_gguf  # transformers, for the class that it is of
+
+    return open_gguf(path)
 
 
 def _sibling_hint(path: Path) -> str:
     """A sentence that names the nearest folder or weight file beside a path that does not exist, or nothing."""
     try:
-        siblings = sorted(p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix in FILE_SUFFIXES)
+        siblings = sorted(p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix in (*FILE_SUFFIXES, GGUF))
     except OSError:
         return ""
     hint = near_miss(path.name, siblings)

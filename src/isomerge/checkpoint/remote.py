@@ -116,6 +116,8 @@ def open_url(given: str, revision: str | None = None) -> RemoteCheckpoint:
     url = usable_url(given, "opening checkpoint")
     act = f"opening checkpoint {url}"
     root, single = url, None
+    if PurePosixPath(url).suffix == ".gguf":
+        raise RequestError(f"While {act}: GGUF is read from files on this machine. Download it, and name the file.")
     if PurePosixPath(url).suffix in (".safetensors", ".bin", ".pt", ".pth"):
         root, _, single = url.rpartition("/")
     store, commit = _store(root, revision, act)

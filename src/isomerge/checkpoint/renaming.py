@@ -19,11 +19,11 @@ from isomerge.checkpoint.journal import Commit
 
 ASIDE = ".old"
 """In the staging folder: the files that are being replaced."""
-LAST = ("config.json", "adapter_config.json")
+LAST = ("config.json", "adapter_config.json", "model_index.json")
 """Without one of these nothing takes a folder for a model."""
 STALE = re.compile(
-    r"(model|pytorch_model|adapter_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?|adapter_config\.json|"
-    r"config\.json|isomerge(\.lock)?\.json|report\.html|\.(isomerge\.json|report\.html)\.\d+\.partial"
+    r"(model|pytorch_model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?|adapter_config\.json|"
+    r"config\.json|model_index\.json|isomerge(\.lock)?\.json|report\.html|\.(isomerge\.json|report\.html)\.\d+\.partial"
 )
 SIDE = re.compile(
     r"README\.md|mergekit_config\.yml|generation_config\.json|(tokenizer|special_tokens_map|added_tokens|vocab|merges|"

@@ -328,7 +328,8 @@ def refuse_overwrite(out: str | os.PathLike[str], inputs: Iterable[Checkpoint | 
         resolved = folder.resolve() if folder.is_dir() else folder.resolve().parent
         # A loose weight file in, say, the current folder does not make everything below that folder its own.
         name = source.name if isinstance(source, Checkpoint) else os.fspath(source)
-        loose = Path(name).expanduser().is_file() and not (resolved / "config.json").exists()
+        stored = source.parts()[0].name if isinstance(source, Checkpoint) else name
+        loose = Path(stored).expanduser().is_file() and not (resolved / "config.json").exists()
         if target == resolved or (resolved in target.parents and not loose):
             where = "the folder" if target == resolved else "inside the folder"
             raise RequestError(

@@ -23,13 +23,11 @@ from isomerge.checkpoint.dtypes import CastReport, parse_size
 from isomerge.checkpoint.hashing import TENSOR_HASH, TENSOR_HASHES, raw_bytes, tensors_digest
 from isomerge.checkpoint.journal import JournalLine
 from isomerge.checkpoint.permissions import closed_by
-from isomerge.checkpoint.shards import Shard, TensorStream, index_text, split_shards
+from isomerge.checkpoint.shards import Shard, TensorStream, index_texts, split_shards
 from isomerge.checkpoint.staged_tensors import CHUNK, StagedTensors, WriteBytes, write_all, write_tensor
 from isomerge.checkpoint.staging import Staging, check_space, disk_failure, finish_output
 from isomerge.errors import RequestError
 from isomerge.results import Result
-
-INDEX = "model.safetensors.index.json"
 
 
 @dataclass
@@ -90,11 +88,12 @@ class CheckpointWriter:
                 f"While preparing to write {self.out}: the plan holds no tensor. Check the models and filters."
             )
         self.plan, self._hashed, self._key = plan, hashed, key
-        self._shards = split_shards(plan, parse_size(shard_size))
-        self._layout = {name: Shard(tensors) for name, tensors in self._shards.items()}
+        self._shards = split_shards(plan, parse_size(shard_size), donor.stems if donor else None)
+        self._layout = {name: Shard(tensors, name.rpartition("/")[0]) for name, tensors in self._shards.items()}
         self._file_of = {tensor: name for name, tensors in self._shards.items() for tensor in tensors}
         self._copies = dict(side_copies(donor) if copies is None else copies)
-        self._texts = {} if len(self._shards) == 1 else {INDEX: index_text(self._shards)}
+        self._texts = index_texts(self._shards)
+        self._description = donor.description if donor else "config.json"
         self._config = config_text(config, donor)
         self.bytes = sum(shard.nbytes for shard in self._layout.values())
         self._needed = (
@@ -297,7 +296,7 @@ class CheckpointWriter:
             self._copied[name] = digest.hexdigest()
 
     def _all_texts(self) -> dict[str, bytes]:
-        return self._texts if self._config is None else {**self._texts, "config.json": self._config}
+        return self._texts if self._config is None else {**self._texts, self._description: self._config}
 
     def _result(self, files: Iterable[str]) -> Written:
         return Written(self.out, tuple(self.out / name for name in files), len(self.plan), self.bytes, self.sha256())
@@ -362,7 +361,7 @@ def config_text(changes: Mapping[str, Any] | None, donor: Checkpoint | None) -> 
     after = {**before, **(changes or {})}
     if not after:
         return None
-    original = donor.folder / "config.json" if donor and donor.folder else None
+    original = donor.folder / donor.description if donor and donor.folder else None
     if original and original.is_file() and json.loads(original.read_bytes()) == after:
         return original.read_bytes()
     return (json.dumps(after, indent=2, ensure_ascii=False) + "\n").encode("utf-8")

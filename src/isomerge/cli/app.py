@@ -18,6 +18,7 @@ from isomerge.cli.barrier import barrier
 from isomerge.cli.best import best
 from isomerge.cli.calibrate import calibrate
 from isomerge.cli.check import check
+from isomerge.cli.convert import convert
 from isomerge.cli.curve import curve
 from isomerge.cli.demo import demo
 from isomerge.cli.distill import distill
@@ -144,8 +145,9 @@ def isomerge(
 
 MERGEKIT = (mergekit_yaml, mergekit_multi, mergekit_moe, mergekit_tokensurgeon, mergekit_extract_lora)
 VERBS = (
-    align, check, selftest, list_, merge, plan, verify, extract, reproduce, eval_, ensemble, sweep, search, best,
-    distill, calibrate, report, barrier, curve, demo, studio, push, rebase, moe, transplant, *MERGEKIT,
+    align, check, selftest, list_, merge, plan, verify, extract, reproduce, eval_, ensemble, sweep, search,
+    best, distill, calibrate, report, barrier, curve, demo, studio, push, rebase, moe, transplant, convert,
+    *MERGEKIT,
 )  # fmt: skip
 for _verb in VERBS:
     app.command(

@@ -9,7 +9,7 @@ from pathlib import Path
 from isomerge.choices import DEMO_MARK, POINTS, STAGING
 
 # Written last, so that their presence means a complete folder.
-LAST = ("config.json", "adapter_config.json")
+LAST = ("config.json", "adapter_config.json", "model_index.json")
 
 
 @dataclass(frozen=True)

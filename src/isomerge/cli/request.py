@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from isomerge.checkpoint.upload import Upload
     from isomerge.merging.recipe import Recipe
 
-WEIGHT_FILES = {".safetensors", ".bin", ".pt", ".pth"}
+WEIGHT_FILES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 
 
 @dataclass(frozen=True)

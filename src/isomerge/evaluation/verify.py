@@ -21,9 +21,17 @@ from isomerge.checkpoint import open_checkpoint
 from isomerge.checkpoint.base import Checkpoint, Progress, name_some
 from isomerge.checkpoint.checks import FLOATING
 from isomerge.checkpoint.files import SpannedFile
+from isomerge.checkpoint.formats.pipeline import ComponentFile
 from isomerge.checkpoint.hashing import TENSOR_HASH, TENSOR_HASHES, hash_file, hash_tensors, raw_bytes, scan_tensors
 from isomerge.checkpoint.journal import Journal
-from isomerge.checkpoint.local import SINGLE_OR_INDEX, FileCheckpoint, broken_link, open_folder, read_index
+from isomerge.checkpoint.local import (
+    ONE_COMPONENT,
+    SINGLE_OR_INDEX,
+    FileCheckpoint,
+    broken_link,
+    open_folder,
+    read_index,
+)
 from isomerge.checkpoint.lock import DESCRIPTIONS, LOCK, Lock, LockedTensor, locked_tensors, read_lock
 from isomerge.checkpoint.renaming import STALE
 from isomerge.checkpoint.staging import SOLVED, is_unfinished, was_interrupted
@@ -83,6 +91,11 @@ def verify(
     url = usable_url(folder, "verifying") if is_url(folder) else None
     folder = Path(folder).expanduser()
     if url is None and folder.is_file():
+        if folder.suffix == ".gguf":
+            raise RequestError(
+                f"While verifying {folder}: it is a file of GGUF, and a model is a folder. Make one of it (isomerge "
+                f"convert {folder} -o OUT), and name OUT."
+            )
         open_checkpoint(folder)  # raises with the words of all verbs where it is no weight file that can be read
         raise RequestError(
             f"While verifying {folder}: it is a file, and a model is a folder. Name the folder that holds it, "
@@ -159,7 +172,7 @@ def _complete(folder: Path | str, *, writing: bool) -> Check:
 def _index(folder: Path, checkpoint: FileCheckpoint) -> Check:
     """The reader forgives what an index forgot. Other loaders do not."""
     names = checkpoint.names()
-    index = next((name for name in SINGLE_OR_INDEX if name in names), "")
+    index = next((name for name in (*SINGLE_OR_INDEX, *ONE_COMPONENT) if name in names), "")
     weight_map = read_index(folder / index, []) if index.endswith(".index.json") else None
     shards = sorted(set(weight_map.values())) if weight_map is not None else [index]
     stray = [name for name in names if _is_weight_file(name) and name not in shards]
@@ -182,10 +195,12 @@ def _is_weight_file(name: str) -> bool:
 
 
 def _format(checkpoint: FileCheckpoint) -> Check:
-    """transformers refuses a safetensors file that does not say which library wrote it."""
-    files = [file for file in checkpoint.files() if isinstance(file, SpannedFile)]
-    wrong = sorted(file.label for file in files if file.metadata().get("format") != "pt")
-    return Check("format", not wrong, f"no 'format: pt' in {name_some(wrong)}" if wrong else "every file says 'pt'")
+    """transformers refuses a safetensors file that does not say which library wrote it; it reads what MLX wrote."""
+    files = [file for file in checkpoint.files() if isinstance(file, (SpannedFile, ComponentFile))]
+    said = {file.label: file.metadata().get("format") for file in files}
+    wrong = sorted(label for label, word in said.items() if word not in ("pt", "mlx"))
+    words = " or ".join(f"'{word}'" for word in sorted({str(word) for word in said.values()})) or "'pt'"
+    return Check("format", not wrong, f"no 'format: pt' in {name_some(wrong)}" if wrong else f"every file says {words}")
 
 
 def _fit(checkpoint: Checkpoint, donor: Checkpoint | None) -> ClassCheck:

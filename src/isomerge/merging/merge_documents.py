@@ -18,7 +18,7 @@ from isomerge.merging.measured_statistics import name_uneven
 from isomerge.merging.methods import METHODS
 from isomerge.merging.outcome.merged import Merged, MergedCheckpoint
 from isomerge.merging.outcome.notes import Strangers, name_strangers, strangers_among
-from isomerge.merging.plan.models import base_among_models, differences, left_out_adapters
+from isomerge.merging.plan.models import base_among_models, differences, left_out_adapters, read_otherwise
 from isomerge.merging.plan.tensor_plan import RecipePlan, TensorInput, TensorPlan
 from isomerge.merging.plan.tensors import plan_tensors
 from isomerge.merging.prepared_models import Models, PreparedModels, RunSettings, check_data, kept_work, prepare
@@ -47,7 +47,7 @@ def merge_documents(
     for checkpoint in known.values():
         require_floating(checkpoint)
     notes = differences(list(known.values()), documents, ids=not same_ids)
-    notes += left_out_adapters(list(known.values()))
+    notes += left_out_adapters(list(known.values())) + read_otherwise(list(known.values()))
     notes += [note for document in documents for note in base_among_models(document)]
     if same_ids:
         require_same_ids(documents[-1], list(known.values()))

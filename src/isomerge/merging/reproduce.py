@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from isomerge.adapters import apply_adapter, open_adapter
+from isomerge.adapters.diffusion import KIND, open_diffusion_adapter
 from isomerge.addresses import is_url, usable_url
 from isomerge.arguments import require_shared_types, require_types
 from isomerge.checkpoint.base import Checkpoint, Progress, name_some
+from isomerge.checkpoint.formats.decoded import STORED
 from isomerge.checkpoint.hashing import hash_tensors, tensors_digest
 from isomerge.checkpoint.lock import Lock, LockedInput, config_sha256, locked_tensors, read_lock
 from isomerge.checkpoint.open import open_checkpoint
@@ -165,9 +167,17 @@ def _as_many_threads(lock: Lock) -> Iterator[None]:
 
 
 def open_locked(entry: LockedInput, seed: int = 0) -> Checkpoint:
-    """An input again, a hub model at the commit that was merged, whatever its branch has become."""
+    """An input again, with the tensors that its hashes are of."""
+    opened = _open_again(entry, seed)
+    return opened.parts()[0] if entry.kind == STORED else opened
+
+
+def _open_again(entry: LockedInput, seed: int) -> Checkpoint:
+    """A hub model at the commit that was merged, whatever its branch has become."""
     if entry.kind == "fresh":
         return fresh_student(entry.source, seed)
+    if entry.kind == KIND:
+        return open_diffusion_adapter(Path(entry.source)).checkpoint
     if entry.kind == "adapter":
         return open_adapter(entry.source, revision=entry.revision).checkpoint
     return open_checkpoint(entry.source, revision=entry.revision)
@@ -182,7 +192,7 @@ def pinned_inputs(lock: Lock) -> dict[str, Checkpoint]:
     for reference, entries in parts.items():
         if not any(entry.revision for entry in entries):
             continue
-        pinned[reference] = open_locked(entries[0], lock.seed)
+        pinned[reference] = _open_again(entries[0], lock.seed)
         for adapter in entries[1:]:
             pinned[reference] = apply_adapter(pinned[reference], open_locked(adapter), name=reference)
     return pinned

@@ -69,6 +69,12 @@ def adapter_table(record: Record) -> RenderableType:
     return _page(table, _facts(facts), _notes(record.get("notes")))
 
 
+def conversion_table(record: Record) -> RenderableType:
+    """What was written, and how its weights are stored."""
+    facts: dict[str, Any] = {"model": record["model"], "format": f"{record['format']}, {record['type']}"}
+    return _page(_facts(facts | _written(record)), _notes(record.get("notes")))
+
+
 def plan_table(record: Record) -> RenderableType:
     """What a merge would read, write and need."""
     facts = {

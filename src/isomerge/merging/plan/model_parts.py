@@ -132,6 +132,9 @@ def _roles(names: list[str], stacks: Mapping[str, Any]) -> dict[str, str]:
     two_sided = any("encoder" in p for p in prefixes) and any("decoder" in p for p in prefixes)
 
     def role(name: str) -> str:
+        component, slash, _ = name.partition("/")
+        if slash:  # of a pipeline, whose components are merged each by itself
+            return component
         words = name.split(".")
         start = ".".join(words[:3])
         if PROJECTOR.search(name):

@@ -8,6 +8,7 @@ from typing import Any
 
 from isomerge.adapters.adapter import CONFIG, has_adapter_beside, holds_adapter, is_adapter
 from isomerge.adapters.applied import apply_adapter
+from isomerge.adapters.diffusion import apply_diffusion_adapter, diffusion_file
 from isomerge.addresses import is_url
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.base import name_some
@@ -31,6 +32,8 @@ def open_model(reference: ModelReference, model: Any = None) -> Checkpoint:
         raise _no_model(reference)
     if reference.adapter is None or not named:
         return checkpoint
+    if file := diffusion_file(reference.adapter):
+        return apply_diffusion_adapter(checkpoint, file, str(reference))
     return apply_adapter(checkpoint, reference.adapter, revision=reference.adapter_revision, name=str(reference))
 
 
@@ -130,6 +133,12 @@ def left_out_adapters(models: Sequence[Checkpoint]) -> list[str]:
         f"its own and name {name}+FOLDER"
         for name in [model.name for model in models if has_adapter_beside(model)]
     ]
+
+
+def read_otherwise(models: Sequence[Checkpoint]) -> list[str]:
+    """A note on each model whose weights are not read as they are stored, with the ways that they are."""
+    parts = {id(part): (model.name, part.read_as) for model in models for part in (model, *model.parts())}
+    return [f"{name} is stored as {read_as}" for name, read_as in dict.fromkeys(parts.values()) if read_as]
 
 
 def base_among_models(document: Recipe) -> list[str]:
