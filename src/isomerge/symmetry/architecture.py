@@ -89,7 +89,8 @@ Gauge = KeyBias | ValueBias | Shift | RowShift
 class Architecture:
     """Spaces, tensors and gauges of one model; made by a function of its `Facts`.
 
-    Keys and names may be templates: `{i}` is repeated over `repeat["i"]`; a letter of `stack` stays, and the tensors
+    Keys and names may be templates: `{i}` is repeated over `repeat["i"]`, a count or the numbers themselves where only
+    some layers have a part; a letter of `stack` stays, and the tensors
     it numbers on disk are read as one, laid one after the other along the axis that starts with the stack's space. A
     tensor name that ends in `?` may be absent.
     """
@@ -99,7 +100,7 @@ class Architecture:
     norms: Sequence[Norm | StreamNorm] = ()
     gauges: Sequence[Gauge] = ()
     writers: Sequence[str] = ()  # LayerNorm models: tensors whose mean over the stream's units never arrives anywhere
-    repeat: Mapping[str, int] = field(default_factory=dict)
+    repeat: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
     stack: Mapping[str, str] = field(default_factory=dict)  # letter -> the space it numbers
     prefix: str = ""  # files in the wild may omit it
     other_prefixes: Sequence[str] = ()  # … or some head classes have one of these instead
@@ -131,8 +132,12 @@ class Architecture:
         letters = [x for x in self.repeat if x not in fixed and any(x in _letters(t) for t in templates)]
         return [
             dict(zip(letters, numbers, strict=True))
-            for numbers in itertools.product(*(range(self.repeat[x]) for x in letters))
+            for numbers in itertools.product(*(self._numbers(x) for x in letters))
         ]
+
+    def _numbers(self, letter: str) -> Sequence[int]:
+        numbers = self.repeat[letter]
+        return range(numbers) if isinstance(numbers, int) else numbers
 
     def _norm(self, norm: Norm | StreamNorm, values: Mapping[str, int]) -> Norm | StreamNorm:
         name, readers = norm.name.format_map(values), self._all(norm.readers, values)
