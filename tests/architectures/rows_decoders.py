@@ -16,3 +16,89 @@ row("phi3-lm-tied", "Phi3ForCausalLM", **{**WIDE, "tie_word_embeddings": True}, 
 row("phi3-sequence", "Phi3ForSequenceClassification", **WIDE, **ENDS, **LABELS, **HALF)
 row("phi3-token", "Phi3ForTokenClassification", **WIDE, **ENDS, **LABELS)
 row("phi3-bare", "Phi3Model", **WIDE, **ENDS)
+
+# Granite and Ministral
+MULTIPLIED = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.7, "attention_multiplier": 0.4}
+row("granite-lm", "GraniteForCausalLM", **LLAMA, **MULTIPLIED)
+row("granite-lm-tied", "GraniteForCausalLM", **TIED, **MULTIPLIED, attention_bias=True, mlp_bias=True)
+row("granite-bare", "GraniteModel", **LLAMA, **MULTIPLIED)
+row("ministral-lm", "MinistralForCausalLM", **LLAMA, head_dim=4, sliding_window=4)
+row("ministral-lm-tied", "MinistralForCausalLM", **TIED, head_dim=4, sliding_window=4)
+row("ministral-sequence", "MinistralForSequenceClassification", **LLAMA, head_dim=4, **LABELS)
+row("ministral3-lm", "Ministral3ForCausalLM", **LLAMA, head_dim=6, rope_parameters={
+    "rope_type": "default", "rope_theta": 100.0, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 4})
+row("ministral3-token", "Ministral3ForTokenClassification", **LLAMA, **LABELS, head_dim=6)
+
+# SmolLM3: rotary positions in the first layer only
+SOME = {"no_rope_layers": [1, 0], **ENDS}
+row("smollm3-lm", "SmolLM3ForCausalLM", **LLAMA, **SOME)
+row("smollm3-lm-tied-biases", "SmolLM3ForCausalLM", **TIED, **SOME, attention_bias=True, mlp_bias=True)
+row("smollm3-lm-biases", "SmolLM3ForCausalLM", **LLAMA, **SOME, attention_bias=True)
+row("smollm3-lm-by-interval", "SmolLM3ForCausalLM", **LLAMA, **ENDS, no_rope_layer_interval=2)
+row("smollm3-sequence", "SmolLM3ForSequenceClassification", **LLAMA, **SOME, **LABELS)
+row("smollm3-question", "SmolLM3ForQuestionAnswering", **LLAMA, **SOME)
+
+# OLMo-3
+OLMO3 = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+row("olmo3-lm", "Olmo3ForCausalLM", **LLAMA, **OLMO3)
+row("olmo3-lm-tied-biases", "Olmo3ForCausalLM", **TIED, **OLMO3, attention_bias=True)
+row("olmo3-sequence", "Olmo3ForSequenceClassification", **LLAMA, **OLMO3, **LABELS)
+
+# GLM and GLM-4: neighbouring pairs on half of each head
+GLM = {**LLAMA, **ENDS, "head_dim": 8}
+row("glm-lm", "GlmForCausalLM", **GLM)
+row("glm-lm-no-bias", "GlmForCausalLM", **GLM, attention_bias=False)
+row("glm-lm-tied", "GlmForCausalLM", **{**GLM, "tie_word_embeddings": True})
+row("glm-sequence", "GlmForSequenceClassification", **GLM, **LABELS)
+row("glm4-lm", "Glm4ForCausalLM", **GLM)
+row("glm4-lm-tied", "Glm4ForCausalLM", **{**GLM, "tie_word_embeddings": True}, attention_bias=False)
+row("glm4-token", "Glm4ForTokenClassification", **GLM, **LABELS)
+
+# Phi-1 and Phi-2
+PHI = {**WIDE, **ENDS}
+row("phi-lm", "PhiForCausalLM", **PHI)
+row("phi-lm-tied", "PhiForCausalLM", **{**PHI, "tie_word_embeddings": True})
+row("phi-lm-relu", "PhiForCausalLM", **PHI, hidden_act="relu")
+row("phi-lm-normed", "PhiForCausalLM", **PHI, qk_layernorm=True)
+row("phi-sequence", "PhiForSequenceClassification", **PHI, **LABELS)
+row("phi-bare", "PhiModel", **PHI)
+
+# StableLM
+STABLE = {**WIDE, **ENDS, **HALF}
+row("stablelm-lm", "StableLmForCausalLM", **STABLE)
+row("stablelm-lm-biases", "StableLmForCausalLM", **STABLE, use_qkv_bias=True, use_parallel_residual=True)
+row("stablelm-lm-tied", "StableLmForCausalLM", **{**STABLE, "tie_word_embeddings": True})
+row("stablelm-lm-normed", "StableLmForCausalLM", **STABLE, qk_layernorm=True)
+row("stablelm-sequence", "StableLmForSequenceClassification", **STABLE, **LABELS)
+
+# StarCoder2
+row("starcoder2-lm", "Starcoder2ForCausalLM", **LLAMA, **ENDS)
+row("starcoder2-lm-tied", "Starcoder2ForCausalLM", **TIED, **ENDS)
+row("starcoder2-lm-no-bias", "Starcoder2ForCausalLM", **LLAMA, **ENDS, use_bias=False)
+row("starcoder2-token", "Starcoder2ForTokenClassification", **LLAMA, **ENDS, **LABELS)
+
+# Cohere and Cohere-2
+COHERE = {**LLAMA, **ENDS}
+row("cohere-lm", "CohereForCausalLM", **COHERE)
+row("cohere-lm-tied", "CohereForCausalLM", **TIED, **ENDS)
+row("cohere-lm-normed", "CohereForCausalLM", **COHERE, use_qk_norm=True)
+row("cohere-lm-biases", "CohereForCausalLM", **COHERE, attention_bias=True)
+COHERE2 = {**ENDS, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+row("cohere2-lm", "Cohere2ForCausalLM", **LLAMA, **COHERE2)
+row("cohere2-lm-tied-biases", "Cohere2ForCausalLM", **TIED, **COHERE2, attention_bias=True)
+row("cohere2-bare", "Cohere2Model", **LLAMA, **COHERE2)
+
+# Falcon: the first with shared keys, the large ones with groups, RW with slopes
+FALCON = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_hidden_size": 11,
+          "vocab_size": TEXT["vocab_size"], "pad_token_id": 0, "tie_word_embeddings": False, **ENDS}  # fmt: skip
+GROUPS = {"new_decoder_architecture": True, "num_kv_heads": 2}
+row("falcon-lm", "FalconForCausalLM", **FALCON)
+row("falcon-lm-groups", "FalconForCausalLM", **FALCON, **GROUPS)
+row("falcon-lm-groups-one-norm", "FalconForCausalLM", **FALCON, **GROUPS, num_ln_in_parallel_attn=1, bias=True)
+row("falcon-lm-tied", "FalconForCausalLM", **{**FALCON, "tie_word_embeddings": True}, bias=True)
+row("falcon-lm-heads-biases", "FalconForCausalLM", **FALCON, multi_query=False, bias=True, parallel_attn=False)
+row("falcon-lm-alibi", "FalconForCausalLM", **FALCON, multi_query=False, bias=True, parallel_attn=False, alibi=True)
+row("falcon-sequence", "FalconForSequenceClassification", **FALCON, **LABELS)
+row("falcon-token", "FalconForTokenClassification", **FALCON, **LABELS)
+row("falcon-question", "FalconForQuestionAnswering", **FALCON)
+row("falcon-bare", "FalconModel", **FALCON)

@@ -177,8 +177,11 @@ class Unit:
 
     def _given_order(self, query: str, blocks: Sequence[Block], order: Tensor) -> tuple[Elements, Tensor]:
         """The shared spaces for a fixed order of the query heads."""
-        solved = {s: solve(self.spaces[s], C, by=self.solver) for s, C in self._summed(query, blocks, order).items()}
-        return {s: element for s, (element, _) in solved.items()}, _total([earned for _, earned in solved.values()])
+        inner = [b for b in blocks if b.spaces != (query,)]
+        solved = {s: solve(self.spaces[s], C, by=self.solver) for s, C in self._summed(query, inner, order).items()}
+        own = [torch.take_along_dim(C, order[:, None, :].to(C.device), dim=1).sum((1, 2)) for C in _own(query, blocks)]
+        earned = _total([*own, *(score for _, score in solved.values())])
+        return {s: element for s, (element, _) in solved.items()}, earned
 
     def _summed(self, query: str, blocks: Sequence[Block], order: Tensor) -> dict[str, Tensor]:
         """Per shared space: its own blocks plus those of the query heads, paired by `order`."""
@@ -195,7 +198,7 @@ class Unit:
     def _first_order(self, query: str, blocks: Sequence[Block]) -> Tensor:
         """Per-head scores that share the key/value term out evenly."""
         size = self.spaces[query].size
-        tables = []
+        tables = _own(query, blocks)
         for space in dict.fromkeys(b.spaces[-1] for b in blocks):
             own = [b.value for b in blocks if b.spaces == (space,)]
             heads = [b.value for b in blocks if b.spaces == (query, space)]
@@ -211,9 +214,9 @@ class Unit:
         """Alternate: elements for the order, the order for the elements, until nothing changes."""
         for _ in range(MOST_ROUNDS):
             elements, _ = self._given_order(query, blocks, order)
-            heads = [b for b in blocks if b.spaces[0] == query]
+            heads = [b for b in blocks if b.spaces[0] == query and b.depth > 1]
             tables = [_earned_per_head(self.spaces[b.spaces[1]], elements[b.spaces[1]], b.value) for b in heads]
-            following = assign_batch(_total(tables))[0]
+            following = assign_batch(_total([*_own(query, blocks), *tables]))[0]
             if torch.equal(following, order):
                 break
             order = following
@@ -225,6 +228,11 @@ def _earned_per_head(group: Group, element: Tensor, value: Tensor) -> Tensor:
     pairs, heads, n = value.shape[:3]
     moved = group.act(element, value.permute(0, 2, 1, 3, 4).reshape(pairs, n, -1))
     return moved.reshape(pairs, n, heads, heads, n).diagonal(dim1=1, dim2=4).sum(-1)
+
+
+def _own(query: str, blocks: Sequence[Block]) -> list[Tensor]:
+    """What query heads have that no inner space moves: (pairs, h, h)."""
+    return [b.value for b in blocks if b.spaces == (query,)]
 
 
 def _total(scores: Sequence[Tensor]) -> Tensor:

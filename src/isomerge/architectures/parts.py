@@ -187,6 +187,33 @@ def numbered(templates: Mapping[str, str], letter: str) -> dict[str, str]:
     return {name.replace("{i}", new): pattern.replace("{i}", new) for name, pattern in templates.items()}
 
 
+def layer_list(facts: Facts, key: str, default: Sequence[Any]) -> list[Any]:
+    """What config.json says of every layer, one entry each; shorter lists are damage."""
+    depth = facts["num_hidden_layers"]
+    given = facts.get(key, list(default))
+    if len(given) < depth:
+        raise SpecificationError(
+            f"Reading config.json: {key} has {len(given)} entries for {depth} layers. Copy the model's own config.json "
+            "again."
+        )
+    return given[:depth]
+
+
+def some_turn(facts: Facts, turning: Sequence[bool], layout: str = "half") -> tuple[dict[str, Group], dict[str, Any]]:
+    """Attention that has rotary positions in some layers only (letter `r`) and none in the others (`n`): the spaces, and
+    the numbers of either kind."""
+    inner = head_width(facts)
+    spaces = attention_spaces(facts)
+    del spaces["qk.{i}"]
+    spaces["qk.{r}"] = Rotary(inner, per=("kv.{r}",), layout=layout)
+    spaces["qk.{n}"] = Invertible(inner, per=("kv.{n}",))
+    numbers = {letter: [i for i, turns in enumerate(turning) if turns == (letter == "r")] for letter in "rn"}
+    return spaces, {"i": len(turning), **numbers}
+
+
+UNTURNED_KEY_BIAS = KeyBias(ATTENTION.replace("{i}", "{n}") + "k_proj.bias", "qk.{n}")
+
+
 def gated_spaces(facts: Facts) -> dict[str, Group]:
     return {"ffn.{i}": Permutation(facts["intermediate_size"]), "up.{i}": SignedScale(1, per=("ffn.{i}",))}
 
