@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from architectures import tiny_decoders
 from architectures.gauges import gauge_dimension, gauges, group_dimension
 from architectures.row_models import implementations, model_class
 from architectures.rows import Row
@@ -47,6 +48,7 @@ TINY = [
     (Row("qwen3", "Qwen3ForCausalLM", {**LLAMA, "head_dim": INNER}), None),
     (Row("neox", "GPTNeoXForCausalLM", NEOX), None),
     (Row("neox-sequential", "GPTNeoXForCausalLM", {**NEOX, "use_parallel_residual": False}), None),
+    *((row, None) for row in tiny_decoders.ROWS),
 ]
 tiny = pytest.mark.parametrize(
     ("row", "total"),

@@ -21,7 +21,7 @@ from architectures.rows import ROWS
 from isomerge.architectures import FAMILIES, describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.architecture import KeyBias, Norm
-from isomerge.symmetry.groups import Permutation, Rotation, SignedPermutation
+from isomerge.symmetry.groups import Invertible, Permutation, Rotary, Rotation, SignedPermutation
 from isomerge.symmetry.transform import random_transform
 from precision import float64_throughout
 
@@ -107,6 +107,37 @@ def forgotten_router(spec):
     return patterns(spec, "block_sparse_moe.gate.weight", lambda p: "_experts residual'")
 
 
+def pairs_of_the_other_layout(spec):
+    other = {"half": "interleaved", "interleaved": "half"}
+    turning = {k: g for k, g in spec.spaces.items() if isinstance(g, Rotary)}
+    assert turning
+    return replace(spec, spaces={**spec.spaces, **{k: replace(g, layout=other[g.layout]) for k, g in turning.items()}})
+
+
+def positions_forgotten_in_a_layer(spec):
+    turning = spec.spaces["qk.{r}"]
+    return replace(spec, spaces={**spec.spaces, "qk.{r}": Invertible(turning.size, turning.per)})
+
+
+def gate_and_up_exchanged(spec):
+    return patterns(spec, "gate_up_proj.weight", lambda p: "[ffn.{i} up.{i} | ffn.{i}] residual'")
+
+
+def keys_and_values_exchanged(spec):
+    def exchanged(pattern):
+        return pattern.replace("qk.{i}' | vo.{i}", "vo.{i} | qk.{i}'")
+
+    return patterns(patterns(spec, "query_key_value.weight", exchanged), "query_key_value.bias", exchanged)
+
+
+def heads_with_slopes_reordered(spec):
+    return spaces(spec, kv=Permutation(spec.spaces["kv.{i}"].size))
+
+
+def rotary_part_of_phi_key_bias_dropped(spec):
+    return replace(spec, gauges=[*spec.gauges, KeyBias("model.layers.{i}.self_attn.k_proj.bias", "rotary.{i}")])
+
+
 def forgotten_writer(spec):
     spec = replace(spec, writers=[w for w in spec.writers if not w.endswith("mlp.c_proj.bias")])
     return patterns(spec, "mlp.c_proj.bias", lambda p: "_stay")
@@ -132,6 +163,20 @@ FALSE = [
     (rotary_key_bias_dropped, "neox-lm"),
     (forgotten_writer, "gpt2-lm-untied"),
     (forgotten_router, "mixtral-lm"),
+    (rotation_across_partial_rope, "phi3-lm-part-rotary"),
+    (gate_and_up_exchanged, "phi3-lm"),
+    (pairs_of_the_other_layout, "glm-lm"),
+    (pairs_of_the_other_layout, "cohere-lm"),
+    (pairs_of_the_other_layout, "phi-lm"),
+    (positions_forgotten_in_a_layer, "smollm3-lm"),
+    (positions_forgotten_in_a_layer, "cohere2-lm"),
+    (rotation_that_moves_ones, "cohere-lm"),
+    (rotation_that_moves_ones, "starcoder2-lm"),
+    (rotary_part_of_phi_key_bias_dropped, "phi-lm"),
+    (keys_and_values_exchanged, "falcon-lm"),
+    (heads_with_slopes_reordered, "falcon-lm-alibi"),
+    (swapped_group_order, "granite-lm"),
+    (forgotten_norm_reader, "stablelm-lm"),
 ]
 
 

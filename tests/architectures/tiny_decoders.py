@@ -1,0 +1,30 @@
+"""Tiny decoders for test_complete.py: one for every structure."""
+
+from __future__ import annotations
+
+from architectures.rows import Row
+
+WIDTH, UNITS, VOCABULARY, POSITIONS = 8, 5, 11, 7
+TEXT = {"hidden_size": WIDTH, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": UNITS,
+        "vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2, "num_key_value_heads": 1, "tie_word_embeddings": False}  # fmt: skip
+RMS = {**TEXT, "rms_norm_eps": 0.1}
+LAYER = {**TEXT, "layer_norm_eps": 0.1, "vocab_size": 41}  # side by side, the first feed-forward sees only tokens
+HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}}
+FALCON = {"hidden_size": WIDTH, "num_attention_heads": 2, "num_hidden_layers": 2, "ffn_hidden_size": UNITS,
+          "vocab_size": 41, "pad_token_id": 0, "tie_word_embeddings": False, "bias": True}  # fmt: skip
+
+ROWS = [
+    Row("phi3-part-rotary", "Phi3ForCausalLM", {**RMS, **HALF}),
+    Row("smollm3-biases", "SmolLM3ForCausalLM", {**RMS, "no_rope_layers": [1, 0], "attention_bias": True}),
+    Row("glm", "GlmForCausalLM", {**RMS, **HALF, "head_dim": 4}),
+    Row("glm4", "Glm4ForCausalLM", {**RMS, **HALF, "head_dim": 4}),
+    Row("olmo3", "Olmo3ForCausalLM", {**RMS, "layer_types": ["sliding_attention", "full_attention"]}),
+    Row("phi", "PhiForCausalLM", {**LAYER, **HALF}),
+    Row("stablelm", "StableLmForCausalLM", {**LAYER, **HALF}),
+    Row("starcoder2", "Starcoder2ForCausalLM", {**LAYER, "norm_epsilon": 0.1}),
+    Row("cohere", "CohereForCausalLM", LAYER),
+    Row("cohere2", "Cohere2ForCausalLM", {**LAYER, "layer_types": ["sliding_attention", "full_attention"]}),
+    Row("falcon", "FalconForCausalLM", FALCON),
+    Row("falcon-alibi", "FalconForCausalLM", {**FALCON, "alibi": True, "multi_query": False, "parallel_attn": False}),
+]
