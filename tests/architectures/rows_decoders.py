@@ -102,3 +102,10 @@ row("falcon-sequence", "FalconForSequenceClassification", **FALCON, **LABELS)
 row("falcon-token", "FalconForTokenClassification", **FALCON, **LABELS)
 row("falcon-question", "FalconForQuestionAnswering", **FALCON)
 row("falcon-bare", "FalconModel", **FALCON)
+
+# Gemma-3
+GEMMA3 = {**TIED, **ENDS, "head_dim": 6, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+row("gemma3-lm", "Gemma3ForCausalLM", **GEMMA3)
+row("gemma3-lm-untied-biases", "Gemma3ForCausalLM", **{**GEMMA3, "tie_word_embeddings": False}, attention_bias=True)
+row("gemma3-text-sequence", "Gemma3TextForSequenceClassification", **GEMMA3, **LABELS)
+row("gemma3-text-bare", "Gemma3TextModel", **GEMMA3)

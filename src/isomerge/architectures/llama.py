@@ -2,7 +2,6 @@
 
 from isomerge.architectures import architecture, parts
 from isomerge.symmetry.architecture import Architecture, Facts
-from isomerge.symmetry.groups import Rotary
 
 
 @architecture(
@@ -10,14 +9,11 @@ from isomerge.symmetry.groups import Rotary
     summary="pre-RMSNorm, rotary, grouped queries, gated",
 )  # fmt: skip
 def llama(facts: Facts) -> Architecture:
-    inner = parts.head_width(facts)
     spaces = parts.attention_spaces(facts) | parts.gated_spaces(facts)
     tensors = parts.attention_tensors() | parts.gated_tensors()
-    if facts["model_type"] == "qwen3":  # norms on q and k leave a sign per rotary pair, and a gain that can move
-        spaces["qk.{i}"] = Rotary(inner, per=("kv.{i}",), phase="sign", scale=False)
-        spaces["gain.{i}"] = Rotary(inner, phase="none")
-        tensors[parts.ATTENTION + "q_norm.weight"] = "gain.{i}"
-        tensors[parts.ATTENTION + "k_norm.weight"] = "gain.{i}'"
+    if facts["model_type"] == "qwen3":
+        spaces |= parts.normed_spaces(facts)
+        tensors |= parts.NORMED
     return parts.rotary_decoder(
         facts,
         {"residual": parts.stream(facts), **spaces},

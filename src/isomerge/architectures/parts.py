@@ -175,6 +175,18 @@ def attention_tensors(query: str = "qk.{i}", key: str = "qk.{i}'", output: str =
     }
 
 
+def normed_spaces(facts: Facts) -> dict[str, Group]:
+    """Norms on queries and keys, the same for all heads, leave a sign per rotary pair, and a gain that can move."""
+    inner = head_width(facts)
+    return {
+        "qk.{i}": Rotary(inner, per=("kv.{i}",), phase="sign", scale=False),
+        "gain.{i}": Rotary(inner, phase="none"),
+    }
+
+
+NORMED = {ATTENTION + "q_norm.weight": "gain.{i}", ATTENTION + "k_norm.weight": "gain.{i}'"}
+
+
 def key_bias(spaces: Mapping[str, Group]) -> list[Gauge]:
     """Softmax drops the part of a key bias that no position turns."""
     free = "qk.{i}" in spaces and spaces["qk.{i}"].element == "matrix"

@@ -106,6 +106,8 @@ class Architecture:
     other_prefixes: Sequence[str] = ()  # … or some head classes have one of these instead
     tied: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # absent tensor -> (its source, factor)
     untied_config: Mapping[str, Any] = field(default_factory=dict)  # what config.json must say once untied
+    added: Mapping[str, float] = field(default_factory=dict)  # tensor -> what its value is above what is stored
+    elsewhere: Sequence[str] = ()  # prefixes of tensors that never meet the stream: towers for other kinds of data
     notes: Sequence[str] = ()
     family: str = ""
 
@@ -125,6 +127,7 @@ class Architecture:
         gauges = [_fill_gauge(g, v) for g in self.gauges for v in self._values(_first_name(g))]
         return replace(
             self, spaces=spaces, tensors=tensors, norms=norms, gauges=gauges, writers=self._all(self.writers, {}),
+            added={_fill(name, values): a for name, a in self.added.items() for values in self._values(name)},
             repeat={},
         )  # fmt: skip
 

@@ -54,7 +54,8 @@ class BoundModel:
     def _joined(self, name: str, parts: list[Tensor]) -> Tensor:
         source, factor = self._source(name)
         tensor = torch.cat(parts, self.stacks[source]) if source in self.stacks else parts[0]
-        return tensor * factor if factor != 1.0 else tensor
+        tensor = tensor * factor if factor != 1.0 else tensor
+        return tensor + self.architecture.added[name] if name in self.architecture.added else tensor
 
     def _source(self, name: str) -> tuple[str, float]:
         """The tensor that this one is, and the factor that a tie has."""
@@ -77,6 +78,8 @@ class BoundModel:
     def split(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         """A tensor of the specification as the tensors it is on disk: the inverse of stacking."""
         files = self.files.get(name, (name,))  # a table that has just been untied has no file yet
+        if name in self.architecture.added:
+            tensor = tensor - self.architecture.added[name]
         parts = tensor.chunk(len(files), self.stacks[name]) if name in self.stacks else (tensor,)
         return {file: part.contiguous() for file, part in zip(files, parts, strict=True)}
 
@@ -148,7 +151,7 @@ def _account_for_the_rest(
     stale = tuple(n for n in rest if any(n in _spellings(t, spec) for t in absent_ties))
     extra = tuple(name for name in rest if name not in stale)
     notes = [f"{name} is a copy of a tied table that the model never reads; it is left out" for name in stale]
-    unknown = [name for name in extra if not is_buffer(checkpoint, name)]
+    unknown = [name for name in extra if not is_buffer(checkpoint, name) and not name.startswith(tuple(spec.elsewhere))]
     if unknown:
         held = [s for s in spec.spaces if part_of(spec.root(s)) in (RESIDUAL, "head")]
         shown = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
