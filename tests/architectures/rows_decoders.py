@@ -109,3 +109,14 @@ row("gemma3-lm", "Gemma3ForCausalLM", **GEMMA3)
 row("gemma3-lm-untied-biases", "Gemma3ForCausalLM", **{**GEMMA3, "tie_word_embeddings": False}, attention_bias=True)
 row("gemma3-text-sequence", "Gemma3TextForSequenceClassification", **GEMMA3, **LABELS)
 row("gemma3-text-bare", "Gemma3TextModel", **GEMMA3)
+
+# Language models behind an image tower
+SEEN = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 9, "image_size": 8}
+IMAGE_TOKEN = {"image_token_index": TEXT["vocab_size"] - 1}
+row("gemma3-images-lm", "Gemma3ForConditionalGeneration", "image and text", text_config=GEMMA3, **IMAGE_TOKEN,
+    vision_config={**SEEN, "patch_size": 4}, mm_tokens_per_image=4)  # fmt: skip
+MISTRAL3 = {"vision_config": {**SEEN, "model_type": "pixtral", "image_size": 8, "patch_size": 2, "head_dim": 6}, **IMAGE_TOKEN}
+row("mistral3-images-lm", "Mistral3ForConditionalGeneration", "image and text", **MISTRAL3,
+    text_config={**LLAMA, "model_type": "mistral", "head_dim": 4}, tie_word_embeddings=False)  # fmt: skip
+row("mistral3-images-lm-tied", "Mistral3ForConditionalGeneration", "image and text", **MISTRAL3,
+    text_config={**TIED, "model_type": "mistral", "head_dim": 4}, tie_word_embeddings=True)  # fmt: skip

@@ -138,6 +138,14 @@ def rotary_part_of_phi_key_bias_dropped(spec):
     return replace(spec, gauges=[*spec.gauges, KeyBias("model.layers.{i}.self_attn.k_proj.bias", "rotary.{i}")])
 
 
+def forgotten_projector(spec):
+    return patterns(spec, "mm_input_projection_weight", lambda p: "_seen _stay")
+
+
+def gains_less_one_scaled_as_stored(spec):
+    return replace(spec, added={})
+
+
 def forgotten_writer(spec):
     spec = replace(spec, writers=[w for w in spec.writers if not w.endswith("mlp.c_proj.bias")])
     return patterns(spec, "mlp.c_proj.bias", lambda p: "_stay")
@@ -176,6 +184,9 @@ FALSE = [
     (keys_and_values_exchanged, "falcon-lm"),
     (heads_with_slopes_reordered, "falcon-lm-alibi"),
     (swapped_group_order, "granite-lm"),
+    (forgotten_projector, "gemma3-images-lm"),
+    (gains_less_one_scaled_as_stored, "gemma3-lm"),
+    (rotation_across_rope, "gemma3-lm"),
     (forgotten_norm_reader, "stablelm-lm"),
 ]
 

@@ -20,6 +20,7 @@ ROWS = [
     Row("glm", "GlmForCausalLM", {**RMS, **HALF, "head_dim": 4}),
     Row("glm4", "Glm4ForCausalLM", {**RMS, **HALF, "head_dim": 4}),
     Row("olmo3", "Olmo3ForCausalLM", {**RMS, "layer_types": ["sliding_attention", "full_attention"]}),
+    Row("gemma3", "Gemma3ForCausalLM", {**RMS, "tie_word_embeddings": True, "head_dim": 4}),
     Row("phi", "PhiForCausalLM", {**LAYER, **HALF}),
     Row("stablelm", "StableLmForCausalLM", {**LAYER, **HALF}),
     Row("starcoder2", "Starcoder2ForCausalLM", {**LAYER, "norm_epsilon": 0.1}),
