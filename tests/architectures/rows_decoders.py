@@ -120,3 +120,17 @@ row("mistral3-images-lm", "Mistral3ForConditionalGeneration", "image and text", 
     text_config={**LLAMA, "model_type": "mistral", "head_dim": 4}, tie_word_embeddings=False)  # fmt: skip
 row("mistral3-images-lm-tied", "Mistral3ForConditionalGeneration", "image and text", **MISTRAL3,
     text_config={**TIED, "model_type": "mistral", "head_dim": 4}, tie_word_embeddings=True)  # fmt: skip
+
+# Qwen2-MoE and Qwen3-MoE: experts in the second layer only, or in both
+QWEN_MOE = {**LLAMA, "moe_intermediate_size": 7, "num_experts_per_tok": 2}
+QWEN2_MOE = {**QWEN_MOE, "num_experts": 3, "shared_expert_intermediate_size": 9}
+row("qwen2-moe-lm", "Qwen2MoeForCausalLM", **QWEN2_MOE)
+row("qwen2-moe-lm-tied-mixed", "Qwen2MoeForCausalLM", **{**QWEN2_MOE, "tie_word_embeddings": True},
+    mlp_only_layers=[0], norm_topk_prob=True)  # fmt: skip
+row("qwen2-moe-sequence", "Qwen2MoeForSequenceClassification", **QWEN2_MOE, **LABELS, decoder_sparse_step=2)
+row("qwen2-moe-bare", "Qwen2MoeModel", **QWEN2_MOE)
+QWEN3_MOE = {**QWEN_MOE, "num_experts": 3, "head_dim": 6}
+row("qwen3-moe-lm", "Qwen3MoeForCausalLM", **QWEN3_MOE)
+row("qwen3-moe-lm-mixed", "Qwen3MoeForCausalLM", **QWEN3_MOE, decoder_sparse_step=2, norm_topk_prob=True)
+row("qwen3-moe-lm-tied", "Qwen3MoeForCausalLM", **{**QWEN3_MOE, "tie_word_embeddings": True}, attention_bias=True)
+row("qwen3-moe-token", "Qwen3MoeForTokenClassification", **QWEN3_MOE, **LABELS)

@@ -138,6 +138,15 @@ def rotary_part_of_phi_key_bias_dropped(spec):
     return replace(spec, gauges=[*spec.gauges, KeyBias("model.layers.{i}.self_attn.k_proj.bias", "rotary.{i}")])
 
 
+def forgotten_router_of_some_layers(spec):
+    return patterns(spec, "layers.{m}.mlp.gate.weight", lambda p: "_experts residual'")
+
+
+def forgotten_gate_of_the_shared_expert(spec):
+    norms = [replace(n, readers=tuple(r for r in n.readers if "shared_expert_gate" not in r)) for n in spec.norms]
+    return replace(spec, norms=norms)
+
+
 def forgotten_projector(spec):
     return patterns(spec, "mm_input_projection_weight", lambda p: "_seen _stay")
 
@@ -185,6 +194,8 @@ FALSE = [
     (heads_with_slopes_reordered, "falcon-lm-alibi"),
     (swapped_group_order, "granite-lm"),
     (forgotten_projector, "gemma3-images-lm"),
+    (forgotten_router_of_some_layers, "qwen3-moe-lm"),
+    (forgotten_gate_of_the_shared_expert, "qwen2-moe-lm"),
     (gains_less_one_scaled_as_stored, "gemma3-lm"),
     (rotation_across_rope, "gemma3-lm"),
     (forgotten_norm_reader, "stablelm-lm"),

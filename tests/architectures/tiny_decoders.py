@@ -11,6 +11,7 @@ TEXT = {"hidden_size": WIDTH, "num_attention_heads": 2, "num_hidden_layers": 2, 
 RMS = {**TEXT, "rms_norm_eps": 0.1}
 LAYER = {**TEXT, "layer_norm_eps": 0.1, "vocab_size": 41}  # side by side, the first feed-forward sees only tokens
 HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}}
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 3, "shared_expert_intermediate_size": 5}
 FALCON = {"hidden_size": WIDTH, "num_attention_heads": 2, "num_hidden_layers": 2, "ffn_hidden_size": UNITS,
           "vocab_size": 41, "pad_token_id": 0, "tie_word_embeddings": False, "bias": True}  # fmt: skip
 
@@ -21,6 +22,8 @@ ROWS = [
     Row("glm4", "Glm4ForCausalLM", {**RMS, **HALF, "head_dim": 4}),
     Row("olmo3", "Olmo3ForCausalLM", {**RMS, "layer_types": ["sliding_attention", "full_attention"]}),
     Row("gemma3", "Gemma3ForCausalLM", {**RMS, "tie_word_embeddings": True, "head_dim": 4}),
+    Row("qwen2-moe", "Qwen2MoeForCausalLM", {**RMS, **EXPERTS, "mlp_only_layers": [0], "norm_topk_prob": True}),
+    Row("qwen3-moe", "Qwen3MoeForCausalLM", {**RMS, **EXPERTS, "head_dim": 4}),
     Row("phi", "PhiForCausalLM", {**LAYER, **HALF}),
     Row("stablelm", "StableLmForCausalLM", {**LAYER, **HALF}),
     Row("starcoder2", "Starcoder2ForCausalLM", {**LAYER, "norm_epsilon": 0.1}),

@@ -262,14 +262,15 @@ def rotary_decoder(
     final: str = "model.norm",
     **fields: Any,
 ) -> Architecture:
-    """`norms` of a layer with their readers, and those `after` a branch, which have none; a gain is `offset` + stored.
+    """`norms` of a layer with their readers (whole names where only some layers have them), and those `after` a branch, which have none; a gain is `offset` + stored.
 
     A tied output table is not a tensor of its own. Under LayerNorm (`kind` "layer") the writers are the tensors whose
     first axis is the stream.
     """
     output = {} if facts.tied or facts.head != "lm" else {"lm_head.weight": "_vocab residual'"}
     branches = [name.removesuffix("?") for name, pattern in tensors.items() if pattern.split()[0] == "residual"]
-    every = [*(LAYER + norm for norm in (*norms, *after)), final]
+    places = {norm if norm.startswith("model.") else LAYER + norm: readers for norm, readers in norms.items()}
+    every = [*places, *(LAYER + norm for norm in after), final]
     known: dict[str, Any] = {
         "prefix": "model.",
         "repeat": {"i": facts["num_hidden_layers"]},
@@ -289,7 +290,7 @@ def rotary_decoder(
             **({} if kind == "rms" else {norm + ".bias?": "residual" for norm in every}),
         },
         norms=[
-            *(Norm(LAYER + norm, readers, kind=kind, offset=offset) for norm, readers in norms.items()),
+            *(Norm(norm, readers, kind=kind, offset=offset) for norm, readers in places.items()),
             Norm(final, FINAL_READERS, kind=kind, offset=offset),
         ],
         gauges=[ValueBias(ATTENTION + "v_proj.bias", "vo.{i}", ATTENTION + "o_proj.weight"), *gauges],
