@@ -134,3 +134,19 @@ row("qwen3-moe-lm", "Qwen3MoeForCausalLM", **QWEN3_MOE)
 row("qwen3-moe-lm-mixed", "Qwen3MoeForCausalLM", **QWEN3_MOE, decoder_sparse_step=2, norm_topk_prob=True)
 row("qwen3-moe-lm-tied", "Qwen3MoeForCausalLM", **{**QWEN3_MOE, "tie_word_embeddings": True}, attention_bias=True)
 row("qwen3-moe-token", "Qwen3MoeForTokenClassification", **QWEN3_MOE, **LABELS)
+
+# DeepSeek-V2 and DeepSeek-V3
+LATENT = {**LLAMA, "num_key_value_heads": 4, "moe_intermediate_size": 5, "num_experts_per_tok": 2, "kv_lora_rank": 10,
+          "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5, "first_k_dense_replace": 1, **ENDS}  # fmt: skip
+DEEPSEEK3 = {**LATENT, "q_lora_rank": 12, "n_routed_experts": 6, "n_group": 3, "topk_group": 2}
+row("deepseek3-lm", "DeepseekV3ForCausalLM", **DEEPSEEK3)
+row("deepseek3-lm-tied", "DeepseekV3ForCausalLM", **{**DEEPSEEK3, "tie_word_embeddings": True, "n_group": 1,
+    "topk_group": 1}, rope_interleave=False)  # fmt: skip
+row("deepseek3-lm-biases", "DeepseekV3ForCausalLM", **{**DEEPSEEK3, "n_shared_experts": 2}, attention_bias=True)
+row("deepseek3-sequence", "DeepseekV3ForSequenceClassification", **DEEPSEEK3, **LABELS)
+DEEPSEEK2 = {**LATENT, "n_routed_experts": 6, "n_shared_experts": 2}
+row("deepseek2-lm", "DeepseekV2ForCausalLM", **DEEPSEEK2, q_lora_rank=12)
+row("deepseek2-lm-lite", "DeepseekV2ForCausalLM", **DEEPSEEK2, q_lora_rank=None)
+row("deepseek2-lm-tied-groups", "DeepseekV2ForCausalLM", **{**DEEPSEEK2, "tie_word_embeddings": True}, q_lora_rank=12,
+    topk_method="group_limited_greedy", n_group=3, topk_group=2)  # fmt: skip
+row("deepseek2-bare", "DeepseekV2Model", **DEEPSEEK2, q_lora_rank=12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from isomerge.architectures import parts
 from isomerge.symmetry.architecture import Facts, RowShift
@@ -27,6 +28,25 @@ def expert_spaces(count: int, units: int, shared: int = 0) -> dict[str, Group]:
         **({"ffn.shared.{m}": Permutation(shared)} if shared else {}),
         **({"up.shared.{m}": SignedScale(1, per=("ffn.shared.{m}",))} if shared else {}),
     }
+
+
+BY_GROUPS = {"e": "group.{m} expert.{m}"}
+
+
+def grouped(pattern: str) -> str:
+    """The same where experts are chosen by groups: groups change places, and experts inside a group."""
+    return pattern.replace("expert.{m}", "(group.{m} expert.{m})")
+
+
+def grouped_spaces(spaces: Mapping[str, Group], groups: int) -> dict[str, Group]:
+    """`expert_spaces` for as many groups of experts."""
+    outer = ("group.{m}",)
+    nested = {
+        name: replace(group, per=outer + group.per) if "expert.{m}" in (name, *group.per) else group
+        for name, group in spaces.items()
+    }
+    nested["expert.{m}"] = Permutation(spaces["expert.{m}"].size // groups, per=outer)
+    return {"group.{m}": Permutation(groups), **nested}
 
 
 def expert_count(facts: Facts) -> int:

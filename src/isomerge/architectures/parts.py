@@ -260,6 +260,7 @@ def rotary_decoder(
     gauges: Sequence[Gauge] = (),
     kind: str = "rms",
     final: str = "model.norm",
+    inner_norms: Sequence[Norm] = (),
     **fields: Any,
 ) -> Architecture:
     """`norms` of a layer with their readers (whole names where only some layers have them), and those `after` a branch, which have none; a gain is `offset` + stored.
@@ -292,6 +293,7 @@ def rotary_decoder(
         norms=[
             *(Norm(norm, readers, kind=kind, offset=offset) for norm, readers in places.items()),
             Norm(final, FINAL_READERS, kind=kind, offset=offset),
+            *inner_norms,
         ],
         gauges=[ValueBias(ATTENTION + "v_proj.bias", "vo.{i}", ATTENTION + "o_proj.weight"), *gauges],
         **{**known, **fields},

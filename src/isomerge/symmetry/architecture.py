@@ -5,7 +5,8 @@ the weights that change nothing and are not group elements (a norm's gain that c
 bias that softmax drops). Names are those on disk.
 
 Conventions for space names, read by `--only` and `--layers`: the number at the end is the layer, and the word before
-it says the part of the model: `head`, `kv`, `cross`, `gain` are attention, `ffn`, `expert` feed-forward.
+it says the part of the model: `head`, `kv`, `cross`, `gain`, `latent`, `rotary` are attention, `ffn`, `expert`
+feed-forward.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from isomerge.symmetry.groups import Group
 
 RESIDUAL = "residual"
 LARGEST = 2**31  # no size of a model is as large
-ATTENTION_WORDS = {"head", "kv", "cross", "gain"}
+ATTENTION_WORDS = {"head", "kv", "cross", "gain", "latent", "rotary"}
 FFN_WORDS = {"ffn", "expert"}
 
 
@@ -30,13 +31,15 @@ FFN_WORDS = {"ffn", "expert"}
 class Norm:
     """A norm in front of its readers: gain and bias can be folded into them, exactly.
 
-    `offset` is added to the stored gain (Gemma stores w for a gain of 1 + w).
+    `offset` is added to the stored gain (Gemma stores w for a gain of 1 + w). `space` is the stream, or a space inside
+    a layer that has a norm of its own.
     """
 
     name: str
     readers: tuple[str, ...]
     kind: str = "layer"  # or "rms"
     offset: float = 0.0
+    space: str = RESIDUAL
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Architecture:
     gauges: Sequence[Gauge] = ()
     writers: Sequence[str] = ()  # LayerNorm models: tensors whose mean over the stream's units never arrives anywhere
     repeat: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
-    stack: Mapping[str, str] = field(default_factory=dict)  # letter -> the space it numbers
+    stack: Mapping[str, str] = field(default_factory=dict)  # letter -> the space it numbers, or several, outermost first
     prefix: str = ""  # files in the wild may omit it
     other_prefixes: Sequence[str] = ()  # … or some head classes have one of these instead
     tied: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # absent tensor -> (its source, factor)
@@ -146,6 +149,8 @@ class Architecture:
         name, readers = norm.name.format_map(values), self._all(norm.readers, values)
         if isinstance(norm, StreamNorm) and norm.writer:
             return replace(norm, name=name, readers=readers, writer=_fill(norm.writer, values))
+        if isinstance(norm, Norm):
+            return replace(norm, name=name, readers=readers, space=_fill(norm.space, values))
         return replace(norm, name=name, readers=readers)
 
     def _all(self, templates: Iterable[str], fixed: Mapping[str, int]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -177,7 +178,10 @@ def find(name: str, checkpoint: Checkpoint, spec: Architecture) -> tuple[str, ..
         if letter is None:
             names: tuple[str, ...] = (spelling,)
         else:
-            count = next(g.size for s, g in spec.spaces.items() if _shape_of(s) == _shape_of(spec.stack[letter]))
+            count = math.prod(
+                next(g.size for s, g in spec.spaces.items() if _shape_of(s) == _shape_of(space))
+                for space in spec.stack[letter].split()
+            )
             names = tuple(spelling.replace("{" + letter + "}", str(k)) for k in range(count))
         if all(n in checkpoint.tensors for n in names):
             return names
@@ -203,7 +207,7 @@ def _stacked(
             f"Stacking {name} of {checkpoint.name}: its {len(files)} parts have the shapes {sorted(shapes)} and should "
             "all have one. Experts of different sizes are not supported."
         )
-    stack = _shape_of(spec.stack[_stack_letter(name, spec) or ""])
+    stack = _shape_of(spec.stack[_stack_letter(name, spec) or ""].split()[0])
     axes = [k for k, node in enumerate(parse(pattern)) if _shape_of(_first_space(node)) == stack]
     if len(axes) != 1:
         raise SpecificationError(f'Stacking {name}: "{pattern}" needs one axis that starts with the space {stack}.')

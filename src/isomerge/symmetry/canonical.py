@@ -59,8 +59,8 @@ class Canonical:
         self.stored = record
         self.moving = {s for s in moving if model.architecture.moves(s)} if gauges else set()
         stream = RESIDUAL in self.moving
-        norms = model.architecture.norms if stream else ()
-        self.folds = [f for n in norms if isinstance(n, Norm) and (f := self._fold(n))]
+        norms = [n for n in model.architecture.norms if isinstance(n, Norm) and n.space in self.moving]
+        self.folds = [f for n in norms if (f := self._fold(n))]
         self.reader_fold = {reader: fold for fold in self.folds for reader in fold.readers}
         self.norm_weight = {f.norm.name + ".weight": f for f in self.folds}
         self.norm_bias = {f.norm.name + ".bias": f for f in self.folds}
@@ -79,7 +79,7 @@ class Canonical:
         if norm.name + ".weight" not in model.layouts or not readers:
             return None
         # A tied output table is also the input table: nothing can be folded into it.
-        if any(model.layouts[r].axis_of(RESIDUAL, dual=True) is None for r in readers):
+        if any(model.layouts[r].axis_of(norm.space, dual=True) is None for r in readers):
             return None
         return Fold(norm, readers, all(model.bias_of(r) for r in readers))
 
@@ -163,7 +163,7 @@ class Canonical:
     def _uncentred(self, name: str) -> Tensor:
         tensor = self.model.raw(name, self._precision(name))
         if name in self.reader_fold:
-            tensor = _scaled(tensor, self._axis(name, dual=True), self.gain(self.reader_fold[name].norm))
+            tensor = _scaled(tensor, self._reader_axis(name), self.gain(self.reader_fold[name].norm))
         if moved := self._reader_with_shift(name):
             weight, norm = moved
             shift = self._own("value", norm.name + ".bias")
@@ -188,7 +188,7 @@ class Canonical:
         if name in self.centred or name in self.centred_readers:
             tensor = _add_common(tensor, self._own("mean", name))
         if name in self.reader_fold:
-            tensor = _scaled(tensor, self._axis(name, dual=True), 1 / self.gain(self.reader_fold[name].norm))
+            tensor = _scaled(tensor, self._reader_axis(name), 1 / self.gain(self.reader_fold[name].norm))
         for segment in self._dropped_segments(name):
             tensor = _filled(tensor, segment, segment.take(self._own("bias", name), 0))
         for gauge in self._value_biases_into(name):
@@ -206,6 +206,12 @@ class Canonical:
 
     def _axis(self, name: str, *, dual: bool) -> int:
         axis = self.model.layouts[name].axis_of(RESIDUAL, dual=dual)
+        assert axis is not None, name
+        return axis
+
+    def _reader_axis(self, name: str) -> int:
+        """Where a reader meets what its norm gives it."""
+        axis = self.model.layouts[name].axis_of(self.reader_fold[name].norm.space, dual=True)
         assert axis is not None, name
         return axis
 
