@@ -150,3 +150,9 @@ row("deepseek2-lm-lite", "DeepseekV2ForCausalLM", **DEEPSEEK2, q_lora_rank=None)
 row("deepseek2-lm-tied-groups", "DeepseekV2ForCausalLM", **{**DEEPSEEK2, "tie_word_embeddings": True}, q_lora_rank=12,
     topk_method="group_limited_greedy", n_group=3, topk_group=2)  # fmt: skip
 row("deepseek2-bare", "DeepseekV2Model", **DEEPSEEK2, q_lora_rank=12)
+
+# gpt-oss
+GPT_OSS = {**LLAMA, **ENDS, "head_dim": 6, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 4}
+row("gpt-oss-lm", "GptOssForCausalLM", **GPT_OSS)
+row("gpt-oss-lm-tied", "GptOssForCausalLM", **{**GPT_OSS, "tie_word_embeddings": True})
+row("gpt-oss-sequence", "GptOssForSequenceClassification", **GPT_OSS, **LABELS)

@@ -65,6 +65,10 @@ def build(row: Row):
             module.padding_idx = None  # it hides a row of the table from differentiation, not from the model
         if isinstance(module, torch.nn.LayerNorm):
             module.eps = 0.1  # OPT has no option for it
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 0.1  # nor have the norms inside latent attention
+        if hasattr(module, "limit"):
+            module.limit = 0.8  # so that units are clamped: where none is, a scale of theirs changes nothing
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, dtype=torch.float64)

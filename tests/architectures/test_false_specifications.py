@@ -20,8 +20,8 @@ from architectures.row_models import (
 from architectures.rows import ROWS
 from isomerge.architectures import FAMILIES, describe
 from isomerge.checkpoint import open_checkpoint
-from isomerge.symmetry.architecture import KeyBias, Norm
-from isomerge.symmetry.groups import Invertible, Permutation, Rotary, Rotation, SignedPermutation
+from isomerge.symmetry.architecture import KeyBias, Norm, ValueBias
+from isomerge.symmetry.groups import Invertible, Permutation, Rotary, Rotation, SignedPermutation, Trivial
 from isomerge.symmetry.transform import random_transform
 from precision import float64_throughout
 
@@ -147,6 +147,49 @@ def forgotten_gate_of_the_shared_expert(spec):
     return replace(spec, norms=norms)
 
 
+def gates_before_ups(spec):
+    """As if all gates came first."""
+    found = {"gate.{i}": Trivial(1), "up.{i}": Trivial(1)}
+    spec = replace(spec, spaces={**spec.spaces, **found})
+    spec = patterns(spec, "gate_up_proj", lambda p: "expert.{i} residual' [ffn.{i} gate.{i} | ffn.{i} up.{i}]")
+    return patterns(spec, "gate_up_proj_bias", lambda p: "expert.{i} [ffn.{i} gate.{i} | ffn.{i} up.{i}]")
+
+
+def forgotten_sinks(spec):
+    return patterns(spec, "sinks", lambda p: "_stay")
+
+
+def value_bias_moved_past_a_sink(spec):
+    layer = "model.layers.{i}.self_attn."
+    gauge = ValueBias(layer + "v_proj.bias", "vo.{i}", layer + "o_proj.weight")
+    return replace(spec, gauges=[*spec.gauges, gauge])
+
+
+def a_number_for_every_head(spec):
+    turning = spec.spaces["rotary.{i}"]
+    found = {"rotary.{i}": replace(turning, per=("head.{i}",)), "same.{i}": Trivial(turning.size)}
+    spec = replace(spec, spaces={**spec.spaces, **found})
+    return patterns(spec, "kv_a_proj_with_mqa.weight", lambda p: "[latent.kv.{i} | same.{i}] residual'")
+
+
+def experts_of_any_group(spec):
+    count = spec.spaces["group.{m}"].size * spec.spaces["expert.{m}"].size
+    trivial = Permutation(1)
+    tensors = {name: p.replace("(group.{m} expert.{m})", "expert.{m}") for name, p in spec.tensors.items()}
+    found = {name: replace(g, per=tuple(p for p in g.per if p != "group.{m}")) for name, g in spec.spaces.items()}
+    return replace(
+        spec,
+        tensors=tensors,
+        spaces={**found, "group.{m}": trivial, "expert.{m}": Permutation(count)},
+        stack={"e": "expert.{m}"},
+    )
+
+
+def shared_expert_scaled_at_the_gate(spec):
+    change = "(ffn.shared.{m} up.shared.{m}) residual'"
+    return patterns(spec, "shared_experts.gate_proj.weight", lambda p: change)
+
+
 def forgotten_projector(spec):
     return patterns(spec, "mm_input_projection_weight", lambda p: "_seen _stay")
 
@@ -194,6 +237,14 @@ FALSE = [
     (heads_with_slopes_reordered, "falcon-lm-alibi"),
     (swapped_group_order, "granite-lm"),
     (forgotten_projector, "gemma3-images-lm"),
+    (gates_before_ups, "gpt-oss-lm"),
+    (forgotten_sinks, "gpt-oss-lm"),
+    (value_bias_moved_past_a_sink, "gpt-oss-lm"),
+    (a_number_for_every_head, "deepseek3-lm"),
+    (pairs_of_the_other_layout, "deepseek3-lm"),
+    (pairs_of_the_other_layout, "deepseek2-lm"),
+    (experts_of_any_group, "deepseek3-lm"),
+    (shared_expert_scaled_at_the_gate, "deepseek2-lm"),
     (forgotten_router_of_some_layers, "qwen3-moe-lm"),
     (forgotten_gate_of_the_shared_expert, "qwen2-moe-lm"),
     (gains_less_one_scaled_as_stored, "gemma3-lm"),

@@ -261,11 +261,12 @@ def rotary_decoder(
     kind: str = "rms",
     final: str = "model.norm",
     inner_norms: Sequence[Norm] = (),
+    values_into: str | None = ATTENTION + "o_proj.weight",
     **fields: Any,
 ) -> Architecture:
     """`norms` of a layer with their readers (whole names where only some layers have them), and those `after` a branch, which have none; a gain is `offset` + stored.
 
-    A tied output table is not a tensor of its own. Under LayerNorm (`kind` "layer") the writers are the tensors whose
+    A value bias can move on `values_into` the output bias. A tied output table is not a tensor of its own. Under LayerNorm (`kind` "layer") the writers are the tensors whose
     first axis is the stream.
     """
     output = {} if facts.tied or facts.head != "lm" else {"lm_head.weight": "_vocab residual'"}
@@ -295,7 +296,7 @@ def rotary_decoder(
             Norm(final, FINAL_READERS, kind=kind, offset=offset),
             *inner_norms,
         ],
-        gauges=[ValueBias(ATTENTION + "v_proj.bias", "vo.{i}", ATTENTION + "o_proj.weight"), *gauges],
+        gauges=[*([ValueBias(ATTENTION + "v_proj.bias", "vo.{i}", values_into)] if values_into else []), *gauges],
         **{**known, **fields},
     )
 

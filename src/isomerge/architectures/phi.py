@@ -1,13 +1,11 @@
 """Phi-1 and Phi-2: attention and feed-forward side by side behind one LayerNorm, part of each head rotary."""
 
-from dataclasses import replace
-
 from isomerge.architectures import architecture, parts
-from isomerge.symmetry.architecture import Architecture, Facts, Shift, ValueBias
+from isomerge.symmetry.architecture import Architecture, Facts, Shift
 from isomerge.symmetry.groups import Permutation
 
 ATTENTION, MLP = parts.ATTENTION, parts.MLP
-OUTPUT = ATTENTION + "dense.weight"
+INSIDE = ("rotary.{i}", "qk.{i}")
 
 
 @architecture("phi", summary="pre-LayerNorm, parallel branches, partial rotary")
@@ -17,8 +15,8 @@ def phi(facts: Facts) -> Architecture:
     relu = facts.get("hidden_act", "gelu_new") == "relu"
     normed = facts.get("qk_layernorm", False)
     if normed:  # a LayerNorm on queries and keys leaves nothing inside a head
-        spaces = {name: group.restricted(None) if group.size and name in INSIDE else group for name, group in spaces.items()}
-    model = parts.rotary_decoder(
+        spaces = {name: group.restricted(None) if name in INSIDE else group for name, group in spaces.items()}
+    return parts.rotary_decoder(
         facts,
         {
             "residual": parts.stream(facts, layer_norm=True),
@@ -35,13 +33,10 @@ def phi(facts: Facts) -> Architecture:
         norms={"input_layernorm": (*parts.QKV, MLP + "fc1.weight")},
         kind="layer",
         final="model.final_layernorm",
+        values_into=ATTENTION + "dense.weight",
         gauges=[
             *([] if normed else parts.key_bias(spaces)),
             # Side by side, attention and feed-forward are added at once: a vector can move between their biases.
             Shift((ATTENTION + "dense.bias", MLP + "fc2.bias")),
         ],
     )
-    return replace(model, gauges=[ValueBias(ATTENTION + "v_proj.bias", "vo.{i}", OUTPUT), *model.gauges[1:]])
-
-
-INSIDE = ("rotary.{i}", "qk.{i}")
