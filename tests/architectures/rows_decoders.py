@@ -156,3 +156,18 @@ GPT_OSS = {**LLAMA, **ENDS, "head_dim": 6, "num_local_experts": 3, "num_experts_
 row("gpt-oss-lm", "GptOssForCausalLM", **GPT_OSS)
 row("gpt-oss-lm-tied", "GptOssForCausalLM", **{**GPT_OSS, "tie_word_embeddings": True})
 row("gpt-oss-sequence", "GptOssForSequenceClassification", **GPT_OSS, **LABELS)
+
+# Qwen3-Next and Qwen3.5
+DELTA = {**LLAMA, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,
+         "linear_value_head_dim": 5, "layer_types": ["linear_attention", "full_attention"], "rms_norm_eps": 1e-3}  # fmt: skip
+QWEN3_NEXT = {**DELTA, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 7,
+              "shared_expert_intermediate_size": 9}  # fmt: skip
+row("qwen3-next-lm", "Qwen3NextForCausalLM", **QWEN3_NEXT)
+row("qwen3-next-lm-tied-mixed", "Qwen3NextForCausalLM", **{**QWEN3_NEXT, "tie_word_embeddings": True},
+    mlp_only_layers=[0], attention_bias=True)  # fmt: skip
+row("qwen3-next-question", "Qwen3NextForQuestionAnswering", **QWEN3_NEXT)
+row("qwen3.5-lm", "Qwen3_5ForCausalLM", **DELTA)
+row("qwen3.5-lm-whole-rotary", "Qwen3_5ForCausalLM", **DELTA, rope_parameters={
+    "rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0})  # fmt: skip
+row("qwen3.5-text-sequence", "Qwen3_5TextForSequenceClassification", **DELTA, **LABELS)
+row("qwen3.5-moe-lm", "Qwen3_5MoeForCausalLM", **QWEN3_NEXT)

@@ -165,6 +165,23 @@ def value_bias_moved_past_a_sink(spec):
     return replace(spec, gauges=[*spec.gauges, gauge])
 
 
+def gate_scaled_with_the_values(spec):
+    change = "(kv.{a} query.{a} [rotary.{a} | rest.{a} | vo.{a} size.{a}]) residual'"
+    return patterns(spec, "self_attn.q_proj.weight", lambda p: change)
+
+
+def gain_inside_heads_forgotten(spec):
+    return replace(spec, norms=[n for n in spec.norms if not n.name.endswith("linear_attn.norm")])
+
+
+def convolution_forgotten(spec):
+    return patterns(spec, "conv1d.weight", lambda p: p.replace("'", ""))
+
+
+def decay_left_in_place(spec):
+    return patterns(spec, "A_log", lambda p: "_heads")
+
+
 def a_number_for_every_head(spec):
     turning = spec.spaces["rotary.{i}"]
     found = {"rotary.{i}": replace(turning, per=("head.{i}",)), "same.{i}": Trivial(turning.size)}
@@ -240,6 +257,10 @@ FALSE = [
     (gates_before_ups, "gpt-oss-lm"),
     (forgotten_sinks, "gpt-oss-lm"),
     (value_bias_moved_past_a_sink, "gpt-oss-lm"),
+    (gate_scaled_with_the_values, "qwen3.5-lm"),
+    (gain_inside_heads_forgotten, "qwen3.5-lm"),
+    (convolution_forgotten, "qwen3-next-lm"),
+    (decay_left_in_place, "qwen3-next-lm"),
     (a_number_for_every_head, "deepseek3-lm"),
     (pairs_of_the_other_layout, "deepseek3-lm"),
     (pairs_of_the_other_layout, "deepseek2-lm"),

@@ -15,6 +15,9 @@ EXPERTS = {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 
 LATENT = {"num_key_value_heads": 2, "moe_intermediate_size": 3, "num_experts_per_tok": 2, "n_routed_experts": 2,
           "kv_lora_rank": 4, "qk_rope_head_dim": 2, "qk_nope_head_dim": 2, "v_head_dim": 2, "first_k_dense_replace": 1,
           "n_group": 1, "topk_group": 1, "n_shared_experts": 1}  # fmt: skip
+DELTA = {**RMS, "head_dim": 4, "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 2,
+         "linear_value_head_dim": 3, "linear_conv_kernel_dim": 2, "layer_types": ["linear_attention", "full_attention"],
+         "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}}  # fmt: skip
 FALCON = {"hidden_size": WIDTH, "num_attention_heads": 2, "num_hidden_layers": 2, "ffn_hidden_size": UNITS,
           "vocab_size": 41, "pad_token_id": 0, "tie_word_embeddings": False, "bias": True}  # fmt: skip
 
@@ -30,6 +33,7 @@ ROWS = [
     Row("deepseek3", "DeepseekV3ForCausalLM", {**RMS, **LATENT, "q_lora_rank": 4}),
     Row("deepseek2", "DeepseekV2ForCausalLM", {**RMS, **LATENT, "q_lora_rank": None}),
     Row("gpt-oss", "GptOssForCausalLM", {**RMS, "vocab_size": 41, "head_dim": 4, "num_local_experts": 2, "num_experts_per_tok": 2}),
+    Row("qwen3.5", "Qwen3_5ForCausalLM", DELTA),
     Row("phi", "PhiForCausalLM", {**LAYER, **HALF}),
     Row("stablelm", "StableLmForCausalLM", {**LAYER, **HALF}),
     Row("starcoder2", "Starcoder2ForCausalLM", {**LAYER, "norm_epsilon": 0.1}),
