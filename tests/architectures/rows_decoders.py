@@ -171,3 +171,10 @@ row("qwen3.5-lm-whole-rotary", "Qwen3_5ForCausalLM", **DELTA, rope_parameters={
     "rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0})  # fmt: skip
 row("qwen3.5-text-sequence", "Qwen3_5TextForSequenceClassification", **DELTA, **LABELS)
 row("qwen3.5-moe-lm", "Qwen3_5MoeForCausalLM", **QWEN3_NEXT)
+
+# Mamba
+MAMBA = {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 3, "expand": 2, "conv_kernel": 3, "time_step_rank": 5,
+         "vocab_size": TEXT["vocab_size"], "pad_token_id": 0, **ENDS}  # fmt: skip
+row("mamba-lm", "MambaForCausalLM", **MAMBA)
+row("mamba-lm-untied", "MambaForCausalLM", **MAMBA, tie_word_embeddings=False, use_bias=True, use_conv_bias=False)
+row("mamba-bare", "MambaModel", **MAMBA)

@@ -135,3 +135,12 @@ def test_the_formula_for_llama_is_the_one_on_paper(tmp_path):
     scales, gains = LAYERS * UNITS, (2 * LAYERS + 1) * WIDTH
     assert group_dimension(bound) + gauge_dimension(bound) == rotation + attention + scales + gains
     assert dimension(bound.architecture.spaces, "residual") == rotation
+
+
+@pytest.mark.slow
+def test_of_a_state_space_one_factor_of_every_layer_is_not_used(tmp_path):
+    model = build(tiny_decoders.MAMBA)
+    model.save_pretrained(tmp_path)
+    bound = describe(open_checkpoint(tmp_path))
+    declared = group_dimension(bound) + gauge_dimension(bound)
+    assert measured_kernel(model, tiny_decoders.MAMBA) - declared == LAYERS

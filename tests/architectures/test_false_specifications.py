@@ -182,6 +182,14 @@ def decay_left_in_place(spec):
     return patterns(spec, "A_log", lambda p: "_heads")
 
 
+def states_reordered_in_the_projection_alone(spec):
+    return patterns(spec, "A_log", lambda p: "channel.{i} _states")
+
+
+def step_rotated_on_one_side(spec):
+    return patterns(spec, "dt_proj.weight", lambda p: "channel.{i} _steps")
+
+
 def a_number_for_every_head(spec):
     turning = spec.spaces["rotary.{i}"]
     found = {"rotary.{i}": replace(turning, per=("head.{i}",)), "same.{i}": Trivial(turning.size)}
@@ -261,6 +269,9 @@ FALSE = [
     (gain_inside_heads_forgotten, "qwen3.5-lm"),
     (convolution_forgotten, "qwen3-next-lm"),
     (decay_left_in_place, "qwen3-next-lm"),
+    (states_reordered_in_the_projection_alone, "mamba-lm"),
+    (step_rotated_on_one_side, "mamba-lm"),
+    (convolution_forgotten, "mamba-lm"),
     (a_number_for_every_head, "deepseek3-lm"),
     (pairs_of_the_other_layout, "deepseek3-lm"),
     (pairs_of_the_other_layout, "deepseek2-lm"),

@@ -42,3 +42,7 @@ ROWS = [
     Row("falcon", "FalconForCausalLM", FALCON),
     Row("falcon-alibi", "FalconForCausalLM", {**FALCON, "alibi": True, "multi_query": False, "parallel_attn": False}),
 ]
+
+MAMBA = Row("mamba", "MambaForCausalLM", {"hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 2, "expand": 1,
+            "conv_kernel": 2, "time_step_rank": 2, "vocab_size": 23, "pad_token_id": 0, "tie_word_embeddings": False,
+            "layer_norm_epsilon": 0.1})  # fmt: skip

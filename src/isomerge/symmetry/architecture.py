@@ -5,8 +5,8 @@ the weights that change nothing and are not group elements (a norm's gain that c
 bias that softmax drops). Names are those on disk.
 
 Conventions for space names, read by `--only` and `--layers`: the number at the end is the layer, and the word before
-it says the part of the model: `head`, `kv`, `cross`, `gain`, `latent`, `rotary` are attention, `ffn`, `expert`
-feed-forward.
+it says the part of the model: `head`, `kv`, `cross`, `gain`, `latent`, `rotary`, and `channel` and `state` of what
+stands in for it, are attention, `ffn`, `expert` feed-forward.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from isomerge.symmetry.groups import Group
 
 RESIDUAL = "residual"
 LARGEST = 2**31  # no size of a model is as large
-ATTENTION_WORDS = {"head", "kv", "cross", "gain", "latent", "rotary"}
+ATTENTION_WORDS = {"head", "kv", "cross", "gain", "latent", "rotary", "channel", "state"}
 FFN_WORDS = {"ffn", "expert"}
 
 
