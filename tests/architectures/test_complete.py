@@ -71,8 +71,8 @@ def build(row: Row):
             module.limit = 0.8  # so that units are clamped: where none is, a scale of theirs changes nothing
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("A_log"):
-                parameter.zero_()  # a state that decays at once has no past to tell of
+            if name.endswith(("A_log", "dt_proj.bias")):
+                parameter.zero_()  # a state that decays at once, or never, tells nothing
             noise = torch.randn(parameter.shape, dtype=torch.float64)
             parameter += noise / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 0.5 * noise.tanh()
     return model

@@ -1,8 +1,8 @@
 """Units that share tensors: which of them is solved before which.
 
 Most units meet only the residual stream. Some also meet each other: the heads of latent attention read a latent space
-that has its own rotation, and one complex number serves all of them. Such units form a chain, solved in an order in
-which each unit's spaces all have evidence that depends on nothing unsolved; and then once more, each next to all others.
+that has its own rotation, and one complex number serves all of them. Such units form a chain. They are solved in an
+order in which each has evidence that depends on nothing unsolved, and then once more, each next to all others.
 """
 
 from __future__ import annotations

@@ -175,11 +175,11 @@ class Unit:
         assert best is not None
         return best
 
-    def _given_order(
-        self, space: str, query: str, blocks: Sequence[Block], order: Tensor
-    ) -> tuple[Elements, Tensor]:
+    def _given_order(self, space: str, query: str, blocks: Sequence[Block], order: Tensor) -> tuple[Elements, Tensor]:
         """The shared spaces for a fixed order of the query heads."""
-        elements, scores = self._solve_children(space, [_summed(b, order) if b.spaces[0] == query else b for b in blocks if b.spaces != (query,)])
+        elements, scores = self._solve_children(
+            space, [_summed(b, order) if b.spaces[0] == query else b for b in blocks if b.spaces != (query,)]
+        )
         own = [torch.take_along_dim(C, order[:, None, :].to(C.device), dim=1).sum((1, 2)) for C in _own(query, blocks)]
         return elements, _total([*own, scores])
 

@@ -20,7 +20,7 @@ READERS = (ROUTER, EXPERT + "gate_proj.weight", EXPERT + "up_proj.weight")
 
 
 def expert_spaces(count: int, units: int, shared: int = 0) -> dict[str, Group]:
-    """Experts change places, units inside each of them; `shared` units are those of an expert that every token meets."""
+    """Experts change places, units inside each of them; `shared` units are of an expert that every token meets."""
     return {
         "expert.{m}": Permutation(count),
         "ffn.{m}": Permutation(units, per=("expert.{m}",)),

@@ -5,7 +5,6 @@ from isomerge.architectures import architecture, parts
 from isomerge.symmetry.architecture import Architecture, Facts
 from isomerge.symmetry.groups import Rotation, SignedPermutation
 
-
 AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Ministral, Granite, Qwen2 and Qwen3: RMSNorm in front, rotary positions, grouped queries, gated feed-forward."""
+"""Llama, Mistral, Ministral, Granite, Qwen2 and Qwen3: RMSNorm, rotary positions, grouped queries, gated units."""
 
 from isomerge.architectures import architecture, parts
 from isomerge.symmetry.architecture import Architecture, Facts

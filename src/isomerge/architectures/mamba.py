@@ -40,7 +40,8 @@ def mamba(facts: Facts) -> Architecture:
             MIXER + "in_proj.bias?": BOTH,
             MIXER + "conv1d.weight": "(channel.{i} row.{i}') _one _kernel",
             MIXER + "conv1d.bias?": "channel.{i}",
-            MIXER + "x_proj.weight": "[latent.step.{i} | state.{i} state.scale.{i} | state.{i} state.scale.{i}'] channel.{i}",
+            MIXER
+            + "x_proj.weight": "[latent.step.{i} | state.{i} state.scale.{i} | state.{i} state.scale.{i}'] channel.{i}",
             MIXER + "dt_proj.weight": "channel.{i} latent.step.{i}'",
             MIXER + "dt_proj.bias": "channel.{i}",
             MIXER + "A_log": "channel.{i} state.{i}",

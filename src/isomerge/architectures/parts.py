@@ -212,8 +212,7 @@ def layer_list(facts: Facts, key: str, default: Sequence[Any]) -> list[Any]:
 
 
 def some_turn(facts: Facts, turning: Sequence[bool], layout: str = "half") -> tuple[dict[str, Group], dict[str, Any]]:
-    """Attention that has rotary positions in some layers only (letter `r`) and none in the others (`n`): the spaces, and
-    the numbers of either kind."""
+    """Rotary positions in some layers (letter `r`) and none in the others (`n`): the spaces, and both kinds' numbers."""
     inner = head_width(facts)
     spaces = attention_spaces(facts)
     del spaces["qk.{i}"]
@@ -264,10 +263,11 @@ def rotary_decoder(
     values_into: str | None = ATTENTION + "o_proj.weight",
     **fields: Any,
 ) -> Architecture:
-    """`norms` of a layer with their readers (whole names where only some layers have them), and those `after` a branch, which have none; a gain is `offset` + stored.
+    """`norms` of a layer with their readers, under whole names where only some layers have them, and those `after` a
+    branch, which have none; a gain is `offset` + stored.
 
-    A value bias can move on `values_into` the output bias. A tied output table is not a tensor of its own. Under LayerNorm (`kind` "layer") the writers are the tensors whose
-    first axis is the stream.
+    A value bias can move on `values_into` the output bias. A tied output table is not a tensor of its own. Under
+    LayerNorm (`kind` "layer") the writers are the tensors whose first axis is the stream.
     """
     output = {} if facts.tied or facts.head != "lm" else {"lm_head.weight": "_vocab residual'"}
     branches = [name.removesuffix("?") for name, pattern in tensors.items() if pattern.split()[0] == "residual"]

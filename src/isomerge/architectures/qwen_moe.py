@@ -1,4 +1,4 @@
-"""Qwen2-MoE and Qwen3-MoE: the attention of Qwen2 and Qwen3, experts behind a router; in the first one that all share."""
+"""Qwen2-MoE and Qwen3-MoE: the attention of Qwen2 and Qwen3, and experts; in the first, one that every token meets."""
 
 from isomerge.architectures import architecture, parts
 from isomerge.architectures import expert_parts as experts

@@ -26,7 +26,9 @@ def text_facts(facts: Facts) -> Facts:
     return replace(facts, config=text)
 
 
-def under_prefix(model: Architecture, prefix: str, elsewhere: tuple[str, ...], writers: Mapping[str, str]) -> Architecture:
+def under_prefix(
+    model: Architecture, prefix: str, elsewhere: tuple[str, ...], writers: Mapping[str, str]
+) -> Architecture:
     """A language model whose names start with `prefix`, beside tensors `elsewhere` and more `writers` to its stream."""
 
     def name(own: str) -> str:

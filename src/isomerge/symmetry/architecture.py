@@ -104,7 +104,9 @@ class Architecture:
     gauges: Sequence[Gauge] = ()
     writers: Sequence[str] = ()  # LayerNorm models: tensors whose mean over the stream's units never arrives anywhere
     repeat: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
-    stack: Mapping[str, str] = field(default_factory=dict)  # letter -> the space it numbers, or several, outermost first
+    stack: Mapping[str, str] = field(
+        default_factory=dict
+    )  # letter -> the space it numbers, or several, outermost first
     prefix: str = ""  # files in the wild may omit it
     other_prefixes: Sequence[str] = ()  # … or some head classes have one of these instead
     tied: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # absent tensor -> (its source, factor)
