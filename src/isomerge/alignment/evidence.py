@@ -108,9 +108,9 @@ def unit_blocks(
             key = (spaces, any(a.unsigned for a in segment.atoms))
             if not unit.issuperset(spaces):
                 own = tuple(a for a in segment.atoms if a.space in unit)
-                sides = [_own_first(segment, unit, tensor, axis) for tensor in (source, anchor)]
+                left, right = (_own_first(segment, unit, tensor, axis) for tensor in (source, anchor))
                 key = (tuple(a.space for a in own), any(a.unsigned for a in own))
-                value = _product(*sides, sides[0].shape[:-1], diagonal=diagonal)
+                value = _product(left, right, left.shape[:-1], diagonal=diagonal)
                 sums[key] = value if key not in sums else sums[key].add_(value)
                 continue
             if not diagonal and len(segment.sizes) == 1 and segment.sizes[0] >= LARGE:

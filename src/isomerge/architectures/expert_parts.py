@@ -51,7 +51,7 @@ def grouped_spaces(spaces: Mapping[str, Group], groups: int) -> dict[str, Group]
 
 def expert_count(facts: Facts) -> int:
     """Under the name that version 5 of transformers writes for every family, or under the family's own."""
-    return facts["num_local_experts" if "num_local_experts" in facts.config else "num_experts"]
+    return int(facts["num_local_experts" if "num_local_experts" in facts.config else "num_experts"])
 
 
 def expert_tensors() -> dict[str, str]:

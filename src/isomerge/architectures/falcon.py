@@ -2,7 +2,7 @@
 
 from isomerge.architectures import architecture, parts
 from isomerge.symmetry.architecture import Architecture, Facts, KeyBias, Norm, Shift, ValueBias
-from isomerge.symmetry.groups import Invertible, Permutation, Rotary
+from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotary
 
 MODEL = "transformer."
 LAYER = MODEL + "h.{i}."
@@ -21,7 +21,7 @@ def falcon(facts: Facts) -> Architecture:
     groups = facts.get("num_kv_heads", heads) if new or not facts.get("multi_query", True) else 1
     inner, per = width // heads, ("kv.{i}",)
     relu = facts.get("activation", "gelu") == "relu"
-    places = {"kv.{i}": Permutation(groups), "query.{i}": Permutation(heads // groups, per=per)}
+    places: dict[str, Group] = {"kv.{i}": Permutation(groups), "query.{i}": Permutation(heads // groups, per=per)}
     if alibi:  # every head has its own slope
         places = {name: group.restricted(None) for name, group in places.items()}
     norms = norms_of_a_layer(facts, parallel, new)

@@ -202,7 +202,7 @@ def numbered(templates: Mapping[str, str], letter: str) -> dict[str, str]:
 def layer_list(facts: Facts, key: str, default: Sequence[Any]) -> list[Any]:
     """What config.json says of every layer, one entry each; shorter lists are damage."""
     depth = facts["num_hidden_layers"]
-    given = facts.get(key, list(default))
+    given: list[Any] = facts.get(key, list(default))
     if len(given) < depth:
         raise SpecificationError(
             f"Reading config.json: {key} has {len(given)} entries for {depth} layers. Copy the model's own config.json "
@@ -212,7 +212,7 @@ def layer_list(facts: Facts, key: str, default: Sequence[Any]) -> list[Any]:
 
 
 def some_turn(facts: Facts, turning: Sequence[bool], layout: str = "half") -> tuple[dict[str, Group], dict[str, Any]]:
-    """Rotary positions in some layers (letter `r`) and none in the others (`n`): the spaces, and both kinds' numbers."""
+    """Rotary positions in some layers (letter `r`) and none in the others (`n`): the spaces, and which."""
     inner = head_width(facts)
     spaces = attention_spaces(facts)
     del spaces["qk.{i}"]

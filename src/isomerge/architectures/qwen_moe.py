@@ -10,7 +10,7 @@ SHARED_GATE = experts.MLP + "shared_expert_gate.weight"
 @architecture("qwen2_moe", "qwen3_moe", summary="pre-RMSNorm, rotary, grouped queries, experts behind a router")
 def qwen_moe(facts: Facts) -> Architecture:
     spaces, tensors = parts.attention_spaces(facts), parts.attention_tensors()
-    readers = experts.READERS
+    readers: tuple[str, ...] = experts.READERS
     shared = 0
     if facts["model_type"] == "qwen3_moe":
         spaces |= parts.normed_spaces(facts)
