@@ -29,7 +29,8 @@ def deepseek(facts: Facts) -> Architecture:
         spaces = experts.grouped_spaces(spaces, groups)
         tensors = {name: experts.grouped(pattern) for name, pattern in tensors.items()}
         stack = experts.BY_GROUPS
-    dense = facts.get("first_k_dense_replace", 3 if third else 0)
+    usual = 3 if third else 0
+    dense = facts.get("first_k_dense_replace", 0) if "first_k_dense_replace" in facts.config else usual
     sparse = [i >= dense for i in range(facts["num_hidden_layers"])]
     readers = (*experts.READERS, *experts.shared_readers("shared_experts"))
     latent = [Norm(A + "kv_a_layernorm", (A + "kv_b_proj.weight",), kind="rms", space="latent.kv.{i}")]

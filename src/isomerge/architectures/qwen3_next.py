@@ -10,7 +10,7 @@ from isomerge.architectures import architecture, parts
 from isomerge.architectures import expert_parts as experts
 from isomerge.errors import SpecificationError
 from isomerge.symmetry.architecture import Architecture, Facts, Norm
-from isomerge.symmetry.groups import Group, Permutation, Rotary, Scale, SignedScale, Signs
+from isomerge.symmetry.groups import Group, Permutation, Rotary, SignedScale, Signs
 
 LAYER = "model.layers."
 A, D = LAYER + "{a}.self_attn.", LAYER + "{d}.linear_attn."
@@ -89,7 +89,7 @@ def attention_spaces(facts: Facts) -> dict[str, Group]:
         "vo.{a}": Permutation(inner, per=per),
         "size.{a}": SignedScale(1, per=("kv.{a}", "vo.{a}")),
         "gain.{a}": Rotary(turning, phase="none"),
-        "gain.rest.{a}": Scale(inner - turning),
+        "gain.rest.{a}": SignedScale(inner - turning),
     }
     return {name: group for name, group in found.items() if group.size}
 
