@@ -13,7 +13,7 @@ almost every point:
 | a key bias (not under rotary positions); a value bias, where the output projection has a bias | their entries |
 | the mean of a writer over the stream's units, which every LayerNorm drops | its columns |
 | a vector between tables that are always added | d, less 1 where the means are counted already |
-| a vector added to every row of a router, or of a table of position biases | its columns |
+| a vector added to every row of a router, or of a table of position biases | its columns (of a bias: 1) |
 
 A LayerNorm's output spans no more than the complement of one direction, so a reader *without* a bias has one all the
 same: what it makes of that direction is constant. Such a reader can take the norm's bias too.
@@ -110,7 +110,7 @@ def _shifts(model: BoundModel) -> Iterator[tuple[str, int]]:
         yield "shift between " + ", ".join(free), (len(free) - 1) * size
     for gauge in model.architecture.gauges:
         if isinstance(gauge, RowShift) and gauge.weight in model.layouts:
-            yield f"shift of the rows of {gauge.weight}", model.layouts[gauge.weight].shape[-1]
+            yield f"shift of the rows of {gauge.weight}", math.prod(model.layouts[gauge.weight].shape[1:])
 
 
 def _connected(model: BoundModel) -> list[list[str]]:

@@ -219,3 +219,5 @@ row("olmo2-lm", "Olmo2ForCausalLM", **LLAMA)
 row("olmo2-lm-tied-biases", "Olmo2ForCausalLM", **{**LLAMA, "tie_word_embeddings": True}, attention_bias=True)
 row("olmo2-sequence", "Olmo2ForSequenceClassification", **LLAMA, **LABELS)
 row("olmo2-bare", "Olmo2Model", **LLAMA)
+
+from architectures import rows_decoders  # noqa: E402, F401  adds its rows to the table

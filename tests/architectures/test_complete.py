@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from architectures import tiny_decoders
 from architectures.gauges import gauge_dimension, gauges, group_dimension
 from architectures.row_models import implementations, model_class
 from architectures.rows import Row
@@ -47,6 +48,7 @@ TINY = [
     (Row("qwen3", "Qwen3ForCausalLM", {**LLAMA, "head_dim": INNER}), None),
     (Row("neox", "GPTNeoXForCausalLM", NEOX), None),
     (Row("neox-sequential", "GPTNeoXForCausalLM", {**NEOX, "use_parallel_residual": False}), None),
+    *((row, None) for row in tiny_decoders.ROWS),
 ]
 tiny = pytest.mark.parametrize(
     ("row", "total"),
@@ -63,8 +65,14 @@ def build(row: Row):
             module.padding_idx = None  # it hides a row of the table from differentiation, not from the model
         if isinstance(module, torch.nn.LayerNorm):
             module.eps = 0.1  # OPT has no option for it
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 0.1  # nor have the norms inside latent attention
+        if hasattr(module, "limit"):
+            module.limit = 0.8  # so that units are clamped: where none is, a scale of theirs changes nothing
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("A_log", "dt_proj.bias")):
+                parameter.zero_()  # a state that decays at once, or never, tells nothing
             noise = torch.randn(parameter.shape, dtype=torch.float64)
             parameter += noise / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 0.5 * noise.tanh()
     return model
@@ -127,3 +135,12 @@ def test_the_formula_for_llama_is_the_one_on_paper(tmp_path):
     scales, gains = LAYERS * UNITS, (2 * LAYERS + 1) * WIDTH
     assert group_dimension(bound) + gauge_dimension(bound) == rotation + attention + scales + gains
     assert dimension(bound.architecture.spaces, "residual") == rotation
+
+
+@pytest.mark.slow
+def test_of_a_state_space_one_factor_of_every_layer_is_not_used(tmp_path):
+    model = build(tiny_decoders.MAMBA)
+    model.save_pretrained(tmp_path)
+    bound = describe(open_checkpoint(tmp_path))
+    declared = group_dimension(bound) + gauge_dimension(bound)
+    assert measured_kernel(model, tiny_decoders.MAMBA) - declared == LAYERS

@@ -20,8 +20,8 @@ from architectures.row_models import (
 from architectures.rows import ROWS
 from isomerge.architectures import FAMILIES, describe
 from isomerge.checkpoint import open_checkpoint
-from isomerge.symmetry.architecture import KeyBias, Norm
-from isomerge.symmetry.groups import Permutation, Rotation, SignedPermutation
+from isomerge.symmetry.architecture import KeyBias, Norm, ValueBias
+from isomerge.symmetry.groups import Invertible, Permutation, Rotary, Rotation, SignedPermutation, Trivial
 from isomerge.symmetry.transform import random_transform
 from precision import float64_throughout
 
@@ -107,6 +107,122 @@ def forgotten_router(spec):
     return patterns(spec, "block_sparse_moe.gate.weight", lambda p: "_experts residual'")
 
 
+def pairs_of_the_other_layout(spec):
+    other = {"half": "interleaved", "interleaved": "half"}
+    turning = {k: g for k, g in spec.spaces.items() if isinstance(g, Rotary)}
+    assert turning
+    return replace(spec, spaces={**spec.spaces, **{k: replace(g, layout=other[g.layout]) for k, g in turning.items()}})
+
+
+def positions_forgotten_in_a_layer(spec):
+    turning = spec.spaces["qk.{r}"]
+    return replace(spec, spaces={**spec.spaces, "qk.{r}": Invertible(turning.size, turning.per)})
+
+
+def gate_and_up_exchanged(spec):
+    return patterns(spec, "gate_up_proj.weight", lambda p: "[ffn.{i} up.{i} | ffn.{i}] residual'")
+
+
+def keys_and_values_exchanged(spec):
+    def exchanged(pattern):
+        return pattern.replace("qk.{i}' | vo.{i}", "vo.{i} | qk.{i}'")
+
+    return patterns(patterns(spec, "query_key_value.weight", exchanged), "query_key_value.bias", exchanged)
+
+
+def heads_with_slopes_reordered(spec):
+    return spaces(spec, kv=Permutation(spec.spaces["kv.{i}"].size))
+
+
+def rotary_part_of_phi_key_bias_dropped(spec):
+    return replace(spec, gauges=[*spec.gauges, KeyBias("model.layers.{i}.self_attn.k_proj.bias", "rotary.{i}")])
+
+
+def forgotten_router_of_some_layers(spec):
+    return patterns(spec, "layers.{m}.mlp.gate.weight", lambda p: "_experts residual'")
+
+
+def forgotten_gate_of_the_shared_expert(spec):
+    norms = [replace(n, readers=tuple(r for r in n.readers if "shared_expert_gate" not in r)) for n in spec.norms]
+    return replace(spec, norms=norms)
+
+
+def gates_before_ups(spec):
+    """As if all gates came first."""
+    found = {"gate.{i}": Trivial(1), "up.{i}": Trivial(1)}
+    spec = replace(spec, spaces={**spec.spaces, **found})
+    spec = patterns(spec, "gate_up_proj", lambda p: "expert.{i} residual' [ffn.{i} gate.{i} | ffn.{i} up.{i}]")
+    return patterns(spec, "gate_up_proj_bias", lambda p: "expert.{i} [ffn.{i} gate.{i} | ffn.{i} up.{i}]")
+
+
+def forgotten_sinks(spec):
+    return patterns(spec, "sinks", lambda p: "_stay")
+
+
+def value_bias_moved_past_a_sink(spec):
+    layer = "model.layers.{i}.self_attn."
+    gauge = ValueBias(layer + "v_proj.bias", "vo.{i}", layer + "o_proj.weight")
+    return replace(spec, gauges=[*spec.gauges, gauge])
+
+
+def gate_scaled_with_the_values(spec):
+    change = "(kv.{a} query.{a} [rotary.{a} | rest.{a} | vo.{a} size.{a}]) residual'"
+    return patterns(spec, "self_attn.q_proj.weight", lambda p: change)
+
+
+def gain_inside_heads_forgotten(spec):
+    return replace(spec, norms=[n for n in spec.norms if not n.name.endswith("linear_attn.norm")])
+
+
+def convolution_forgotten(spec):
+    return patterns(spec, "conv1d.weight", lambda p: p.replace("'", ""))
+
+
+def decay_left_in_place(spec):
+    return patterns(spec, "A_log", lambda p: "_heads")
+
+
+def states_reordered_in_the_projection_alone(spec):
+    return patterns(spec, "A_log", lambda p: "channel.{i} _states")
+
+
+def step_rotated_on_one_side(spec):
+    return patterns(spec, "dt_proj.weight", lambda p: "channel.{i} _steps")
+
+
+def a_number_for_every_head(spec):
+    turning = spec.spaces["rotary.{i}"]
+    found = {"rotary.{i}": replace(turning, per=("head.{i}",)), "same.{i}": Trivial(turning.size)}
+    spec = replace(spec, spaces={**spec.spaces, **found})
+    return patterns(spec, "kv_a_proj_with_mqa.weight", lambda p: "[latent.kv.{i} | same.{i}] residual'")
+
+
+def experts_of_any_group(spec):
+    count = spec.spaces["group.{m}"].size * spec.spaces["expert.{m}"].size
+    trivial = Permutation(1)
+    tensors = {name: p.replace("(group.{m} expert.{m})", "expert.{m}") for name, p in spec.tensors.items()}
+    found = {name: replace(g, per=tuple(p for p in g.per if p != "group.{m}")) for name, g in spec.spaces.items()}
+    return replace(
+        spec,
+        tensors=tensors,
+        spaces={**found, "group.{m}": trivial, "expert.{m}": Permutation(count)},
+        stack={"e": "expert.{m}"},
+    )
+
+
+def shared_expert_scaled_at_the_gate(spec):
+    change = "(ffn.shared.{m} up.shared.{m}) residual'"
+    return patterns(spec, "shared_experts.gate_proj.weight", lambda p: change)
+
+
+def forgotten_projector(spec):
+    return patterns(spec, "mm_input_projection_weight", lambda p: "_seen _stay")
+
+
+def gains_less_one_scaled_as_stored(spec):
+    return replace(spec, added={})
+
+
 def forgotten_writer(spec):
     spec = replace(spec, writers=[w for w in spec.writers if not w.endswith("mlp.c_proj.bias")])
     return patterns(spec, "mlp.c_proj.bias", lambda p: "_stay")
@@ -132,6 +248,40 @@ FALSE = [
     (rotary_key_bias_dropped, "neox-lm"),
     (forgotten_writer, "gpt2-lm-untied"),
     (forgotten_router, "mixtral-lm"),
+    (rotation_across_partial_rope, "phi3-lm-part-rotary"),
+    (gate_and_up_exchanged, "phi3-lm"),
+    (pairs_of_the_other_layout, "glm-lm"),
+    (pairs_of_the_other_layout, "cohere-lm"),
+    (pairs_of_the_other_layout, "phi-lm"),
+    (positions_forgotten_in_a_layer, "smollm3-lm"),
+    (positions_forgotten_in_a_layer, "cohere2-lm"),
+    (rotation_that_moves_ones, "cohere-lm"),
+    (rotation_that_moves_ones, "starcoder2-lm"),
+    (rotary_part_of_phi_key_bias_dropped, "phi-lm"),
+    (keys_and_values_exchanged, "falcon-lm"),
+    (heads_with_slopes_reordered, "falcon-lm-alibi"),
+    (swapped_group_order, "granite-lm"),
+    (forgotten_projector, "gemma3-images-lm"),
+    (gates_before_ups, "gpt-oss-lm"),
+    (forgotten_sinks, "gpt-oss-lm"),
+    (value_bias_moved_past_a_sink, "gpt-oss-lm"),
+    (gate_scaled_with_the_values, "qwen3.5-lm"),
+    (gain_inside_heads_forgotten, "qwen3.5-lm"),
+    (convolution_forgotten, "qwen3-next-lm"),
+    (decay_left_in_place, "qwen3-next-lm"),
+    (states_reordered_in_the_projection_alone, "mamba-lm"),
+    (step_rotated_on_one_side, "mamba-lm"),
+    (convolution_forgotten, "mamba-lm"),
+    (a_number_for_every_head, "deepseek3-lm"),
+    (pairs_of_the_other_layout, "deepseek3-lm"),
+    (pairs_of_the_other_layout, "deepseek2-lm"),
+    (experts_of_any_group, "deepseek3-lm"),
+    (shared_expert_scaled_at_the_gate, "deepseek2-lm"),
+    (forgotten_router_of_some_layers, "qwen3-moe-lm"),
+    (forgotten_gate_of_the_shared_expert, "qwen2-moe-lm"),
+    (gains_less_one_scaled_as_stored, "gemma3-lm"),
+    (rotation_across_rope, "gemma3-lm"),
+    (forgotten_norm_reader, "stablelm-lm"),
 ]
 
 

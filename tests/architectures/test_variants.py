@@ -6,8 +6,9 @@ import pytest
 import torch
 import transformers
 
-from architectures.row_models import bound, build
-from architectures.rows import DEBERTA_V3, LABELS, T5, T5_1_1, TEXT
+import isomerge
+from architectures.row_models import Case, bound, build, difference, load_folder, outputs, saved
+from architectures.rows import DEBERTA_V3, LABELS, ROWS, T5, T5_1_1, TEXT
 from isomerge.architectures import describe
 from isomerge.checkpoint import open_checkpoint
 from isomerge.symmetry.architecture import KeyBias
@@ -116,3 +117,15 @@ def test_one_vector_on_all_router_rows_changes_nothing():
         model.model.layers[0].mlp.gate.weight += torch.randn(16, dtype=torch.float64)
         after = model(input_ids=tokens).logits
     assert (after - before).abs().max() <= 1e-10 * before.abs().max()
+
+
+# --- norms inside a layer -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("level", ["permutation", "rotation"])
+@pytest.mark.parametrize("row", ["deepseek3-lm", "qwen3.5-lm", "gpt-oss-lm", "mamba-lm"])
+def test_levels_that_fold_no_gain_leave_the_outputs_unchanged(row, level, tmp_path):
+    alignment = isomerge.align(str(saved(row, 1)), anchor=str(saved(row)), level=level, threads=1)
+    alignment.save(tmp_path / "out", verify=False)
+    case = Case(ROWS[row])
+    assert alignment.transform.elements
+    before = outputs(build(row, 1), case.row)
+    assert difference(before, outputs(load_folder(case, tmp_path / "out"), case.row)) <= 1e-5

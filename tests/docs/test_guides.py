@@ -72,22 +72,22 @@ def copy_with(tmp_path: Path) -> Any:
 @pytest.mark.slow
 def test_add_an_architecture(copy_with: Any) -> None:
     copy = copy_with("add-an-architecture.md")
-    copy.write_file("src/isomerge/architectures/", "starcoder2.py")
-    assert "starcoder2" in str(copy.listed("architectures"))
+    copy.write_file("src/isomerge/architectures/", "jais2.py")
+    assert "jais2" in str(copy.listed("architectures"))
     copy.run("\n".join(copy.programs[1:]))
 
 
 @pytest.mark.slow
 def test_the_row_of_a_new_architecture_buys_every_generic_test(copy_with: Any) -> None:
     copy = copy_with("add-an-architecture.md")
-    copy.write_file("src/isomerge/architectures/", "starcoder2.py")
+    copy.write_file("src/isomerge/architectures/", "jais2.py")
     for name in ("tests", "pyproject.toml"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, copy.place / name)
     (row,) = re.findall(r"`(row\(.*?\))`", copy.text)
     (table,) = re.findall(r"one row to the table in `(\S+)`", copy.text)
     with (copy.place / table).open("a") as file:
         file.write(f"\n{row}\n")
-    select = ["-k", "starcoder2", "tests/architectures", "-p", "no:cacheprovider", "-q"]
+    select = ["-k", "jais2", "tests/architectures", "-p", "no:cacheprovider", "-q"]
     told = copy.start("-m", "pytest", *select)
     passed = int(re.search(r"(\d+) passed", told)[1])  # type: ignore[index]
     for claim in ("sound", "recovers", "native"):

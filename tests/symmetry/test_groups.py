@@ -15,6 +15,7 @@ from isomerge.symmetry.groups import (
     Scale,
     SignedPermutation,
     SignedScale,
+    Signs,
     Trivial,
 )
 
@@ -26,6 +27,7 @@ ALL = [
     Invertible(6),
     Scale(6),
     SignedScale(6),
+    Signs(6),
     Trivial(6),
     Rotary(6),
     Rotary(6, layout="interleaved"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -89,16 +89,30 @@ def common_part(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t[shared] for t in tensors)
 
 
-def unit_blocks(pair: Pair, unit: frozenset[str], around: Transform, *, diagonal: bool) -> list[Block]:
-    """Blocks of a unit (a root space and all nested in it). `diagonal` keeps only root unit h with root unit h."""
+def unit_blocks(
+    pair: Pair, unit: frozenset[str], around: Transform, *, diagonal: bool, unsolved: Collection[str] = ()
+) -> list[Block]:
+    """Blocks of a unit (a root space and all nested in it). `diagonal` keeps only root unit h with root unit h.
+
+    What depends on `unsolved` spaces of other units is left out.
+    """
     sums: dict[tuple[tuple[str, ...], bool], Tensor] = {}
     for name in pair.touching(unit):
         source, anchor = pair.tensors(name)
         layout = pair.layouts[name]
         source = around.act(source, layout, skip=unit)
         for axis, segment in layout.segments_with(*unit):
+            if unsolved and not met_beside(layout, axis, segment).isdisjoint(unsolved):
+                continue
             spaces = tuple(a.space for a in segment.atoms)
             key = (spaces, any(a.unsigned for a in segment.atoms))
+            if not unit.issuperset(spaces):
+                own = tuple(a for a in segment.atoms if a.space in unit)
+                left, right = (_own_first(segment, unit, tensor, axis) for tensor in (source, anchor))
+                key = (tuple(a.space for a in own), any(a.unsigned for a in own))
+                value = _product(left, right, left.shape[:-1], diagonal=diagonal)
+                sums[key] = value if key not in sums else sums[key].add_(value)
+                continue
             if not diagonal and len(segment.sizes) == 1 and segment.sizes[0] >= LARGE:
                 precision = source.dtype if pair.rough else torch.float64
                 _add_large(sums, key, segment.take(source, axis), segment.take(anchor, axis), precision)
@@ -149,17 +163,34 @@ def _add_large(sums: dict[Any, Tensor], key: Any, left: Tensor, right: Tensor, p
 
 def cross(segment: Segment, source: Tensor, anchor: Tensor, axis: int, *, diagonal: bool = False) -> Tensor:
     """Source × anchor along a segment: (1, *sizes, *sizes), or (root, *inner, *inner) when only the diagonal counts."""
-    left, right = segment.take(source, axis), segment.take(anchor, axis)
-    if diagonal and len(segment.sizes) > 1:
-        root, inner = segment.sizes[0], segment.sizes[1:]
+    return _product(segment.take(source, axis), segment.take(anchor, axis), segment.sizes, diagonal=diagonal)
+
+
+def _product(left: Tensor, right: Tensor, sizes: Sequence[int], *, diagonal: bool) -> Tensor:
+    if diagonal and len(sizes) > 1:
+        root, inner = sizes[0], sizes[1:]
         n = math.prod(inner)
         product = torch.bmm(left.reshape(root, n, -1), right.reshape(root, n, -1).mT)
         return product.reshape(root, *inner, *inner)
-    n = math.prod(segment.sizes)
+    n = math.prod(sizes)
     left, right = left.reshape(n, -1), right.reshape(n, -1)
     if diagonal:
         return (left * right).sum(-1)  # (root,)
-    return (left @ right.mT).reshape(1, *segment.sizes, *segment.sizes)
+    return (left @ right.mT).reshape(1, *sizes, *sizes)
+
+
+def _own_first(segment: Segment, unit: frozenset[str], tensor: Tensor, axis: int) -> Tensor:
+    """A segment's values with the spaces of other units, which have moved already, among what is summed over."""
+    values = segment.take(tensor, axis)
+    own = [k for k, atom in enumerate(segment.atoms) if atom.space in unit]
+    others = [k for k in range(values.ndim) if k not in own]
+    return values.permute([*own, *others]).reshape(*(segment.sizes[k] for k in own), -1)
+
+
+def met_beside(layout: Layout, axis: int, segment: Segment) -> set[str]:
+    """The spaces that evidence from one segment depends on besides: those of the other axes, and all of its own."""
+    others = [s for number, segments in enumerate(layout.axes) if number != axis for s in segments]
+    return {atom.space for other in (segment, *others) for atom in other.atoms}
 
 
 def is_shared(spaces: Sequence[str], groups: Mapping[str, Group]) -> bool:

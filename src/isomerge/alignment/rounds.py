@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from isomerge.alignment.activations import TIE, Activations
+from isomerge.alignment.chains import chains, leaders
 from isomerge.alignment.evidence import (
     LEAST_CHANGE,
     Block,
@@ -71,7 +72,10 @@ class Sweeper:
         spaces = self.pair.architecture.spaces
         roots = [s for s, g in spaces.items() if not g.per and s != RESIDUAL]
         units = [Unit(root, spaces, self.solver) for root in roots]
-        self.units = [u for u in units if any(g.movable for g in u.spaces.values())]
+        moving = [u for u in units if any(g.movable for g in u.spaces.values())]
+        self._leader = leaders(self.pair.architecture, self.pair.layouts)
+        self.chains = chains(moving, self._leader, self.pair.layouts.values())
+        self.units = [unit for chain in self.chains for unit in chain]
         self.stream = spaces.get(RESIDUAL, Trivial(0))
         self.names = [n for n in self.pair.layouts if n not in self.skip_names]
         self._weights: dict[str, float] = {}  # by tensor, where the stream moves
@@ -120,8 +124,9 @@ class Sweeper:
         to the same stream are left as they are. The number of units solved at once follows from the model alone.
         """
         spaces = self.pair.architecture.spaces
-        at_once = max(1, math.ceil(len(self.units) / (1 if self.stream.reorders else ROUNDS)))
-        rounds = [self.units[k : k + at_once] for k in range(0, max(1, len(self.units)), at_once)]
+        at_once = max(1, math.ceil(len(self.chains) / (1 if self.stream.reorders else ROUNDS)))
+        parts = [self.chains[k : k + at_once] for k in range(0, max(1, len(self.chains)), at_once)]
+        rounds = [[unit for chain in part for unit in chain] for part in parts]
         self._passes = sweeps + 1
         beside: dict[int, Tensor] = {}  # where the stream was when a round was solved
         evidence: dict[int, Evidence] = {}
@@ -151,13 +156,41 @@ class Sweeper:
         weights = self._unit_weights(units)
         elements: Elements = {}
         earned = 0.0
+        members = {unit.root for unit in units}
+        linked = [chain for chain in self.chains if chain[0].root in members]
         results = self._solve_together(units, around, roughly) or self.run(
-            lambda u: self._solve_unit(u, around, roughly), units, lambda place: self._done(units[place])
+            lambda chain: self._solve_chain(chain, around, roughly), linked, lambda place: self._finished(linked[place])
         )
-        for unit, (solved, score) in zip(units, results, strict=True):
-            elements |= {s: e for s, e in solved.items() if unit.spaces[s].movable}
-            earned += weights[unit.root] * float(score)
+        for chain, (solved, score) in zip(linked, results, strict=True):
+            groups = {s: g for unit in chain for s, g in unit.spaces.items()}
+            elements |= {s: e for s, e in solved.items() if groups[s].movable}
+            earned += weights[chain[0].root] * float(score)
         return elements, earned
+
+    def _solve_chain(self, chain: list[Unit], around: Transform, roughly: bool) -> tuple[Elements, Tensor]:
+        """Units that share tensors one after the other, and then each next to all others."""
+        if len(chain) == 1:
+            return self._solve_unit(chain[0], around, roughly)
+        solved: Elements = {}
+        unsolved = {s for unit in chain for s in unit.members}
+        for unit in (*chain, *chain):
+            unsolved -= unit.members
+            beside = Transform(around.spaces, {**around.elements, **_without(solved, unit.members)})
+            blocks = unit_blocks(
+                self._seen(roughly), unit.members, self._narrowed(beside), diagonal=unit.diagonal, unsolved=unsolved
+            )
+            elements, _ = unit.solve(blocks, roughly=roughly)
+            solved |= {s: e.cpu() for s, e in elements.items() if unit.spaces[s].movable}
+        members = {s for unit in chain for s in unit.members}
+        return solved, self._agreement(members, Transform(around.spaces, {**around.elements, **solved}), roughly)
+
+    def _agreement(self, spaces: Collection[str], moved: Transform, roughly: bool) -> Tensor:
+        """Σ ⟨g·B, A⟩ over the tensors of some spaces."""
+        pair, total = self._seen(roughly), torch.zeros((), dtype=torch.float64)
+        for name in pair.touching(spaces):
+            source, anchor = pair.tensors(name)
+            total += (self._narrowed(moved).act(source, pair.layouts[name]) * anchor).sum(dtype=torch.float64).cpu()
+        return total
 
     def _earned(self, residual: Tensor, evidence: Evidence) -> float:
         """What an element of the stream earns of its evidence."""
@@ -171,7 +204,7 @@ class Sweeper:
         self, units: list[Unit], around: Transform, roughly: bool
     ) -> list[tuple[Elements, Tensor]] | None:
         """On an accelerator, all units whose heads keep their places as one batch: a launch costs more than a head."""
-        if self.device == "cpu" or not all(u.simple for u in units):
+        if self.device == "cpu" or not all(u.simple for u in units) or len(units) > len(self._leaders_of(units)):
             return None
         gathered = self.run(lambda u: u.evidence(self._blocks(u, around, roughly)), units)
         batches: dict[Group, list[tuple[int, str, Tensor]]] = {}
@@ -237,6 +270,10 @@ class Sweeper:
         """The unit of this place is done."""
         self._done(self.units[place])
 
+    def _finished(self, chain: list[Unit]) -> None:
+        for unit in chain:
+            self._done(unit)
+
     def _done(self, unit: Unit) -> None:
         self.tick(self._bytes[unit.root], self._passes * sum(self._bytes.values()))
 
@@ -252,7 +289,7 @@ class Sweeper:
         return transform.single() if self._seen(True).rough else transform
 
     def _names_of(self, units: Iterable[Unit]) -> list[str]:
-        roots = {unit.root for unit in units}
+        roots = self._leaders_of(units)
         return [name for name in self._stream_names() if self._own_root(name) in roots]
 
     def _stream_evidence(self, names: Iterable[str], moved: Transform, *, roughly: bool = False) -> Evidence:
@@ -300,7 +337,7 @@ class Sweeper:
         # must not outvote all the others.
         least = 0.5 if self.stream.reorders else LEAST_CHANGE
         measured = self.run(lambda n: distance_weight(*self.pair.tensors(n), least), names)
-        moving = {unit.root for unit in self.units}
+        moving = self._leaders_of(self.units)
         alone = {n: self._weights[n] for n in names if self._own_root(n) not in moving}
         weights = {
             "measured": dict(zip(names, measured, strict=True)),
@@ -366,8 +403,12 @@ class Sweeper:
         return root
 
     def _own_root(self, name: str) -> str | None:
+        """Of units that share tensors, the first by name."""
         spaces = self.pair.layouts[name].spaces() - {RESIDUAL}
-        return self.pair.architecture.root(min(spaces)) if spaces else None
+        return self._leader[self.pair.architecture.root(min(spaces))] if spaces else None
+
+    def _leaders_of(self, units: Iterable[Unit]) -> set[str]:
+        return {self._leader.get(unit.root, unit.root) for unit in units}
 
     def _is_outer(self, name: str) -> bool:
         """Embeddings and heads: the stream on one axis, rows without a space on another."""
@@ -388,7 +429,12 @@ class Sweeper:
     def _unit_weights(self, units: Iterable[Unit]) -> dict[str, float]:
         if not self.stream.movable:
             return {u.root: 1.0 for u in units}
-        return {u.root: next(self._weights[n] for n in self.names if self._own_root(n) == u.root) for u in units}
+        own = {u.root: self._leader[u.root] for u in units}
+        return {root: next(self._weights[n] for n in self.names if self._own_root(n) == own[root]) for root in own}
+
+
+def _without(elements: Elements, spaces: Collection[str]) -> Elements:
+    return {s: e for s, e in elements.items() if s not in spaces}
 
 
 def _norms(source: Tensor, anchor: Tensor) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from isomerge.arguments import require_choice
 from isomerge.choices import LEVELS, PARTS
 from isomerge.errors import RequestError
-from isomerge.symmetry.architecture import Architecture, layer_of, part_of
+from isomerge.symmetry.architecture import RESIDUAL, Architecture, Norm, layer_of, part_of
 from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotary, Rotation
 
 
@@ -49,7 +49,13 @@ class Scope:
         depth = 1 + max((n for s in architecture.spaces if (n := layer_of(s)) is not None), default=-1)
         wanted = None if self.layers is None else parse_layers(self.layers, depth)
 
+        # Raw weights keep their gains, and one that heads share, or that stands before a rotation, cannot move.
+        norms = [norm for norm in architecture.norms if isinstance(norm, Norm) and norm.space != RESIDUAL]
+        unfolded = set() if self.gauges else {norm.space for norm in norms}
+
         def rule(space: str, group: Group) -> Group:
+            if space in unfolded:
+                return group.restricted(None)
             part = part_of(architecture.root(space))
             if self.only is not None and part != self.only:
                 return group.restricted(None)

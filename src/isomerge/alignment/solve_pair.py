@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from isomerge.alignment.activations import ActivationRequest, Activations
+from isomerge.alignment.chains import leaders
 from isomerge.alignment.compatibility import require_compatible, require_same_spaces, require_solver
 from isomerge.alignment.evidence import Pair, common_part, only_noise
 from isomerge.alignment.head_scales import rescaled_all
@@ -287,12 +288,17 @@ def _left_alone(sides: list[PreparedModel], total: Transform, solved: Transform,
     source, anchor = (Canonical(side.model, moving) for side in sides)
     architecture = source.model.architecture
     moved_roots = {architecture.root(s) for s, e in solved.elements.items() if spaces[s].moves_units(e)}
-    stream = total.only([RESIDUAL])
+    leader = leaders(architecture, source.model.layouts)
 
     def stays(space: str) -> bool:
-        if space == RESIDUAL or architecture.root(space) in moved_roots:
+        root = architecture.root(space)
+        if space == RESIDUAL or root in moved_roots:
             return False
         own = total.only([space])
+        # Units that share tensors are judged next to each other: alone, each would only spoil what they have together.
+        roots = {s: architecture.root(s) for s in total.elements if s != RESIDUAL}
+        linked = [s for s, other in roots.items() if other != root and leader.get(other) == leader.get(root, root)]
+        stream = total.only([RESIDUAL, *linked])
         names = [name for name in source.model.touching(space) if name in anchor.model.layouts]
 
         def move(name: str) -> tuple[Tensor, ...]:

@@ -157,12 +157,12 @@ class Unit:
             orders = every.expand(blocks[0].value.shape[0], *every.shape)
         else:
             home = self.spaces[query].identity(blocks[0].value.shape[:1]).to(device)
-            starts = [home, self._first_order(query, blocks)]
-            orders = torch.stack([self._improved(query, blocks, start.cpu()) for start in starts], dim=1)
+            starts = [home, self._first_order(space, query, blocks)]
+            orders = torch.stack([self._improved(space, query, blocks, start.cpu()) for start in starts], dim=1)
         best: tuple[Elements, Tensor] | None = None
         for k in range(orders.shape[1]):
             order = orders[:, k]
-            elements, scores = self._given_order(query, blocks, order)
+            elements, scores = self._given_order(space, query, blocks, order)
             elements[query] = order.clone()
             if best is None:
                 best = elements, scores
@@ -175,56 +175,62 @@ class Unit:
         assert best is not None
         return best
 
-    def _given_order(self, query: str, blocks: Sequence[Block], order: Tensor) -> tuple[Elements, Tensor]:
+    def _given_order(self, space: str, query: str, blocks: Sequence[Block], order: Tensor) -> tuple[Elements, Tensor]:
         """The shared spaces for a fixed order of the query heads."""
-        solved = {s: solve(self.spaces[s], C, by=self.solver) for s, C in self._summed(query, blocks, order).items()}
-        return {s: element for s, (element, _) in solved.items()}, _total([earned for _, earned in solved.values()])
+        elements, scores = self._solve_children(
+            space, [_summed(b, order) if b.spaces[0] == query else b for b in blocks if b.spaces != (query,)]
+        )
+        own = [torch.take_along_dim(C, order[:, None, :].to(C.device), dim=1).sum((1, 2)) for C in _own(query, blocks)]
+        return elements, _total([*own, scores])
 
-    def _summed(self, query: str, blocks: Sequence[Block], order: Tensor) -> dict[str, Tensor]:
-        """Per shared space: its own blocks plus those of the query heads, paired by `order`."""
-        sums: dict[str, Tensor] = {}
-        for block in blocks:
-            value = block.value
-            if block.spaces[0] == query:  # (pairs, h, e, h, e) -> Σ_h of the chosen pairs
-                index = order[:, None, None, :, None].to(value.device)
-                value = torch.take_along_dim(value, index, dim=1).squeeze(1).sum(2)
-            space = block.spaces[-1]
-            sums[space] = value if space not in sums else sums[space] + value
-        return sums
-
-    def _first_order(self, query: str, blocks: Sequence[Block]) -> Tensor:
+    def _first_order(self, space: str, query: str, blocks: Sequence[Block]) -> Tensor:
         """Per-head scores that share the key/value term out evenly."""
         size = self.spaces[query].size
-        tables = []
-        for space in dict.fromkeys(b.spaces[-1] for b in blocks):
-            own = [b.value for b in blocks if b.spaces == (space,)]
-            heads = [b.value for b in blocks if b.spaces == (query, space)]
-            if not heads:
-                continue
-            C = sum(heads[1:], start=heads[0]).transpose(2, 3)  # (pairs, h, h, e, e)
-            C = C + sum(own[1:], start=own[0])[:, None, None] / size if own else C
-            pairs, _, _, n, m = C.shape
-            tables.append(score(self.spaces[space], C.reshape(-1, n, m), by=self.solver).reshape(pairs, size, size))
-        return assign_batch(_total(tables))[0]
+        every = []
+        for block in blocks:
+            if block.spaces[0] == query and block.depth > 1:
+                every.append(_all_pairs(block))
+            elif block.spaces != (query,):
+                value = block.value[:, None] / size
+                value = value.expand(-1, size * size, *block.value.shape[1:]).reshape(-1, *block.value.shape[1:])
+                every.append(Block(block.spaces, block.unsigned, value))
+        scores = self._solve_children(space, every, build=False)[1]
+        return assign_batch(_total([*_own(query, blocks), scores.reshape(-1, size, size)]))[0]
 
-    def _improved(self, query: str, blocks: Sequence[Block], order: Tensor) -> Tensor:
+    def _improved(self, space: str, query: str, blocks: Sequence[Block], order: Tensor) -> Tensor:
         """Alternate: elements for the order, the order for the elements, until nothing changes."""
+        heads = [b for b in blocks if b.spaces[0] == query and b.depth > 1]
         for _ in range(MOST_ROUNDS):
-            elements, _ = self._given_order(query, blocks, order)
-            heads = [b for b in blocks if b.spaces[0] == query]
-            tables = [_earned_per_head(self.spaces[b.spaces[1]], elements[b.spaces[1]], b.value) for b in heads]
-            following = assign_batch(_total(tables))[0]
+            elements, _ = self._given_order(space, query, blocks, order)
+            tables = [self._earned_per_head(b, elements) for b in heads]
+            following = assign_batch(_total([*_own(query, blocks), *tables]))[0]
             if torch.equal(following, order):
                 break
             order = following
         return order
 
+    def _earned_per_head(self, block: Block, elements: Elements) -> Tensor:
+        """⟨g B_h, A_h'⟩ for every pair of query heads: (pairs, h, *inner, h, *inner) -> (pairs, h, h)."""
+        inner, (pairs, heads) = block.depth - 1, block.value.shape[:2]
+        moved = block.value.movedim(1, inner + 1)  # (pairs, *inner, h, h, *inner)
+        for place, name in enumerate(block.spaces[1:]):
+            shape = moved.shape
+            moved = self.spaces[name].act(elements[name], moved.reshape(*shape[: place + 2], -1)).reshape(shape)
+        size = math.prod(block.value.shape[2 : 2 + inner])
+        return moved.reshape(pairs, size, heads, heads, size).diagonal(dim1=1, dim2=4).sum(-1)
 
-def _earned_per_head(group: Group, element: Tensor, value: Tensor) -> Tensor:
-    """⟨g B_h, A_h'⟩ for every pair of query heads: (pairs, h, e, h', e) -> (pairs, h, h')."""
-    pairs, heads, n = value.shape[:3]
-    moved = group.act(element, value.permute(0, 2, 1, 3, 4).reshape(pairs, n, -1))
-    return moved.reshape(pairs, n, heads, heads, n).diagonal(dim1=1, dim2=4).sum(-1)
+
+def _summed(block: Block, order: Tensor) -> Block:
+    """Query heads paired by `order` and added up: (pairs, h, *inner, h, *inner) -> (pairs, *inner, *inner)."""
+    inner = block.depth - 1
+    value = block.value.movedim(1 + block.depth, 2)  # (pairs, h, h, *inner, *inner)
+    index = order[:, None, :].reshape(*order[:, None, :].shape, *[1] * (2 * inner)).to(value.device)
+    return Block(block.spaces[1:], block.unsigned, torch.take_along_dim(value, index, dim=1).squeeze(1).sum(1))
+
+
+def _own(query: str, blocks: Sequence[Block]) -> list[Tensor]:
+    """What query heads have that no inner space moves: (pairs, h, h)."""
+    return [b.value for b in blocks if b.spaces == (query,)]
 
 
 def _total(scores: Sequence[Tensor]) -> Tensor:

@@ -109,6 +109,7 @@ def describe(checkpoint: Checkpoint, *, untie: bool = False) -> BoundModel:
     if not untie:
         spec = replace(spec, untied_config={})
     if head == "bare":
+        spec = spec.expanded()
         held = [s for s in spec.spaces if part_of(spec.root(s)) in (RESIDUAL, "head")]
         spec = spec.frozen(held, "the hidden states are the output, so the residual stream stays as it is")
     return bind_model(checkpoint, spec)

@@ -1,10 +1,8 @@
 """GPT-NeoX and Pythia: LayerNorm in front, rotary positions on part of each head, q, k and v interleaved by head."""
 
 from isomerge.architectures import architecture, parts
-from isomerge.checkpoint.config_meaning import rope_parameters
-from isomerge.errors import SpecificationError
 from isomerge.symmetry.architecture import Architecture, Facts, KeyBias, Norm, Shift, ValueBias
-from isomerge.symmetry.groups import Group, Invertible, Permutation, Rotary, RotationFixingOnes
+from isomerge.symmetry.groups import Invertible, Permutation, RotationFixingOnes
 
 MODEL = "gpt_neox."
 LAYER = MODEL + "layers.{i}."
@@ -13,30 +11,12 @@ HEADS = ("score", "classifier", "qa_outputs")
 OUTPUT, TABLE = "embed_out.weight", MODEL + "embed_in.weight"
 
 
-def rotary_width(facts: Facts, inner: int) -> int:
-    """How many coordinates of a head turn with the position; whole pairs."""
-    share = rope_parameters(facts.config).get("partial_rotary_factor", 0.25)
-    if not isinstance(share, (int, float)) or not 0 <= share <= 1:
-        raise SpecificationError(f"Reading config.json: the rotary part of a head is {str(share)[:60]}, not 0 to 1.")
-    return (int(inner * share) + 1) // 2 * 2
-
-
-def inner_spaces(inner: int, rotary: int) -> dict[str, Group]:
-    """Inside a head: complex numbers on the rotary part, anything invertible on the rest."""
-    parts = {
-        "rotary.{i}": Rotary(rotary, per=("head.{i}",)),
-        "qk.{i}": Invertible(inner - rotary, per=("head.{i}",)),
-        "vo.{i}": Invertible(inner, per=("head.{i}",)),
-    }
-    return {name: group for name, group in parts.items() if group.size}
-
-
 @architecture("gpt_neox", summary="pre-LayerNorm decoder, partial rotary positions")
 def gpt_neox(facts: Facts) -> Architecture:
     width, heads = facts["hidden_size"], facts["num_attention_heads"]
-    inner = inner_spaces(width // heads, rotary_width(facts, width // heads))
-    query = [name for name in inner if name != "vo.{i}"]
-    qkv = "(head.{i} [" + " | ".join([*query, *(name + "'" for name in query), "vo.{i}"]) + "])"
+    size = width // heads
+    inner = parts.inside_head(size, parts.rotary_width(facts, size, 0.25), per="head.{i}")
+    qkv = "(head.{i} [" + " | ".join([*parts.inner_axes(inner), "vo.{i}"]) + "])"
     relu = facts.get("hidden_act", "gelu") == "relu"
     return Architecture(
         prefix=MODEL,
@@ -45,6 +25,7 @@ def gpt_neox(facts: Facts) -> Architecture:
             "residual": Permutation(width) if facts.tied else RotationFixingOnes(width),
             "head.{i}": Permutation(heads),
             **inner,
+            "vo.{i}": Invertible(size, per=("head.{i}",)),
             "ffn.{i}": Permutation(facts["intermediate_size"]),
             **parts.relu_units(relu),
         },

@@ -1,11 +1,11 @@
-"""OLMo-2: norms only after each branch, and on queries and keys across all heads."""
+"""OLMo-2 and OLMo-3: norms only after each branch, and on queries and keys across all heads."""
 
 from isomerge.architectures import architecture, parts
 from isomerge.symmetry.architecture import Architecture, Facts
 from isomerge.symmetry.groups import Rotary, SignedPermutation
 
 
-@architecture("olmo2", summary="RMSNorm after each branch and on q and k, rotary, gated", can_untie=False)
+@architecture("olmo2", "olmo3", summary="RMSNorm after each branch and on q and k, rotary, gated", can_untie=False)
 def olmo2(facts: Facts) -> Architecture:
     inner = parts.head_width(facts)
     spaces = parts.attention_spaces(facts) | parts.gated_spaces(facts)

@@ -15,7 +15,7 @@ LIKE_STREAM = ("word_embed_proj_dim", "embedding_size")
 """Widths of tables that are projected to the stream where they differ from it."""
 
 
-STREAM_IN_NUMBERS = ("gemma", "gemma2", "t5", "mt5")
+STREAM_IN_NUMBERS = ("gemma", "gemma2", "gemma3_text", "gemma3", "t5", "mt5")
 """Model types that multiply by a power of the stream's width somewhere in their code: it has to stay as it is."""
 
 

@@ -5,7 +5,8 @@ the weights that change nothing and are not group elements (a norm's gain that c
 bias that softmax drops). Names are those on disk.
 
 Conventions for space names, read by `--only` and `--layers`: the number at the end is the layer, and the word before
-it says the part of the model: `head`, `kv`, `cross`, `gain` are attention, `ffn`, `expert` feed-forward.
+it says the part of the model: `head`, `kv`, `cross`, `gain`, `latent`, `rotary`, and `channel` and `state` of what
+stands in for it, are attention, `ffn`, `expert` feed-forward.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from isomerge.symmetry.groups import Group
 
 RESIDUAL = "residual"
 LARGEST = 2**31  # no size of a model is as large
-ATTENTION_WORDS = {"head", "kv", "cross", "gain"}
+ATTENTION_WORDS = {"head", "kv", "cross", "gain", "latent", "rotary", "channel", "state"}
 FFN_WORDS = {"ffn", "expert"}
 
 
@@ -30,13 +31,15 @@ FFN_WORDS = {"ffn", "expert"}
 class Norm:
     """A norm in front of its readers: gain and bias can be folded into them, exactly.
 
-    `offset` is added to the stored gain (Gemma stores w for a gain of 1 + w).
+    `offset` is added to the stored gain (Gemma stores w for a gain of 1 + w). `space` is the stream, or a space inside
+    a layer that has a norm of its own.
     """
 
     name: str
     readers: tuple[str, ...]
     kind: str = "layer"  # or "rms"
     offset: float = 0.0
+    space: str = RESIDUAL
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ Gauge = KeyBias | ValueBias | Shift | RowShift
 class Architecture:
     """Spaces, tensors and gauges of one model; made by a function of its `Facts`.
 
-    Keys and names may be templates: `{i}` is repeated over `repeat["i"]`; a letter of `stack` stays, and the tensors
+    Keys and names may be templates: `{i}` is repeated over `repeat["i"]`, a count or the numbers themselves where only
+    some layers have a part; a letter of `stack` stays, and the tensors
     it numbers on disk are read as one, laid one after the other along the axis that starts with the stack's space. A
     tensor name that ends in `?` may be absent.
     """
@@ -99,12 +103,16 @@ class Architecture:
     norms: Sequence[Norm | StreamNorm] = ()
     gauges: Sequence[Gauge] = ()
     writers: Sequence[str] = ()  # LayerNorm models: tensors whose mean over the stream's units never arrives anywhere
-    repeat: Mapping[str, int] = field(default_factory=dict)
-    stack: Mapping[str, str] = field(default_factory=dict)  # letter -> the space it numbers
+    repeat: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
+    stack: Mapping[str, str] = field(
+        default_factory=dict
+    )  # letter -> the space it numbers, or several, outermost first
     prefix: str = ""  # files in the wild may omit it
     other_prefixes: Sequence[str] = ()  # … or some head classes have one of these instead
     tied: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # absent tensor -> (its source, factor)
     untied_config: Mapping[str, Any] = field(default_factory=dict)  # what config.json must say once untied
+    added: Mapping[str, float] = field(default_factory=dict)  # tensor -> what its value is above what is stored
+    elsewhere: Sequence[str] = ()  # prefixes of tensors that never meet the stream: towers for other kinds of data
     notes: Sequence[str] = ()
     family: str = ""
 
@@ -124,6 +132,7 @@ class Architecture:
         gauges = [_fill_gauge(g, v) for g in self.gauges for v in self._values(_first_name(g))]
         return replace(
             self, spaces=spaces, tensors=tensors, norms=norms, gauges=gauges, writers=self._all(self.writers, {}),
+            added={_fill(name, values): a for name, a in self.added.items() for values in self._values(name)},
             repeat={},
         )  # fmt: skip
 
@@ -131,13 +140,19 @@ class Architecture:
         letters = [x for x in self.repeat if x not in fixed and any(x in _letters(t) for t in templates)]
         return [
             dict(zip(letters, numbers, strict=True))
-            for numbers in itertools.product(*(range(self.repeat[x]) for x in letters))
+            for numbers in itertools.product(*(self._numbers(x) for x in letters))
         ]
+
+    def _numbers(self, letter: str) -> Sequence[int]:
+        numbers = self.repeat[letter]
+        return range(numbers) if isinstance(numbers, int) else numbers
 
     def _norm(self, norm: Norm | StreamNorm, values: Mapping[str, int]) -> Norm | StreamNorm:
         name, readers = norm.name.format_map(values), self._all(norm.readers, values)
         if isinstance(norm, StreamNorm) and norm.writer:
             return replace(norm, name=name, readers=readers, writer=_fill(norm.writer, values))
+        if isinstance(norm, Norm):
+            return replace(norm, name=name, readers=readers, space=_fill(norm.space, values))
         return replace(norm, name=name, readers=readers)
 
     def _all(self, templates: Iterable[str], fixed: Mapping[str, int]) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,7 +14,7 @@ from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.checks import is_buffer, require_finite, require_floating
 from isomerge.errors import SpecificationError
 from isomerge.symmetry.architecture import RESIDUAL, Architecture, part_of
-from isomerge.symmetry.patterns import Atom, Layout, Node, Product, bind, parse
+from isomerge.symmetry.patterns import Atom, Layout, Node, Product, bind, joined, parse
 
 OLD_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
@@ -30,6 +31,7 @@ class BoundModel:
     stale: tuple[str, ...] = ()  # on disk, but the model reads the tied table instead
     notes: tuple[str, ...] = ()
     stacks: Mapping[str, int] = field(default_factory=dict)  # stacked tensor -> axis its parts follow each other on
+    joins: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # tensor -> its stored axes worked on as one
     device: str = "cpu"  # where tensors are worked on
     kept: dict[str, Tensor] | None = field(default=None, compare=False)  # on an accelerator: what is there already
 
@@ -54,7 +56,11 @@ class BoundModel:
     def _joined(self, name: str, parts: list[Tensor]) -> Tensor:
         source, factor = self._source(name)
         tensor = torch.cat(parts, self.stacks[source]) if source in self.stacks else parts[0]
-        return tensor * factor if factor != 1.0 else tensor
+        if source in self.joins:
+            outer, inner = self.joins[source]
+            tensor = tensor.movedim(outer, inner - 1).flatten(inner - 1, inner)
+        tensor = tensor * factor if factor != 1.0 else tensor
+        return tensor + self.architecture.added[name] if name in self.architecture.added else tensor
 
     def _source(self, name: str) -> tuple[str, float]:
         """The tensor that this one is, and the factor that a tie has."""
@@ -77,6 +83,12 @@ class BoundModel:
     def split(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         """A tensor of the specification as the tensors it is on disk: the inverse of stacking."""
         files = self.files.get(name, (name,))  # a table that has just been untied has no file yet
+        if name in self.architecture.added:
+            tensor = tensor - self.architecture.added[name]
+        if name in self.joins:
+            outer, inner = self.joins[name]
+            size = self.checkpoint.tensors[files[0]].shape[outer]
+            tensor = tensor.unflatten(inner - 1, (size, -1)).movedim(inner - 1, outer)
         parts = tensor.chunk(len(files), self.stacks[name]) if name in self.stacks else (tensor,)
         return {file: part.contiguous() for file, part in zip(files, parts, strict=True)}
 
@@ -111,6 +123,7 @@ def bind_model(checkpoint: Checkpoint, architecture: Architecture) -> BoundModel
     files: dict[str, tuple[str, ...]] = {}
     layouts: dict[str, Layout] = {}
     stacks: dict[str, int] = {}
+    joins: dict[str, tuple[int, int]] = {}
     missing, problems = [], []
     for template, pattern in spec.tensors.items():
         name, optional = template.removesuffix("?"), template.endswith("?")
@@ -126,6 +139,10 @@ def bind_model(checkpoint: Checkpoint, architecture: Architecture) -> BoundModel
         try:
             if stored and "{" in name:
                 stacks[name], shape = _stacked(name, pattern, stored, checkpoint, spec)
+            elif (join := joined(pattern, spec.spaces)) and len(shape) == len(parse(pattern)):
+                outer, inner, pattern = join
+                joins[name] = outer, inner
+                shape = _as_one(shape, outer, inner)
             layouts[name] = bind(pattern, shape, spec.spaces, name)
         except SpecificationError as error:
             problems.append(str(error))
@@ -144,7 +161,11 @@ def bind_model(checkpoint: Checkpoint, architecture: Architecture) -> BoundModel
     touched = {space for layout in layouts.values() for space in layout.spaces()}
     spec = replace(spec, spaces={name: group for name, group in spec.spaces.items() if name in touched})
     spec, extra, stale, notes = _account_for_the_rest(checkpoint, spec, files, layouts)
-    return BoundModel(checkpoint, spec, files, layouts, extra, stale, notes, stacks)
+    return BoundModel(checkpoint, spec, files, layouts, extra, stale, notes, stacks, joins)
+
+
+def _as_one(shape: Sequence[int], outer: int, inner: int) -> tuple[int, ...]:
+    return tuple(shape[outer] * n if axis == inner else n for axis, n in enumerate(shape) if axis != outer)
 
 
 def _account_for_the_rest(
@@ -157,7 +178,7 @@ def _account_for_the_rest(
     stale = tuple(n for n in rest if any(n in _spellings(t, spec) for t in absent_ties))
     extra = tuple(name for name in rest if name not in stale)
     notes = [f"{name} is a copy of a tied table that the model never reads; it is left out" for name in stale]
-    unknown = [name for name in extra if not is_buffer(checkpoint, name)]
+    unknown = [name for name in extra if not is_buffer(checkpoint, name) and not name.startswith(tuple(spec.elsewhere))]
     if unknown:
         held = [s for s in spec.spaces if part_of(spec.root(s)) in (RESIDUAL, "head")]
         shown = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
@@ -183,7 +204,10 @@ def find(name: str, checkpoint: Checkpoint, spec: Architecture) -> tuple[str, ..
         if letter is None:
             names: tuple[str, ...] = (spelling,)
         else:
-            count = next(g.size for s, g in spec.spaces.items() if _shape_of(s) == _shape_of(spec.stack[letter]))
+            count = math.prod(
+                next(g.size for s, g in spec.spaces.items() if _shape_of(s) == _shape_of(space))
+                for space in spec.stack[letter].split()
+            )
             names = tuple(spelling.replace("{" + letter + "}", str(k)) for k in range(count))
         if all(n in checkpoint.tensors for n in names):
             return names
@@ -209,7 +233,7 @@ def _stacked(
             f"Stacking {name} of {checkpoint.name}: its {len(files)} parts have the shapes {sorted(shapes)} and should "
             "all have one. Experts of different sizes are not supported."
         )
-    stack = _shape_of(spec.stack[_stack_letter(name, spec) or ""])
+    stack = _shape_of(spec.stack[_stack_letter(name, spec) or ""].split()[0])
     axes = [k for k, node in enumerate(parse(pattern)) if _shape_of(_first_space(node)) == stack]
     if len(axes) != 1:
         raise SpecificationError(f'Stacking {name}: "{pattern}" needs one axis that starts with the space {stack}.')

@@ -24,7 +24,7 @@ from torch import Tensor
 from isomerge.errors import AlignmentError
 from isomerge.symmetry.architecture import RESIDUAL, KeyBias, Norm, ValueBias
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.patterns import Segment
+from isomerge.symmetry.patterns import Layout, Segment
 
 SMALL_GAIN = 1e-3  # a gain below this fraction of the median cannot be divided by safely
 
@@ -59,8 +59,8 @@ class Canonical:
         self.stored = record
         self.moving = {s for s in moving if model.architecture.moves(s)} if gauges else set()
         stream = RESIDUAL in self.moving
-        norms = model.architecture.norms if stream else ()
-        self.folds = [f for n in norms if isinstance(n, Norm) and (f := self._fold(n))]
+        norms = [n for n in model.architecture.norms if isinstance(n, Norm) and n.space in self.moving]
+        self.folds = [f for n in norms if (f := self._fold(n))]
         self.reader_fold = {reader: fold for fold in self.folds for reader in fold.readers}
         self.norm_weight = {f.norm.name + ".weight": f for f in self.folds}
         self.norm_bias = {f.norm.name + ".bias": f for f in self.folds}
@@ -79,7 +79,7 @@ class Canonical:
         if norm.name + ".weight" not in model.layouts or not readers:
             return None
         # A tied output table is also the input table: nothing can be folded into it.
-        if any(model.layouts[r].axis_of(RESIDUAL, dual=True) is None for r in readers):
+        if any(_read_axis(model.layouts[r], norm.space) is None for r in readers):
             return None
         return Fold(norm, readers, all(model.bias_of(r) for r in readers))
 
@@ -163,7 +163,7 @@ class Canonical:
     def _uncentred(self, name: str) -> Tensor:
         tensor = self.model.raw(name, self._precision(name))
         if name in self.reader_fold:
-            tensor = _scaled(tensor, self._axis(name, dual=True), self.gain(self.reader_fold[name].norm))
+            tensor = self._folded(tensor, name)
         if moved := self._reader_with_shift(name):
             weight, norm = moved
             shift = self._own("value", norm.name + ".bias")
@@ -188,7 +188,7 @@ class Canonical:
         if name in self.centred or name in self.centred_readers:
             tensor = _add_common(tensor, self._own("mean", name))
         if name in self.reader_fold:
-            tensor = _scaled(tensor, self._axis(name, dual=True), 1 / self.gain(self.reader_fold[name].norm))
+            tensor = self._folded(tensor, name, back=True)
         for segment in self._dropped_segments(name):
             tensor = _filled(tensor, segment, segment.take(self._own("bias", name), 0))
         for gauge in self._value_biases_into(name):
@@ -208,6 +208,14 @@ class Canonical:
         axis = self.model.layouts[name].axis_of(RESIDUAL, dual=dual)
         assert axis is not None, name
         return axis
+
+    def _folded(self, tensor: Tensor, name: str, *, back: bool = False) -> Tensor:
+        """A reader that takes the gain of its norm, or gives it back; a norm inside heads has one gain for all."""
+        norm = self.reader_fold[name].norm
+        axis, gain = _read_axis(self.model.layouts[name], norm.space), self.gain(norm)
+        assert axis is not None, name
+        gain = gain.repeat(tensor.shape[axis] // len(gain))
+        return _scaled(tensor, axis, 1 / gain if back else gain)
 
     def _reader_with_shift(self, bias: str) -> tuple[str, Norm] | None:
         """The weight through which the bias of a norm moves into this bias, and that norm."""
@@ -261,6 +269,14 @@ class AnchorGauge(dict[str, Tensor]):
         kind, name = key.split(":", 1)
         owner = self.anchor if name in self.anchor.model.layouts else self.source
         return owner._own(kind, name)
+
+
+def _read_axis(layout: Layout, space: str) -> int | None:
+    """The axis that a norm's reader reads it on: the whole of its space, or a space inside heads."""
+    if (axis := layout.axis_of(space, dual=True)) is not None:
+        return axis
+    inner = [n for n, axis in enumerate(layout.axes) if len(axis) == 1 and axis[0].atoms[-1].space == space]
+    return inner[0] if inner and space != RESIDUAL else None
 
 
 def _scaled(tensor: Tensor, axis: int, factor: Tensor) -> Tensor:

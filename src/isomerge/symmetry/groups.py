@@ -10,7 +10,7 @@ and moved to a device like any other tensor:
 | SignedPermutation | int64 (…, n), ±(index+1) | y[j] = sign·x[index] |
 | Rotation, RotationFixingOnes, Invertible | float64 (…, n, n) | y = g x |
 | Rotary | complex128 (…, n/2) | one complex number per rotary pair |
-| Scale, SignedScale | float64 (…, n) | y = s x |
+| Scale, SignedScale, Signs | float64 (…, n) | y = s x |
 
 An axis marked `'` transforms by the dual g⁻ᵀ. Permutations and rotations are their own dual.
 
@@ -443,6 +443,27 @@ class Scale(SignedScale):
 
     def contains(self, element: Tensor) -> bool:
         return super().contains(element) and bool((element > 0).all())
+
+
+@dataclass(frozen=True)
+class Signs(SignedScale):
+    """A sign per unit (units between a norm and a product with units that have the same sign)."""
+
+    name: ClassVar[str] = "signs"
+
+    @property
+    def dimension(self) -> int:
+        return 0
+
+    @property
+    def balanced(self) -> bool:
+        return False
+
+    def random(self, batch: Sequence[int], generator: torch.Generator) -> Tensor:
+        return super().random(batch, generator).sign()
+
+    def contains(self, element: Tensor) -> bool:
+        return super().contains(element) and bool((element.abs() == 1).all())
 
 
 def _multiplied_by_head(matrix: Tensor, x: Tensor) -> Tensor:

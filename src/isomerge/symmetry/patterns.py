@@ -5,6 +5,7 @@
     "(head.0 [qk.0 | vo.0'])"            … or inside each head
     "|residual|"                         moves with the units but never changes sign (a norm's gain)
     "_vocab residual"                    a leading underscore: an axis without a space, of any length
+    "expert.0 residual' ffn.0"           ffn.0 is taken per expert.0: the two are worked on as one axis
 
 `'` marks the dual axis. A pattern is parsed once and bound to a shape once; the result lists, for every axis, its
 *segments*: a product of spaces and the positions it takes on that axis. Everything else works on segments.
@@ -182,6 +183,40 @@ def _error(pattern: str, cause: str) -> SpecificationError:
         f'Reading the axis pattern "{pattern}": {cause}. A pattern is spaces separated by blanks, one per axis; '
         "( ) nests them, [ | ] concatenates, ' marks the dual, |x| an unsigned axis, _x an axis without a space."
     )
+
+
+def joined(pattern: str, spaces: Mapping[str, Group]) -> tuple[int, int, str] | None:
+    """Stacked experts: an axis that another, after it, is nested in. The two axes, and the pattern with one of both.
+
+    >>> from isomerge.symmetry.groups import Permutation
+    >>> joined("expert residual' ffn", {"expert": Permutation(2), "ffn": Permutation(3, per="expert")})
+    (0, 2, "residual' (expert ffn)")
+    """
+    nodes = parse(pattern)
+    own = [{a.space for a in _atoms(node)} for node in nodes]
+    for inner, names in enumerate(own):
+        wanted = {p for s in names if s in spaces for p in spaces[s].per} - names
+        outer = next((axis for axis in range(inner) if own[axis] & wanted), None)
+        if outer is not None:
+            both = Product((nodes[outer], nodes[inner]))
+            left = [both if axis == inner else node for axis, node in enumerate(nodes) if axis != outer]
+            return outer, inner, " ".join(map(written, left))
+    return None
+
+
+def _atoms(node: Node) -> Iterator[Atom]:
+    if isinstance(node, Atom):
+        yield node
+    else:
+        for part in node.factors if isinstance(node, Product) else node.parts:
+            yield from _atoms(part)
+
+
+def written(node: Node) -> str:
+    """The text of a node, as it is parsed."""
+    if isinstance(node, Product):
+        return "(" + " ".join(map(written, node.factors)) + ")"
+    return "[" + " | ".join(map(written, node.parts)) + "]" if isinstance(node, Concatenation) else str(node)
 
 
 def bind(pattern: str, shape: Sequence[int], spaces: Mapping[str, Group], tensor: str = "") -> Layout:

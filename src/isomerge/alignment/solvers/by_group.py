@@ -126,6 +126,7 @@ SOLVERS: dict[str, GroupSolver] = {
     "signed scale": GroupSolver(
         "the same, then one sign per unit", solve_scale, score=score_scale, balance=balance_factor
     ),
+    "signs": GroupSolver("one sign per unit", solve_scale, score=score_scale),
 }
 
 
