@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -17,6 +16,10 @@ from isomerge.errors import CheckpointError, near_miss
 
 Progress = Callable[[int, int, str], None]
 """`progress(done, total, what)`, called while something takes time."""
+
+
+STEMS: Mapping[str, str] = {"": "model"}
+"""How transformers calls weight files, in the folder itself."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Checkpoint(ABC):
     """How the weights are stored, where it is not as plain tensors: the end of a sentence."""
     description: str = "config.json"
     """The file that says what the weights are; it is written last."""
-    stems: Mapping[str, str] = MappingProxyType({"": "model"})
+    stems: Mapping[str, str] = STEMS
     """How weight files are called, by the folder that they lie in."""
     in_memory: bool = False
     """No path names these weights, though side files may lie in `folder`."""

@@ -27,8 +27,7 @@ WAY_OUT = {
         "model.dequantize(), and save it with save_pretrained."
     ),
     "mlx": (
-        "MLX packs them in groups: use the unquantised model, or dequantise this one first (mlx_lm.convert "
-        "--dequantize)."
+        "MLX packs them in groups: use the unquantised model, or dequantise this one first (mlx_lm.convert does it)."
     ),
     **dict.fromkeys(
         ("gptq", "awq", "auto-round"),

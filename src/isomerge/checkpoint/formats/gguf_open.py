@@ -161,7 +161,7 @@ def _opened(path: Path, files: list[GgufFile], act: str) -> Checkpoint:
     read_as = "GGUF, and read as the model of transformers that it was made from"
     if kinds:
         names = ", ".join(types(kind).name for kind in kinds)
-        read_as += f"; {names} is dequantised, and written as bfloat16 unless `dtype` says otherwise"
+        read_as += f"; {names} is dequantised, and written as bfloat16 unless another dtype is asked for"
     beside = partial(write_beside, path, config)
     return DecodedCheckpoint(stored, decoders, config=config, read_as=read_as, beside=beside)
 
