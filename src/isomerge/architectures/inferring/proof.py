@@ -1,0 +1,116 @@
+"""Every space of every proposal is tried alone on random weights; what changes the outputs falls, and only that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from isomerge.architectures.inferring.proposals import Proposal
+from isomerge.architectures.inferring.sandbox import Sandbox
+from isomerge.errors import SpecificationError
+from isomerge.evaluation.symmetry_proof import act_once, some_element
+from isomerge.symmetry.groups import Group
+from isomerge.symmetry.patterns import Layout, bind
+from isomerge.symmetry.transform import Transform, dimension
+
+EXACT, CONTROL = 1e-10, 1e-7
+
+
+@dataclass
+class Proven:
+    """A proposal with the spaces that hold, and what was found out about each."""
+
+    proposal: Proposal
+    groups: dict[str, Group] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def dimension(self) -> int:
+        spaces = self.proposal.spaces(self.groups)
+        return sum(dimension(spaces, space) for space in self.groups)
+
+
+def patterns_of(axes: Mapping[tuple[str, int], str], state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Axes put together: one pattern per tensor."""
+    names = sorted({name for name, _ in axes})
+    return {name: " ".join(axes.get((name, k), "_") for k in range(state[name].ndim)) for name in names}
+
+
+def prove(sandbox: Sandbox, alternatives: Sequence[Proposal]) -> Proven | None:
+    """The alternative with the largest proven groups; None if none fits the shapes."""
+    best: Proven | None = None
+    known: dict[str, tuple[Group | None, str]] = {}
+    for proposal in alternatives:
+        try:
+            layouts = _layouts(sandbox, proposal, {})
+        except SpecificationError:
+            continue
+        found = Proven(proposal)
+        for space, groups in proposal.options.items():
+            key = space if proposal.kind == "attention" and len(groups) and ".qk" not in f".{space}" else None
+            if key in known and "rotary" not in space:
+                group, reason = known[key]
+            else:
+                group, reason = _largest(sandbox, proposal, layouts, space, groups)
+                if key is not None:
+                    known[key] = group, reason
+            found.reasons[space] = reason
+            if group is not None:
+                found.groups[space] = group
+        if best is None or (found.dimension(), len(found.groups)) > (best.dimension(), len(best.groups)):
+            best = found
+        if all(found.groups.get(s) == groups[0] for s, groups in proposal.options.items() if ".qk" in f".{s}"):
+            if proposal.kind == "attention" or len(found.groups) == len(proposal.options):
+                break
+    return best
+
+
+def _layouts(sandbox: Sandbox, proposal: Proposal, proven: Mapping[str, Group]) -> dict[str, Layout]:
+    spaces = proposal.spaces(proven)
+    return {
+        name: bind(pattern, sandbox.state[name].shape, spaces, name)
+        for name, pattern in patterns_of(proposal.axes, sandbox.state).items()
+    }
+
+
+def _largest(
+    sandbox: Sandbox, proposal: Proposal, layouts: Mapping[str, Layout], space: str, groups: Sequence[Group]
+) -> tuple[Group | None, str]:
+    failures = []
+    for group in groups:
+        failure = refutation(sandbox, proposal, layouts, space, group)
+        if failure is None:
+            return group, f"{group.name}, proven"
+        failures.append(f"{group.name} {failure}")
+    return None, f"identity: {failures[-1] if failures else 'nothing to try'}"
+
+
+def refutation(
+    sandbox: Sandbox, proposal: Proposal, layouts: Mapping[str, Layout], space: str, group: Group
+) -> str | None:
+    """Why a space does not carry a group, or None when it provably does."""
+    if group.reorders and not group.signed and group.size == 1:
+        return "of one unit moves nothing"
+    spaces = proposal.spaces({space: group})
+    transform = Transform(spaces, {space: some_element(spaces, space)})
+    touched = {name: layout for name, layout in layouts.items() if space in layout.spaces()}
+    if not touched:
+        return "moves nothing"
+    try:
+        moved = {name: transform.act(sandbox.state[name], layout) for name, layout in touched.items()}
+    except (SpecificationError, RuntimeError) as error:
+        return f"cannot be applied ({str(error)[:80]})"
+    if (difference := sandbox.difference(moved)) > EXACT:
+        return f"changes the outputs by {difference:.0e}"
+    name, layout = next(iter(touched.items()))
+    control = max(
+        sandbox.difference({name: act_once(transform, sandbox.state[name], layout)})
+        for name, layout in list(touched.items())[:3]
+    )
+    return None if control > CONTROL else f"cannot be told from a mistake, which changes the outputs by {control:.0e} only"
+
+
+def seeds(count: int) -> torch.Generator:
+    return torch.Generator().manual_seed(count)
