@@ -149,6 +149,8 @@ def random_state(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor
         noise = torch.randn(info.shape, generator=generator, dtype=dtype)
         gain = noise.ndim == 1 and name.endswith("weight")
         state[name] = noise / noise.shape[-1] ** 0.5 if noise.ndim > 1 else 0.3 * noise + float(gain)
+        if name.endswith("running_var"):
+            state[name] = state[name].abs() + 0.5
     return state
 
 

@@ -67,6 +67,7 @@ class Recorder(TorchFunctionMode):
         self.held, self.nudged = held, -1
         self.nudge: Callable[[Event], Tensor] = lambda event: event.value
         self._inside = 0
+        self.attentions = 0
         self._known = {p.untyped_storage().data_ptr(): (name, p) for name, p in model.named_parameters()}
         self._norms, self._hooks = norms, contextlib.ExitStack()
         self._names = {id(p): name for name, p in model.named_parameters()}
@@ -116,14 +117,17 @@ class Recorder(TorchFunctionMode):
         if self._inside or not isinstance(result, Tensor):
             return result
         name = getattr(func, "__name__", "")
+        self.attentions += name == "scaled_dot_product_attention" or (name == "softmax" and result.ndim >= 4)
         if name in PRODUCTS and len(args) > PRODUCTS[name]:
             at = PRODUCTS[name]
             bias = args[2] if name == "linear" and len(args) > 2 else args[0] if name == "addmm" else None
             return self._product(args[at - 1], args[at], kwargs.get("bias", bias), result, turned=func is F.linear)
         if name == "embedding" and (known := self._parameter(args[1])):
             return self._source(Event(Port(known[0], 1), result, -1))
-        if name in ("conv1d", "conv2d") and (known := self._parameter(args[1])):
-            return self._convolution(known[0], args, kwargs, result)
+        if name in ("conv1d", "conv2d"):
+            given = {**dict(zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), args)), **kwargs}
+            if known := self._parameter(given["weight"]):
+                return self._convolution(known[0], given, result)
         return result
 
     def _parameter(self, weight: Any) -> tuple[str, Tensor] | None:
@@ -151,11 +155,10 @@ class Recorder(TorchFunctionMode):
             biases = (Port(known_bias[0], 1, 0, bias.storage_offset() // known_bias[1].stride(0)),)
         return self._source(Event(Port(name, out, start, expert), result, -1, biases))
 
-    def _convolution(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> Tensor:
-        axis = 1 - args[1].ndim  # of the units: (…, units, places)
-        bias = self._parameter(args[2] if len(args) > 2 else kwargs.get("bias"))
-        groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
-        self.sinks.append(Event(Port(name, 0 if groups > 1 else 1), args[0].clone(), axis))
+    def _convolution(self, name: str, given: Mapping[str, Any], result: Tensor) -> Tensor:
+        axis = 1 - given["weight"].ndim  # of the units: (…, units, places)
+        bias = self._parameter(given.get("bias"))
+        self.sinks.append(Event(Port(name, 0 if given.get("groups", 1) > 1 else 1), given["input"].clone(), axis))
         return self._source(Event(Port(name, 0), result, axis, (Port(bias[0], 0),) if bias else ()))
 
     def _source(self, event: Event) -> Tensor:
@@ -255,6 +258,9 @@ class Tracer:
                 response.moved[first : first + hit.shape[0]] |= hit[: units - first]
         if rows is None:
             self._probe(number, source, units)
+        for response in self.trace.responses:  # what an expert is given: not every unit came past
+            if response.source is source and as_rows(response.sink, BATCH) is None and _is_diagonal(response.moved):
+                response.moved.fill_diagonal_(True)
 
     def _probe(self, number: int, source: Event, units: int) -> None:
         """Rows that are scattered again (an expert's): if some units each move the same unit, all do."""
@@ -360,9 +366,7 @@ def nudged(event: Event, first: int, place: int | None) -> Tensor:
     if value.shape[0] % BATCH == 0 and value.ndim > 1:
         rows = value.reshape(BATCH, -1, units)
         for k in range(min(BATCH, units - first)):
-            # Every second position: softmax drops what all keys have in common.
-            where = slice(rows.shape[1] > 1, None, 2) if place is None else place
-            rows[k, where, first + k] += amount(first + k)
+            rows[k, positions(rows.shape[1]) if place is None else place, first + k] += amount(first + k)
         value = rows.reshape(value.shape)
     else:
         rows = value.reshape(-1, units)
@@ -370,6 +374,11 @@ def nudged(event: Event, first: int, place: int | None) -> Tensor:
         rows[number, number % units] += NUDGE
         value = rows.reshape(value.shape)
     return value.movedim(-1, event.unit_axis)
+
+
+def positions(count: int) -> list[int]:
+    """The first, the last and every second: softmax drops what all keys have in common."""
+    return sorted({0, *range(1, count, 2), *([count - 1] if count > 3 else [])})
 
 
 def amount(unit: int) -> float:
@@ -412,6 +421,13 @@ def _by_amount(old: Event, new: Event, first: int, units: int) -> Tensor | None:
             return None
         hit[unit, column] = True
     return hit
+
+
+def _is_diagonal(moved: Tensor) -> bool:
+    """Square, nothing beside the diagonal, and a few on it."""
+    size = len(moved)
+    on = int(moved.diagonal().sum())
+    return tuple(moved.shape) == (size, size) and int(moved.sum()) == on and on >= min(3, size) > 1
 
 
 def _is_block(moved: Tensor) -> bool:

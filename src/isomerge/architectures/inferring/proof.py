@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from isomerge.architectures.inferring.proposals import Proposal
@@ -27,9 +27,11 @@ class Proven:
     groups: dict[str, Group] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def dimension(self) -> int:
+    def rank(self) -> tuple[bool, int, int]:
+        """Whole before large: what is proven in every space, then the continuous dimension, then the spaces."""
         spaces = self.proposal.spaces(self.groups)
-        return sum(dimension(spaces, space) for space in self.groups)
+        still = [s for s, g in self.proposal.options.items() if s not in self.groups and g[0].size > 1]
+        return not still, sum(dimension(spaces, space) for space in self.groups), len(self.groups)
 
 
 def patterns_of(axes: Mapping[tuple[str, int], str], state: Mapping[str, Tensor]) -> dict[str, str]:
@@ -49,8 +51,9 @@ def prove(sandbox: Sandbox, alternatives: Sequence[Proposal]) -> Proven | None:
             continue
         found = Proven(proposal)
         for space, groups in proposal.options.items():
-            key = space if proposal.kind == "attention" and len(groups) and ".qk" not in f".{space}" else None
-            if key in known and "rotary" not in space:
+            same = proposal.kind == "attention" and not re.search(r"\b(qk|rotary)\.", space)
+            key = space if same else None
+            if key in known:
                 group, reason = known[key]
             else:
                 group, reason = _largest(sandbox, proposal, layouts, space, groups)
@@ -59,11 +62,12 @@ def prove(sandbox: Sandbox, alternatives: Sequence[Proposal]) -> Proven | None:
             found.reasons[space] = reason
             if group is not None:
                 found.groups[space] = group
-        if best is None or (found.dimension(), len(found.groups)) > (best.dimension(), len(best.groups)):
+        if best is None or found.rank() > best.rank():
             best = found
-        if all(found.groups.get(s) == groups[0] for s, groups in proposal.options.items() if ".qk" in f".{s}"):
-            if proposal.kind == "attention" or len(found.groups) == len(proposal.options):
-                break
+        inner = {s: g for s, g in proposal.options.items() if re.search(r"\b(qk|rotary)\.", s)}
+        wanted = inner if proposal.kind == "attention" else proposal.options
+        if all(found.groups.get(s) == groups[0] for s, groups in wanted.items()):
+            break
     return best
 
 
@@ -110,7 +114,3 @@ def refutation(
         for name, layout in list(touched.items())[:3]
     )
     return None if control > CONTROL else f"cannot be told from a mistake, which changes the outputs by {control:.0e} only"
-
-
-def seeds(count: int) -> torch.Generator:
-    return torch.Generator().manual_seed(count)

@@ -22,7 +22,7 @@ from isomerge.symmetry.groups import (
     Trivial,
 )
 
-STILL = "still."
+STILL = "still"
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Proposal:
         for space, (first, *_) in self.options.items():
             groups[space] = proven.get(space) or Trivial(first.size, first.per)
         for pattern in self.axes.values():
-            for size in re.findall(r"still\.(\d+)", pattern):
+            for size in re.findall(r"\bstill(\d+)\b", pattern):
                 groups[STILL + size] = Trivial(int(size))
         return groups
 

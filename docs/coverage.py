@@ -1,0 +1,171 @@
+"""Which architectures are aligned, and how far: every model type of the installed transformers, proven one by one.
+
+    python docs/coverage.py            all types that docs/coverage.json does not have yet, then the page
+    python docs/coverage.py --again    all types anew
+    python docs/coverage.py llama vit  these types anew, then the page
+    python docs/coverage.py --page     only the page, from the JSON
+
+Each type runs in a process of its own with a limit of processor time, and its result is saved at once: a class that
+crashes or hangs costs its own row and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+HERE = Path(__file__).parent
+RESULTS, PAGE = HERE / "coverage.json", HERE / "coverage.md"
+LIMIT = 60  # seconds of processor time
+SPACES = ("feed-forward", "heads", "queries and keys", "values and outputs", "residual stream")
+
+
+def model_types() -> dict[str, str]:
+    """Every model type with a class for one of the tasks, and that class."""
+    from transformers.models.auto import modeling_auto as auto
+
+    found: dict[str, str] = {}
+    for names in (
+        auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    ):  # fmt: skip
+        for kind, name in names.items():
+            found.setdefault(kind, name if isinstance(name, str) else name[0])
+    return dict(sorted(found.items()))
+
+
+def examined(kind: str, class_name: str) -> dict[str, Any]:
+    """The row of one type."""
+    import torch
+    import transformers
+
+    from isomerge.architectures.inferring.coverage import coverage_of
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    stock = getattr(transformers, class_name)
+    config = {**stock.config_class().to_dict(), "model_type": kind, "architectures": [class_name]}
+    return coverage_of(config)
+
+
+def in_a_process(kind: str, class_name: str) -> dict[str, Any]:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 5))
+        try:
+            row = examined(kind, class_name)
+        except BaseException as error:  # the row says so, and the others go on
+            row = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
+        with os.fdopen(write, "w") as file:
+            json.dump(row, file)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else {"failed": f"stopped after {LIMIT} s of processor time, or crashed"}
+
+
+def covered(row: dict[str, Any], *spaces: str) -> bool:
+    """Every one of these spaces is proven, or is no part of the model."""
+    return "spaces" in row and all(row["spaces"].get(space) not in (None, "identity") for space in spaces)
+
+
+def counts(rows: dict[str, Any]) -> dict[str, int]:
+    """The numbers of the page.
+
+    Attention counts where heads, queries and keys, or values and outputs move; a type without attention has none to
+    align.
+    """
+    attention = {k for k, r in rows.items() if any(covered(r, s) for s in SPACES[1:4])}
+    units = {k for k, r in rows.items() if covered(r, SPACES[0])}
+    return {
+        "types": len(rows),
+        "run": sum("spaces" in row for row in rows.values()),
+        "by hand": sum(row.get("by") == "hand" for row in rows.values()),
+        "inferred": sum(row.get("by") == "inferred" for row in rows.values()),
+        "heads and feed-forwards": len(attention & units),
+        "residual stream": sum(covered(row, SPACES[4]) for row in rows.values()),
+    }
+
+
+def page(rows: dict[str, Any], version: str) -> str:
+    number = counts(rows)
+    share = {name: f"{count} ({100 * count / number['types']:.0f} %)" for name, count in number.items()}
+    lines = [
+        "# Architectures covered",
+        "",
+        f"The installed transformers {version} has {number['types']} model types with a class for causal or masked "
+        "language modelling, or for classifying sequences or images. This page says what isomerge can align in each.",
+        "",
+        "For every type a tiny model is made from its default configuration. A type with a file in "
+        "`src/isomerge/architectures` is described by it (*hand*). For any other, every weight is nudged and the "
+        "weights behind it are watched; that proposes the spaces (*inferred*). Every space is then proven: random "
+        "elements of its group leave the outputs of the stock class unchanged to 1e-10 in float64, and a change to one "
+        "tensor alone does not.",
+        "",
+        "| | types |",
+        "|---|---|",
+        f"| a tiny model could be made and run | {share['run']} |",
+        f"| described by hand / inferred | {number['by hand']} / {number['inferred']} |",
+        f"| **attention heads and feed-forwards align** | **{share['heads and feed-forwards']}** |",
+        f"| **the residual stream aligns** | **{share['residual stream']}** |",
+        "",
+        "Attention counts where the order of the heads, queries and keys, or values and outputs can move in every "
+        "attention that was found. `–`: the traced model has no such part. `identity`: it has one, and nothing is "
+        "proven of it, so it stays as it is. All shares are of all types; those that could not be run count as not "
+        "aligned. To add a type that is not covered, see [Add an architecture](guides/add-an-architecture.md).",
+        "",
+        "Run `make coverage-page` to measure again: results are saved after every type, so an interrupted run goes on.",
+        "",
+        "| type | by | feed-forward | heads | queries and keys | values and outputs | residual stream |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    failed = []
+    for kind, row in rows.items():
+        if "spaces" not in row:
+            failed.append((kind, row["failed"]))
+            continue
+        cells = [row["spaces"].get(space) or "–" for space in SPACES]
+        lines.append(f"| {kind} | {row['by']} | " + " | ".join(cells) + " |")
+    lines += ["", "## Not aligned: no tiny model could be made, run or traced", "", "| type | why |", "|---|---|"]
+    lines += [f"| {kind} | {reason.replace('|', '/')} |" for kind, reason in failed]
+    reasons = [(k, r["reason"]) for k, r in rows.items() if r.get("reason")]
+    lines += ["", "## Why a part stays as it is", "", "| type | what was found |", "|---|---|"]
+    lines += [f"| {kind} | {reason.replace('|', '/')} |" for kind, reason in reasons]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", help="only these, anew")
+    parser.add_argument("--again", action="store_true", help="all types anew")
+    parser.add_argument("--page", action="store_true", help="write the page only")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the JSON")
+    chosen = parser.parse_args()
+    import transformers
+
+    known = json.loads(chosen.results.read_text())["types"] if chosen.results.is_file() else {}
+    types = model_types()
+    todo = [k for k in chosen.types or types if chosen.again or chosen.types or k not in known]
+    for kind in [] if chosen.page else todo:
+        known[kind] = in_a_process(kind, types[kind])
+        print(kind, json.dumps(known[kind])[:200], flush=True)
+        rows = {k: known[k] for k in types if k in known}
+        chosen.results.write_text(json.dumps({"transformers": transformers.__version__, "types": rows}, indent=1) + "\n")
+    rows = {k: known[k] for k in types if k in known}
+    PAGE.write_text(page(rows, transformers.__version__))
+    print(dict(Counter(counts(rows))))
+
+
+if __name__ == "__main__":
+    main()
