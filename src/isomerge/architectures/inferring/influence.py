@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from isomerge.architectures.inferring.sandbox import Float64Throughout, Sandbox
+from isomerge.architectures.inferring.sandbox import Sandbox, in_float64
 
 BATCH = 96
 NUDGE, SEEN = 0.7, 1e-9
@@ -113,7 +113,7 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        result = in_float64(func, args, kwargs)
         if self._inside or not isinstance(result, Tensor):
             return result
         name = getattr(func, "__name__", "")
@@ -238,7 +238,7 @@ class Tracer:
     def _pass(self, held: list[Event] | None, nudged: int, nudge: Callable[[Event], Tensor]) -> Recorder:
         recorder = Recorder(self.model, self.norms, held)
         recorder.nudged, recorder.nudge = nudged, nudge
-        with Float64Throughout(), recorder:
+        with recorder:
             result = self.model(**self.sandbox.inputs)
         for name in ("logits", "start_logits", "last_hidden_state", "pooler_output"):
             value = result.get(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -44,6 +45,7 @@ def prove(sandbox: Sandbox, alternatives: Sequence[Proposal]) -> Proven | None:
     """The alternative with the largest proven groups; None if none fits the shapes."""
     best: Proven | None = None
     known: dict[str, tuple[Group | None, str]] = {}
+    hinted = _partial(sandbox.config)
     for proposal in alternatives:
         try:
             layouts = _layouts(sandbox, proposal, {})
@@ -68,7 +70,18 @@ def prove(sandbox: Sandbox, alternatives: Sequence[Proposal]) -> Proven | None:
         wanted = inner if proposal.kind == "attention" else proposal.options
         if all(found.groups.get(s) == groups[0] for s, groups in wanted.items()):
             break
+        if proposal.kind == "attention" and not hinted and all(s in found.groups for s in inner):
+            break
     return best
+
+
+def _partial(config: Mapping[str, Any]) -> bool:
+    """Whether the config has a number for a part of the head that is rotary; then all parts are tried."""
+    return any(
+        _partial(value) if isinstance(value, Mapping)
+        else bool(re.search(r"rotary|rope_head_dim", key)) and type(value) in (int, float) and value not in (0, 1)
+        for key, value in config.items() if isinstance(key, str)
+    )  # fmt: skip
 
 
 def _layouts(sandbox: Sandbox, proposal: Proposal, proven: Mapping[str, Group]) -> dict[str, Layout]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from isomerge.checkpoint.memory import quiet_transformers, saved_state
 from isomerge.checkpoint.stock_classes import class_config
 from isomerge.evaluation.probe import outputs, random_inputs
 from isomerge.evaluation.symmetry_proof import Unprovable, random_state
+from isomerge.packages import require_version, why_not_imported
 from isomerge.running.stock import load_stock, stock_class
 
 LARGEST = 3_000_000
@@ -33,27 +35,32 @@ class Float64Throughout(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        first = args[0] if args else None
-        if isinstance(first, Tensor) and first.dtype == torch.float64:
-            if func is torch.Tensor.float:
-                return first
-            if func in (torch.Tensor.to, torch.Tensor.type) and torch.float32 in (*args[1:], kwargs.get("dtype")):
-                return first
-            if kwargs.get("dtype") == torch.float32:
-                kwargs = {**kwargs, "dtype": torch.float64}
-        return func(*args, **kwargs)
+        return in_float64(func, args, kwargs or {})
+
+
+def in_float64(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function's result, without the way down to float32 that it may ask for."""
+    first = args[0] if args else None
+    if isinstance(first, Tensor) and first.dtype == torch.float64:
+        if func is torch.Tensor.float:
+            return first
+        if func in (torch.Tensor.to, torch.Tensor.type) and torch.float32 in (*args[1:], kwargs.get("dtype")):
+            return first
+        if kwargs.get("dtype") == torch.float32:
+            kwargs = {**kwargs, "dtype": torch.float64}
+    return func(*args, **kwargs)
 
 
 class Sandbox:
     """One model, its random weights as they would stand on disk, and where each of them goes in memory."""
 
-    def __init__(self, config: Mapping[str, Any], *, batch: int = 2) -> None:
-        self.config = dict(config)
+    def __init__(self, config: Mapping[str, Any], *, batch: int = 6, folder: Path | None = None) -> None:
+        self.config, self.folder = dict(config), folder
         if self.config.get("pad_token_id") is None:
             self.config["pad_token_id"] = 0  # else classifiers take one text at a time
-        kind = stock_class(self.config)
         try:
+            require_version("transformers")
+            kind = stock_class(self.config, folder)
             with quiet_transformers():
                 with torch.device("meta"):
                     count = sum(p.numel() for p in kind(class_config(kind, self.config)).parameters())
@@ -68,6 +75,9 @@ class Sandbox:
             self.expected = self.run(self.state)
         except Unprovable:
             raise
+        except ImportError as error:
+            why = why_not_imported("transformers", error)
+            raise Unprovable(f"finding symmetries needs transformers: {why}") from error
         except Exception as error:  # whatever stops transformers means the same here
             raise Unprovable(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
         if not torch.isfinite(self.expected).all():
@@ -86,10 +96,10 @@ class Sandbox:
             name: torch.arange(t.numel(), dtype=torch.float64).reshape(t.shape) + self.offsets[name]
             if name in floats else t for name, t in self.state.items()
         }  # fmt: skip
-        model = load_stock(self.config, numbered, dtype=torch.float64)
+        model = load_stock(self.config, numbered, dtype=torch.float64, folder=self.folder)
         stored = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         places = {}
-        loaded = load_stock(self.config, {n: t.clone() for n, t in self.state.items()}, dtype=torch.float64)
+        loaded = load_stock(self.config, {n: t.clone() for n, t in self.state.items()}, dtype=torch.float64, folder=self.folder)
         everything = self._flat(self.state)
         for name, tensor in {**dict(loaded.named_parameters()), **dict(loaded.named_buffers())}.items():
             if not tensor.is_floating_point():

@@ -71,18 +71,20 @@ VARIANTS: tuple[dict[str, int], ...] = (
 )  # fmt: skip
 COUNTED = {"stage_names", "out_features", "out_indices", "_out_features", "_out_indices"}  # made from the depth
 STAGES = re.compile(r"hidden_sizes|depths|num_heads$|embed_dims|^widths|channels|dims?$|layer_sizes|repeats|filters")
-MOST_LAYERS, LEAST_LAYERS = 6, 2
+MOST_LAYERS, LEAST_LAYERS = 4, 2
 
 
-def tiny_configs(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Tiny configs of the same kind, the likeliest first."""
+def tiny_configs(config: Mapping[str, Any], *, all_layers: bool = False) -> Iterator[dict[str, Any]]:
+    """Tiny configs of the same kind, the likeliest first; narrow alone, with `all_layers`."""
     for changes in VARIANTS:
-        yield tiny_config(config, {**NUMBERS, **changes})
+        yield tiny_config(config, {**NUMBERS, **changes}, all_layers=all_layers)
 
 
-def tiny_config(config: Mapping[str, Any], numbers: Mapping[str, int] = NUMBERS) -> dict[str, Any]:
+def tiny_config(
+    config: Mapping[str, Any], numbers: Mapping[str, int] = NUMBERS, *, all_layers: bool = False
+) -> dict[str, Any]:
     """The config with every size shrunk; the parts within it alike."""
-    layers = kept_layers(config)
+    layers = list(range(_depth(config))) if all_layers else kept_layers(config)
     small: dict[str, Any] = {}
     for key, value in config.items():
         if key in COUNTED:
@@ -90,11 +92,14 @@ def tiny_config(config: Mapping[str, Any], numbers: Mapping[str, int] = NUMBERS)
         if key in ("id2label", "label2id", "quantization_config"):
             small[key] = value
         elif isinstance(value, Mapping):
-            small[key] = _by_layer(value, layers) if _numbers_layers(value) else tiny_config(value, numbers)
+            inner = tiny_config(value, numbers, all_layers=all_layers)
+            small[key] = _by_layer(value, layers) if _numbers_layers(value) else inner
         elif isinstance(value, (list, tuple)):
             small[key] = _small_list(key, list(value), layers, numbers, config)
         elif type(value) is int:
-            small[key] = len(layers) if size_of(key) == "depth" and value > 0 else _small(key, value, config, numbers)
+            small[key] = _small(key, value, config, numbers)
+            if size_of(key) == "depth" and value > 0:
+                small[key] = value if all_layers else len(layers)
         else:
             small[key] = value
     return _completed(small, numbers)
@@ -111,7 +116,7 @@ def size_of(key: str) -> str:
 
 def kept_layers(config: Mapping[str, Any]) -> list[int]:
     """The layers of the tiny model: the first of every kind, two at least."""
-    depth = max((v for k, v in config.items() if size_of(k) == "depth" and type(v) is int), default=LEAST_LAYERS)
+    depth = _depth(config)
     lists = [v for k, v in config.items() if isinstance(v, (list, tuple)) and _per_layer(k, v, depth)]
     first: dict[str, int] = {}
     for i in range(depth):
@@ -119,6 +124,10 @@ def kept_layers(config: Mapping[str, Any]) -> list[int]:
     kept = sorted(first.values())[:MOST_LAYERS]
     more = [i for i in range(depth) if i not in kept]
     return sorted([*kept, *more[: max(0, LEAST_LAYERS - len(kept))]])
+
+
+def _depth(config: Mapping[str, Any]) -> int:
+    return max((v for k, v in config.items() if size_of(k) == "depth" and type(v) is int), default=LEAST_LAYERS)
 
 
 def _per_layer(key: str, value: Any, depth: int) -> bool:
@@ -151,8 +160,7 @@ def _small(key: str, value: int, config: Mapping[str, Any], numbers: Mapping[str
 def _small_list(
     key: str, value: list[Any], layers: list[int], numbers: Mapping[str, int], config: Mapping[str, Any]
 ) -> list[Any]:
-    depth = max((v for k, v in config.items() if size_of(k) == "depth" and type(v) is int), default=0)
-    if _per_layer(key, value, depth):
+    if _per_layer(key, value, _depth(config)):
         value = [value[i] for i in layers]
         return [_small(key, v, config, numbers) if type(v) is int else v for v in value]
     if not value or not all(type(v) is int for v in value) or not STAGES.search(key):
