@@ -202,7 +202,8 @@ class Proposals:
         return int(match.group(1)), word + "".join(f"{n}." for n in rest)
 
     def _free(self, word: str, *names: str) -> str:
-        prefix = "" if not any(n in self.used for n in names) else word
+        inner = re.search(r"\.\d+\.$", word)  # one of several in its layer: an expert, a block
+        prefix = word if inner or any(n in self.used for n in names) else ""
         while any(prefix + n in self.used for n in names):
             prefix = "x" + prefix
         self.used |= {prefix + n for n in names}

@@ -7,6 +7,7 @@ other size follows from the shapes. Sizes that do not follow are not guessed: th
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from isomerge.architectures.inferring.tiny import size_of
 from isomerge.symmetry.architecture import Architecture, Norm
 from isomerge.symmetry.groups import Group
 from isomerge.symmetry.patterns import Atom, Concatenation, Node, parse
+from isomerge.symmetry.transform import dimension
 
 Shapes = Mapping[str, tuple[int, ...]]
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -30,7 +32,7 @@ def transfer(
     tiny: Architecture, small: Shapes, small_config: Mapping[str, Any], shapes: Shapes, config: Mapping[str, Any]
 ) -> Architecture:
     """The specification of a tiny model for tensors of these shapes."""
-    partner = dict(_partners(small, shapes))
+    partner = dict(_partners(small, shapes, tiny))
     tensors: dict[str, str] = {}
     spaces: dict[str, Group] = {}
     names: dict[str, str] = {}
@@ -51,8 +53,12 @@ def transfer(
 
 
 # --- which tiny tensor is like which ----------------------------------------------------------------------------------
-def _partners(small: Shapes, shapes: Shapes) -> Iterator[tuple[str, str]]:
-    """For every tensor one of the tiny model: of a layer with the same tensors, of the same expert or the last."""
+def _partners(small: Shapes, shapes: Shapes, tiny: Architecture) -> Iterator[tuple[str, str]]:
+    """For every tensor one of the tiny model: of a layer with the same tensors, of the same expert or the first.
+
+    Layers with the same tensors may still differ (one has rotary positions, one has none): the smallest groups hold
+    for all.
+    """
     kinds = {_layer(n) for n in small}
     signatures = {key: _signature(key, small) for key in kinds if key is not None}
     for key in {_layer(n) for n in shapes}:
@@ -60,17 +66,24 @@ def _partners(small: Shapes, shapes: Shapes) -> Iterator[tuple[str, str]]:
         if key is None:
             yield from ((n, n) for n in members if n in small)
             continue
-        stem, number = key
+        stem = key[0]
         same = [k for k, s in signatures.items() if k[0] == stem and s == _signature(key, shapes)]
         if not same:
             continue
-        chosen = key if key in same else min(same, key=lambda k: abs(k[1] - number))
+        chosen = min(same, key=lambda k: (_freedom(k, tiny), k != key, k[1]))
         for name in members:
-            rest = name[len(f"{stem}{number}") :]
+            rest = name[len(f"{stem}{key[1]}") :]
             for candidate in (rest, NUMBER.sub("0", rest)):
                 if f"{stem}{chosen[1]}{candidate}" in small:
                     yield name, f"{stem}{chosen[1]}{candidate}"
                     break
+
+
+def _freedom(layer: tuple[str, int], tiny: Architecture) -> int:
+    """The continuous dimension of what moves in a layer of the tiny model."""
+    head = f"{layer[0]}{layer[1]}."
+    spaces = {s for name, pattern in tiny.tensors.items() if name.startswith(head) for s in _spaces(pattern)}
+    return sum(dimension(tiny.spaces, space) for space in spaces if space in tiny.spaces)
 
 
 def _layer(name: str) -> tuple[str, int] | None:
@@ -89,6 +102,8 @@ def _renaming(tiny: str, real: str) -> Any:
 
     def renamed(space: str) -> str:
         numbers = list(NUMBER.finditer(space))
+        if not old:
+            return space
         wanted = [*new[1:], new[0]] if new else []
         if len(numbers) == len(wanted) and [m.group() for m in numbers] == [*old[1:], old[0]]:
             values = iter(wanted)
@@ -106,7 +121,7 @@ def _own_still(space: str, tensor: str) -> str:
 
 
 def _mapped(pattern: str, change: Any) -> str:
-    return re.sub(r"[A-Za-z][\w.]*", lambda m: change(m.group()), pattern)
+    return re.sub(r"(?<![\w.])[A-Za-z][\w.]*", lambda m: change(m.group()), pattern)
 
 
 def _spaces(pattern: str) -> list[str]:
@@ -149,15 +164,17 @@ def _sizes(
         (node, length) for name, pattern in tensors.items()
         for node, length in zip(parse(pattern), shapes[name], strict=True)
     ]  # fmt: skip
-    sizes: dict[str, int] = {}
+    sizes = {name: 1 for name, group in spaces.items() if group.size == 1 and not name.startswith("still")}
     _eliminate(equations, sizes)
     outer = [s for s in spaces if re.search(r"(^|\.)(head|kv)\.\d+$", s) and s not in sizes]
-    all_heads = {v for (kind, _), values in heads.items() if kind == "heads" for v in values}
-    all_groups = {v for (kind, _), values in heads.items() if kind == "groups" for v in values} | all_heads
     rotary = {v for (kind, _), values in heads.items() if kind == "rotary" for v in values}
     for space in outer:
         near = [e for e in equations if space in _names(e[0])]
-        found = list(_solutions(space, spaces, near, sizes, all_heads, all_groups, rotary))
+        query = {n for node, _ in near for n in _names(node) if re.search(r"(^|\.)query\.\d+$", n)}
+        groups = spaces[space].size
+        count = groups * math.prod(spaces[n].size for n in query)
+        wanted = heads.get(("heads", count), set()) or heads.get(("groups", count), set())
+        found = list(_solutions(space, spaces, near, sizes, wanted, heads.get(("groups", groups), wanted), rotary))
         if not found or any(f != found[0] for f in found):
             raise Untransferable(f"the sizes of {space} do not follow from config.json")
         sizes |= found[0]
