@@ -45,6 +45,7 @@ class Event:
     value: Tensor
     unit_axis: int
     others: tuple[Port, ...] = ()  # whose units are the same: a bias, a norm's gain
+    aligned: bool = True  # its rows follow the examples; those given to an expert do not
 
 
 @dataclass
@@ -170,7 +171,7 @@ class Recorder(TorchFunctionMode):
         before = self.held[number].value
         if before.shape != event.value.shape:
             raise RuntimeError("the model went another way")
-        event.value = before
+        event.value, event.aligned = before, self.held[number].aligned
         return self.nudge(event) if number == self.nudged else before.clone()
 
 
@@ -196,7 +197,7 @@ def norms_of(model: nn.Module, widths: set[int]) -> dict[str, nn.Module]:
 def as_rows(event: Event, batch: int) -> Tensor | None:
     """(examples, places, units); None where rows were gathered from several examples."""
     value = event.value.movedim(event.unit_axis, -1)
-    if value.ndim < 2 or value.shape[0] % batch:
+    if not event.aligned or value.ndim < 2 or value.shape[0] % batch:
         return None
     return value.reshape(batch, -1, value.shape[-1])
 
@@ -226,6 +227,7 @@ class Tracer:
         with self.sandbox.batch_of(BATCH), torch.no_grad():
             base = self._pass(None, -1, lambda event: event.value)
             self.base = base
+            self._find_aligned(base)
             self.trace.sources, self.trace.sinks = base.sources, base.sinks
             for number, source in enumerate(base.sources):
                 self._follow(number, source)
@@ -234,6 +236,18 @@ class Tracer:
                 if any(r.source is source and id(r.sink) in mixed for r in self.trace.responses):
                     self._find_local(number, source)
         return self.trace
+
+    def _find_aligned(self, base: Recorder) -> None:
+        """Rows that follow the examples go round with them."""
+        kept = self.sandbox.inputs
+        self.sandbox.inputs = {name: value.roll(1, 0) for name, value in kept.items()}
+        turned = self._pass(None, -1, lambda event: event.value)
+        self.sandbox.inputs = kept
+        pairs = [*zip(base.sources, turned.sources), *zip(base.sinks, turned.sinks)]  # noqa: B905 — experts may differ
+        for old, new in pairs:
+            first, second = as_rows(old, BATCH), as_rows(new, BATCH)
+            same = first is not None and second is not None and first.shape == second.shape
+            old.aligned = bool(same and torch.allclose(first.roll(1, 0), second, rtol=1e-6, atol=1e-9))
 
     def _pass(self, held: list[Event] | None, nudged: int, nudge: Callable[[Event], Tensor]) -> Recorder:
         recorder = Recorder(self.model, self.norms, held)
@@ -321,7 +335,7 @@ class Tracer:
             if old.value.shape != new.value.shape:
                 continue
             scale = float(old.value.abs().max()) or 1.0
-            changed = Event(old.port, ((new.value - old.value).abs() > SEEN * scale), old.unit_axis)
+            changed = Event(old.port, ((new.value - old.value).abs() > SEEN * scale), old.unit_axis, aligned=old.aligned)
             if not changed.value.any():
                 continue
             hit = _by_example(changed, place) if together else _by_row(changed, source)
@@ -363,7 +377,7 @@ def nudged_unit(event: Event, unit: int) -> Tensor:
 def nudged(event: Event, first: int, place: int | None) -> Tensor:
     value = event.value.movedim(event.unit_axis, -1).clone()
     units = value.shape[-1]
-    if value.shape[0] % BATCH == 0 and value.ndim > 1:
+    if as_rows(event, BATCH) is not None:
         rows = value.reshape(BATCH, -1, units)
         for k in range(min(BATCH, units - first)):
             rows[k, positions(rows.shape[1]) if place is None else place, first + k] += amount(first + k)

@@ -26,6 +26,8 @@ def describe_axis(labels: Sequence[Place | None], roles: Mapping[str, Role], sti
     >>> describe_axis([("gate", (0,)), ("gate", (1,)), ("up", (0,)), ("up", (1,))], units, {})
     '[ffn | ffn]'
     """
+    if any(label is not None and label[0] not in roles for label in labels):
+        return None
     parts = _runs(labels, roles, still, ())
     if parts is None:
         return _by_group(labels, roles, still)

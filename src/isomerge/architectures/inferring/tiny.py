@@ -20,8 +20,8 @@ SIZES: tuple[tuple[str, str], ...] = (
     (r"num_dense_layers|first_k_dense_replace|num_hash_layers|n_dense|_layer_offset$", "one"),
     (r"full_attention_interval|attn_layer_period|expert_layer_period|sliding_window_pattern|moe_layer_freq", "two"),
     (r"num_key_value_heads|num_kv_heads|num_query_groups|multi_query_group_num|n_kv_heads|kv_n_heads", "groups"),
-    (r"linear_num_key_heads|mamba_n_groups|^n_groups$|mamba_num_groups|ssm_groups", "two"),
-    (r"linear_num_value_heads|mamba_n_heads|mamba_num_heads|ssm_heads", "mamba_heads"),
+    (r"linear_num_key_heads|(^|_)n_groups$|_num_groups$|ssm_groups", "two"),
+    (r"linear_num_value_heads|^[a-z]{5}_(n|num)_heads$|ssm_heads", "state_heads"),
     (r"^n_group$|topk_group|expert_groups", "one"),
     (r"(index|indexer).*heads|num_index", "two"),
     (r"experts_per_tok|num_experts_per|moe_top_?k|router_topk|top_k$|topk$|moe_k$", "chosen"),
@@ -29,7 +29,7 @@ SIZES: tuple[tuple[str, str], ...] = (
     (r"(num_local_experts|num_experts|n_routed_experts|num_routed|n_experts|_expert_num|num_moe_experts)$", "experts"),
     (r"(attention_heads|num_heads|n_heads?|num_attn_heads)$", "heads"),
     (r"(layers|num_blocks|depth|n_layer|num_hidden_groups)$", "depth"),
-    (r"mamba_d_head|mamba_head_dim|ssm_head_dim", "mamba_head"),
+    (r"_d_head$|^[a-z]{5}_head_dim$|ssm_head_dim", "state_head"),
     (r"qk_nope_head_dim|qk_head_dim_nope|index_head_dim", "head"),
     (r"qk_rope_head_dim|rope_head_dim|rotary_dim|rotary_ndims", "rotary"),
     (r"qk_head_dim", "qk_head"),
@@ -60,13 +60,13 @@ SIZES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 NUMBERS = {
     "vocabulary": 67, "none": 0, "one": 1, "two": 2, "four": 4, "chosen": 2, "experts": 4, "heads": 4, "groups": 2,
-    "mamba_heads": 4, "mamba_head": 16, "head": 8, "rotary": 4, "qk_head": 12, "value_head": 10, "q_rank": 14,
+    "state_heads": 4, "state_head": 16, "head": 8, "rotary": 4, "qk_head": 12, "value_head": 10, "q_rank": 14,
     "kv_rank": 18, "rank": 6, "expert_units": 20, "shared_units": 24, "units": 44, "extra": 12, "bottleneck": 16,
     "embedding": 24, "width": 32, "positions": 64, "window": 16, "state": 6, "image": 32, "patch": 8, "labels": 5,
     "stages": 2,
 }  # fmt: skip
 VARIANTS: tuple[dict[str, int], ...] = (
-    {}, {"embedding": 32}, {"groups": 4}, {"rotary": 8, "qk_head": 16, "value_head": 8}, {"stages": 4, "image": 64}, {"image": 64}, {"value_head": 8, "qk_head": 12}, {"units": 64, "mamba_head": 8},
+    {}, {"embedding": 32}, {"groups": 4}, {"rotary": 8, "qk_head": 16, "value_head": 8}, {"stages": 4, "image": 64}, {"image": 64}, {"value_head": 8, "qk_head": 12}, {"units": 64, "state_head": 8},
     {"groups": 4, "embedding": 32, "image": 128, "width": 64, "head": 16, "units": 64},
 )  # fmt: skip
 COUNTED = {"stage_names", "out_features", "out_indices", "_out_features", "_out_indices"}  # made from the depth

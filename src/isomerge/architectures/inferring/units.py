@@ -109,7 +109,7 @@ class Units:
             place, axis = place[port.expert], axis - 1
         if axis >= place.ndim:
             return
-        units = place.movedim(axis, 0).reshape(place.shape[axis], -1)[port.start :]
+        units = place.movedim(axis, 0).reshape(place.shape[axis], -1)[port.start :].contiguous()
         owner = torch.searchsorted(self.starts, units, right=True) - 1
         for number in owner.unique().tolist():
             name, here = self.names[number], owner == number
