@@ -38,7 +38,9 @@ def describe_inferred(checkpoint: Checkpoint) -> BoundModel:
             found = _found(checkpoint)
         except Unprovable as error:
             notes = [f"'{kind}' has no specification, and nothing is moved: {error}"]
-            return bind_model(checkpoint, Architecture(spaces={}, tensors=free(shapes_of(checkpoint)), notes=notes, family=kind))
+            return bind_model(
+                checkpoint, Architecture(spaces={}, tensors=free(shapes_of(checkpoint)), notes=notes, family=kind)
+            )
         PROVEN[key] = replace(found, notes=[opening, *found.notes], family=kind)
     return bind_model(checkpoint, PROVEN[key])
 
@@ -72,7 +74,9 @@ def _found(checkpoint: Checkpoint) -> Architecture:
     return replace(real, notes=[*notes, *deep.notes[len(tiny.notes) :]])
 
 
-def _deep(tiny: Architecture, small: Shapes, small_config: Mapping[str, Any], config: Mapping[str, Any]) -> Architecture:
+def _deep(
+    tiny: Architecture, small: Shapes, small_config: Mapping[str, Any], config: Mapping[str, Any]
+) -> Architecture:
     """The tiny specification with what holds for all layers of the model: a model as deep and as narrow decides."""
     for narrow in tiny_configs(config, all_layers=True):
         try:

@@ -66,9 +66,7 @@ def infer(sandbox: Sandbox) -> Inference:
         notes.append(f"all spaces together change the outputs by {difference:.0e}: nothing is moved")
         architecture = architecture.frozen(architecture.spaces)
     notes += proposals.notes
-    return Inference(
-        sandbox, units, proven, replace(architecture, notes=notes), notes, tracer.base.attentions
-    )
+    return Inference(sandbox, units, proven, replace(architecture, notes=notes), notes, tracer.base.attentions)
 
 
 def _without_overlap(proven: Sequence[Proven], notes: list[str]) -> list[Proven]:
@@ -98,9 +96,7 @@ def assemble(sandbox: Sandbox, proven: Sequence[Proven]) -> Architecture:
     return Architecture(spaces=spaces, tensors=tensors, family=str(sandbox.config.get("model_type")))
 
 
-def _rotated(
-    sandbox: Sandbox, units: Units, stream: Proven, architecture: Architecture
-) -> tuple[Architecture, str]:
+def _rotated(sandbox: Sandbox, units: Units, stream: Proven, architecture: Architecture) -> tuple[Architecture, str]:
     """The residual stream with a rotation, if that is proven."""
     norms, reason = norms_with_readers(units, stream.proposal)
     if reason:
@@ -110,9 +106,7 @@ def _rotated(
     for group in groups if size else ():
         centred = any(n.kind == "layer" for n in norms)
         writers = _writers(sandbox, stream.proposal, {n.name for n in norms}) if centred else ()
-        trial = replace(
-            architecture, spaces={**architecture.spaces, RESIDUAL: group}, norms=norms, writers=writers
-        )
+        trial = replace(architecture, spaces={**architecture.spaces, RESIDUAL: group}, norms=norms, writers=writers)
         for candidate in (trial, replace(trial, writers=())):
             difference = scrambled_difference(sandbox, candidate, [RESIDUAL])
             if difference <= EXACT:

@@ -126,7 +126,10 @@ class Recorder(TorchFunctionMode):
         if name == "embedding" and (known := self._parameter(args[1])):
             return self._source(Event(Port(known[0], 1), result, -1))
         if name in ("conv1d", "conv2d"):
-            given = {**dict(zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), args)), **kwargs}
+            given = {
+                **dict(zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), args)),
+                **kwargs,
+            }
             if known := self._parameter(given["weight"]):
                 return self._convolution(known[0], given, result)
         return result
@@ -272,9 +275,9 @@ class Tracer:
                 response.moved[first : first + hit.shape[0]] |= hit[: units - first]
         if rows is None:
             self._probe(number, source, units)
-        for response in self.trace.responses:  # what an expert is given: not every unit came past
-            if response.source is source and as_rows(response.sink, BATCH) is None and _is_diagonal(response.moved):
-                response.moved.fill_diagonal_(True)
+        for response in self.trace.responses:
+            if response.source is source:
+                fill_diagonals(response.moved, few=as_rows(response.sink, BATCH) is None)
 
     def _probe(self, number: int, source: Event, units: int) -> None:
         """Rows that are scattered again (an expert's): if some units each move the same unit, all do."""
@@ -335,7 +338,9 @@ class Tracer:
             if old.value.shape != new.value.shape:
                 continue
             scale = float(old.value.abs().max()) or 1.0
-            changed = Event(old.port, ((new.value - old.value).abs() > SEEN * scale), old.unit_axis, aligned=old.aligned)
+            changed = Event(
+                old.port, ((new.value - old.value).abs() > SEEN * scale), old.unit_axis, aligned=old.aligned
+            )
             if not changed.value.any():
                 continue
             hit = _by_example(changed, place) if together else _by_row(changed, source)
@@ -414,7 +419,7 @@ def _by_row(changed: Event, source: Event) -> Tensor | None:
     """Rows gathered in one order: row r had unit r mod n."""
     value = changed.value.movedim(changed.unit_axis, -1)
     rows, units = value.reshape(-1, value.shape[-1]), source.value.shape[source.unit_axis]
-    if len(rows) != source.value.numel() // units:
+    if changed.aligned or len(rows) != source.value.numel() // units:
         return None
     hit = torch.zeros(units, rows.shape[-1], dtype=torch.bool)
     for unit in range(min(units, len(rows))):
@@ -437,11 +442,17 @@ def _by_amount(old: Event, new: Event, first: int, units: int) -> Tensor | None:
     return hit
 
 
-def _is_diagonal(moved: Tensor) -> bool:
-    """Square, nothing beside the diagonal, and a few on it."""
-    size = len(moved)
-    on = int(moved.diagonal().sum())
-    return tuple(moved.shape) == (size, size) and int(moved.sum()) == on and on >= min(3, size) > 1
+def fill_diagonals(moved: Tensor, *, few: bool) -> None:
+    """A square in which units move only their own: those that did not show (inactive, sent elsewhere) do too.
+
+    Half of the units must have shown; a few, where rows were gathered and not every unit came past.
+    """
+    size = moved.shape[1]
+    for first in range(0, len(moved) - size + 1, size):
+        square = moved[first : first + size]
+        on = int(square.diagonal().sum())
+        if int(square.sum()) == on and on >= (min(3, size) if few else size / 2) and on > 1:
+            square.fill_diagonal_(True)
 
 
 def _is_block(moved: Tensor) -> bool:

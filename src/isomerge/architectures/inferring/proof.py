@@ -126,4 +126,6 @@ def refutation(
         sandbox.difference({name: act_once(transform, sandbox.state[name], layout)})
         for name, layout in list(touched.items())[:3]
     )
-    return None if control > CONTROL else f"cannot be told from a mistake, which changes the outputs by {control:.0e} only"
+    return (
+        None if control > CONTROL else f"cannot be told from a mistake, which changes the outputs by {control:.0e} only"
+    )

@@ -78,22 +78,35 @@ class Proposals:
             Invertible(heads.inner, per=per), Rotation(heads.inner, per=per), SignedPermutation(heads.inner, per=per),
             Permutation(heads.inner, per=per),
         )  # fmt: skip
-        g, r, e = heads.groups, heads.shared, heads.inner
-        q_sizes = (g, r) if r > 1 else (g,)
-        for key, extra in inner_spaces(prefix, layer, inner, per):
+        wider = inner - heads.widths["k"]
+        for key, extra in inner_spaces(prefix, layer, heads.widths["k"], per):
             dual = re.sub(r"([\w.]+\.\d+)", r"\1'", key)
-            roles = {
-                "q": Role((*q_sizes, inner), f"({outer} {query}{key})", f"({query}{key})" if query else key, outer),
-                "k": Role((g, inner), f"({outer} {dual})", dual, outer),
-                "v": Role((g, e), f"({outer} {vo})", vo, outer),
-                "g": Role((*q_sizes, e), f"({outer} {query}{vo})", f"({query}{vo})" if query else vo, outer),
-                "o": Role((*q_sizes, e), f"({outer} {query}{vo}')", "", outer),
-            }
-            axes = self._patterns(heads.labels, roles, squeeze=r == 1)
-            if axes is None:
-                self.notes.append(f"attention before {heads.sink[0]}: its rows are laid out in no known way")
-                return
-            yield Proposal("attention", heads.sink[0], axes, {**options, **extra})
+            if wider and "[" in key:
+                continue
+            yield from self._laid_out(
+                heads, f"[{key} | {STILL}{wider}]" if wider else key, dual, options | extra, outer, query, vo
+            )
+            if wider:
+                yield from self._laid_out(heads, f"[{STILL}{wider} | {key}]", dual, options | extra, outer, query, vo)
+
+    def _laid_out(
+        self, heads: Heads, key: str, dual: str, options: dict[str, tuple[Group, ...]], outer: str, query: str, vo: str
+    ) -> Iterator[Proposal]:
+        """An attention whose query coordinates are `key` and whose key coordinates are `dual`."""
+        g, r, e, inner = heads.groups, heads.shared, heads.inner, heads.widths["q"]
+        q_sizes = (g, r) if r > 1 else (g,)
+        roles = {
+            "q": Role((*q_sizes, inner), f"({outer} {query}{key})", f"({query}{key})" if query else key, outer),
+            "k": Role((g, heads.widths["k"]), f"({outer} {dual})", dual, outer),
+            "v": Role((g, e), f"({outer} {vo})", vo, outer),
+            "g": Role((*q_sizes, e), f"({outer} {query}{vo})", f"({query}{vo})" if query else vo, outer),
+            "o": Role((*q_sizes, e), f"({outer} {query}{vo}')", "", outer),
+        }
+        axes = self._patterns(heads.labels, roles, squeeze=r == 1)
+        if axes is None:
+            self.notes.append(f"attention before {heads.sink[0]}: its rows are laid out in no known way")
+            return
+        yield Proposal("attention", heads.sink[0], axes, options)
 
     def _patterns(
         self, labels: Mapping[Axis, Mapping[int, Place]], roles: Mapping[str, Role], *, squeeze: bool = False

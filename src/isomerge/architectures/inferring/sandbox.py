@@ -99,7 +99,9 @@ class Sandbox:
         model = load_stock(self.config, numbered, dtype=torch.float64, folder=self.folder)
         stored = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         places = {}
-        loaded = load_stock(self.config, {n: t.clone() for n, t in self.state.items()}, dtype=torch.float64, folder=self.folder)
+        loaded = load_stock(
+            self.config, {n: t.clone() for n, t in self.state.items()}, dtype=torch.float64, folder=self.folder
+        )
         everything = self._flat(self.state)
         for name, tensor in {**dict(loaded.named_parameters()), **dict(loaded.named_buffers())}.items():
             if not tensor.is_floating_point():

@@ -131,7 +131,9 @@ def _depth(config: Mapping[str, Any]) -> int:
 
 
 def _per_layer(key: str, value: Any, depth: int) -> bool:
-    return len(value) == depth and depth > 1 and (depth > 6 or "layer" in key) and not (STAGES.search(key) and depth < 7)
+    return (
+        len(value) == depth and depth > 1 and (depth > 6 or "layer" in key) and not (STAGES.search(key) and depth < 7)
+    )
 
 
 def _numbers_layers(value: Mapping[str, Any]) -> bool:

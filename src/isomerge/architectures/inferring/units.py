@@ -243,7 +243,8 @@ class Units:
             if len(widths) != 1:
                 return None
             found.widths[role] = widths.pop()
-        return found if found.widths["q"] == found.widths["k"] else None
+        # Keys may have a part that all heads share (and rotates): queries are wider by that.
+        return found if found.widths["q"] >= found.widths["k"] else None
 
     def _label(self, heads: Heads, event: Event, unit: int, role: str, place: tuple[int, ...]) -> None:
         for name, axis, position in self.items(event, unit):
