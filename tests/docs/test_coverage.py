@@ -42,9 +42,9 @@ def test_the_readme_has_the_counts(coverage: Any) -> None:
     number = coverage.counts(KEPT["types"], KEPT["waiting"])
     text = re.sub(r"\s+", " ", (ROOT / "README.md").read_text(encoding="utf-8"))
     sentence = (
-        f"Of the {number['types']} model types of transformers {KEPT['transformers']}, {number['measured']} are measured: "
-        f"{number['heads and feed-forwards']} align attention and feed-forwards, {number['residual stream']} the residual "
-        "stream"
+        f"Of the {number['types']} model types of transformers {KEPT['transformers']}, {number['measured']} are measured "
+        f"so far: {number['heads and feed-forwards']} align attention and feed-forwards, {number['residual stream']} the "
+        "residual stream"
     )
     assert sentence in text
 

@@ -38,11 +38,12 @@ def coverage_of(config: Mapping[str, Any]) -> dict[str, Any]:
         if difference <= 10 * EXACT:
             return {"by": "hand", "spaces": parts(model.architecture, True)}
     found = infer(sandbox)
-    row = {"by": "inferred", "spaces": parts(found.architecture, found.attentions > 0)}
+    spaces = parts(found.architecture, found.attentions > 0)
+    row = {"by": "inferred", "spaces": spaces}
     reasons = [note for note in found.notes if "identity" in note and "as a rotation" not in note] + [
         note for note in found.notes if "no known way" in note or "all spaces" in note or "shares a tensor" in note
     ]
-    missing = [part for part, group in row["spaces"].items() if group == "identity"]
+    missing = [part for part, group in spaces.items() if group == "identity"]
     return row | ({"reason": "; ".join(_short(reasons, missing))} if missing else {})
 
 

@@ -1,5 +1,5 @@
-"""Which unit acts on which: every weight of a running model is nudged, one unit per example, and the inputs of all other
-weights are compared with what they were.
+"""Which unit acts on which: every weight of a running model is nudged, one unit per example, and the inputs of all
+other weights are compared with what they were.
 
 Between two weights lies only what has no weights: activations, products, sums, reshapes, attention. Every output of a
 weight is held at its first value, save the one that is nudged, so that only the *direct* way to the next weights is
@@ -59,7 +59,7 @@ class Response:
 
 
 class Recorder(TorchFunctionMode):
-    """Sources and sinks of one forward pass, in order. With `held`, outputs are replaced by those of an earlier pass."""
+    """Sources and sinks of one forward pass, in order. With `held`, outputs are those of an earlier one."""
 
     def __init__(self, model: nn.Module, norms: Mapping[str, nn.Module], held: list[Event] | None = None) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Recorder(TorchFunctionMode):
             return self._source(Event(Port(known[0], 1), result, -1))
         if name in ("conv1d", "conv2d"):
             given = {
-                **dict(zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), args)),
+                **dict(zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), args, strict=False)),
                 **kwargs,
             }
             if known := self._parameter(given["weight"]):
@@ -152,7 +152,7 @@ class Recorder(TorchFunctionMode):
         out_first = turned == (weight.stride()[-2:] == whole.stride()[-2:])
         out, into = (first, first + 1) if out_first else (first + 1, first)
         self.sinks.append(Event(Port(name, into, 0, expert), value.clone(), -1))
-        biases = ()
+        biases: tuple[Port, ...] = ()
         if (known_bias := self._parameter(bias)) and known_bias[1].ndim == 1:
             biases = (Port(known_bias[0], 0, bias.storage_offset()),)
         elif known_bias:
@@ -249,8 +249,12 @@ class Tracer:
         pairs = [*zip(base.sources, turned.sources), *zip(base.sinks, turned.sinks)]  # noqa: B905 — experts may differ
         for old, new in pairs:
             first, second = as_rows(old, BATCH), as_rows(new, BATCH)
-            same = first is not None and second is not None and first.shape == second.shape
-            old.aligned = bool(same and torch.allclose(first.roll(1, 0), second, rtol=1e-6, atol=1e-9))
+            old.aligned = (
+                first is not None
+                and second is not None
+                and first.shape == second.shape
+                and torch.allclose(first.roll(1, 0), second, rtol=1e-6, atol=1e-9)
+            )
 
     def _pass(self, held: list[Event] | None, nudged: int, nudge: Callable[[Event], Tensor]) -> Recorder:
         recorder = Recorder(self.model, self.norms, held)

@@ -50,7 +50,8 @@ SIZES: tuple[tuple[str, str], ...] = (
     (r"max_position|n_positions|max_seq|max_source|max_target|n_ctx|seq_len|max_length|positions|context_length|max_2d",
      "positions"),
     (r"^window_size$", "two"),
-    (r"sliding_window|attention_window|attn_window|chunk_size|window_size|local_window|attention_chunk|index_topk", "window"),
+    (r"sliding_window|attention_window|attn_window|chunk_size|window_size|local_window|attention_chunk|index_topk",
+     "window"),
     (r"state_size|d_state|ssm_state", "state"),
     (r"(image_size|input_size|img_size|crop_size)$", "image"),
     (r"^patch_size$|temporal_patch", "patch"),
@@ -66,7 +67,8 @@ NUMBERS = {
     "stages": 2,
 }  # fmt: skip
 VARIANTS: tuple[dict[str, int], ...] = (
-    {}, {"embedding": 32}, {"groups": 4}, {"rotary": 8, "qk_head": 16, "value_head": 8}, {"stages": 4, "image": 64}, {"image": 64}, {"value_head": 8, "qk_head": 12}, {"units": 64, "state_head": 8},
+    {}, {"embedding": 32}, {"groups": 4}, {"rotary": 8, "qk_head": 16, "value_head": 8},
+    {"stages": 4, "image": 64}, {"image": 64}, {"value_head": 8, "qk_head": 12}, {"units": 64, "state_head": 8},
     {"groups": 4, "embedding": 32, "image": 128, "width": 64, "head": 16, "units": 64},
 )  # fmt: skip
 COUNTED = {"stage_names", "out_features", "out_indices", "_out_features", "_out_indices"}  # made from the depth

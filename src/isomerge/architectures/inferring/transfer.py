@@ -40,7 +40,7 @@ def transfer(
         if name not in partner:
             raise Untransferable(f"no tensor of the tiny model is like {name}")
         renamed = _renaming(partner[name], name)
-        pattern = _mapped(tiny.tensors[partner[name]], lambda s, r=renamed, n=name: _own_still(r(s), n))  # type: ignore[misc]
+        pattern = _mapped(tiny.tensors[partner[name]], lambda s, r=renamed, n=name: _own_still(r(s), n))
         tensors[name], names[partner[name]] = pattern, name
         for space in _spaces(tiny.tensors[partner[name]]):
             group = tiny.spaces[space]

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from isomerge.architectures.inferring.influence import OUTPUT, Event, Port, Response, Tracer, moved_by_parameter
 from isomerge.architectures.inferring.sandbox import Sandbox
@@ -134,13 +133,12 @@ class Units:
     def _mark(self, events: Sequence[Event], kind: str) -> None:
         for event in events:
             for port in (event.port, *event.others):
-                for name, axis, positions in self.on_disk(port):
+                for name, axis, _ in self.on_disk(port):
                     self.kinds[name, axis].add(kind)
             for unit in range(event.value.shape[event.unit_axis]):  # a bias belongs to its weight
-                first, *rest = self.items(event, unit) or [None]
-                for other in rest:
-                    if first is not None and other is not None:
-                        self.unions.join(first, other)
+                items = self.items(event, unit)
+                for other in items[1:]:
+                    self.unions.join(items[0], other)
 
     # --- unit to unit --------------------------------------------------------------------------------------------
     def _join(self, response: Response) -> None:
@@ -189,10 +187,10 @@ class Units:
             width = sink.value.shape[sink.unit_axis]
             if len(hits) == len(probes) and all(hit == [i] for i, hit in hits) and width == size:
                 for unit in range(size):
-                    for _, own, positions in self.on_disk(port):
-                        self.kinds[_, own].add("source")
+                    for disk, own, _ in self.on_disk(port):
+                        self.kinds[disk, own].add("source")
                         if self.tracer.model.get_parameter(name).ndim == 1:
-                            self.vector_kinds[_] = "gain"
+                            self.vector_kinds[disk] = "gain"
                     for first in [(n, a, p[unit]) for n, a, p in self.on_disk(port) if unit in p]:
                         for second in self.items(sink, unit):
                             self.unions.join(first, second)
@@ -204,7 +202,7 @@ class Units:
         sink = responses[0].sink
         columns = sink.value.shape[sink.unit_axis]
         roles = [(r, unit, reach, local) for r in responses for unit, reach, local in _reaches(r)]
-        queries = {reach for _, _, reach, local in roles if local and 1 < len(reach)}
+        queries = {reach for _, _, reach, local in roles if local and len(reach) > 1}
         heads = _chunks(queries, columns)
         if heads is None:
             return None
@@ -220,6 +218,8 @@ class Units:
         for column in range(columns):
             head = column // inner
             self._label(found, sink, column, "o", (head // share, head % share, column % inner))
+        role: str
+        place: tuple[int, ...]
         for response, unit, reach, local in roles:
             head, wide = min(reach) // inner, len(reach)
             if wide == columns // groups and not local and wide > 1 and (wide > share or inner == 1):
