@@ -41,11 +41,9 @@ def test_every_model_type_is_measured_or_named_as_waiting(coverage: Any) -> None
 def test_the_readme_has_the_counts(coverage: Any) -> None:
     number = coverage.counts(KEPT["types"], KEPT["waiting"])
     text = re.sub(r"\s+", " ", (ROOT / "README.md").read_text(encoding="utf-8"))
-    sentence = (
-        f"Of the {number['types']} model types of transformers {KEPT['transformers']}, {number['measured']} are measured "
-        f"so far: {number['heads and feed-forwards']} align attention and feed-forwards, {number['residual stream']} the "
-        "residual stream"
-    )
+    opening = f"Of the {number['types']} model types of transformers {KEPT['transformers']}, {number['measured']} are"
+    attention, stream = number["heads and feed-forwards"], number["residual stream"]
+    sentence = f"{opening} measured so far: {attention} align attention and feed-forwards, {stream} the residual stream"
     assert sentence in text
 
 

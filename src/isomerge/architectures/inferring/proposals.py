@@ -243,7 +243,7 @@ def _numbered(places: Mapping[int, int]) -> dict[int, Place]:
 def inner_spaces(
     prefix: str, layer: int, inner: int, per: tuple[str, ...]
 ) -> Iterator[tuple[str, dict[str, tuple[Group, ...]]]]:
-    """What queries and keys may share: anything, or what commutes with rotary positions on all or a part of the head."""
+    """What queries and keys may share: anything, or what commutes with rotary positions on all or part of a head."""
     qk, rotary = f"{prefix}qk.{layer}", f"{prefix}rotary.{layer}"
     yield qk, {qk: (Invertible(inner, per=per), *(turning(inner, per)))}
     for width in range(inner - 2, 0, -2):
