@@ -53,7 +53,7 @@ MODELS = {
     "post-branch-norms": ("Gemma2ForCausalLM", {**TEXT, "num_key_value_heads": 2, "head_dim": 4}, {
         "ffn": Permutation, "up": SignedScale, "kv": Permutation, "query": Permutation, "qk": Rotary,
         "vo": Invertible, "residual": SignedPermutation}),
-    "experts": ("MixtralForCausalLM", {**TEXT, **UNTIED, "num_key_value_heads": 2, "num_local_experts": 2}, {
+    "experts": ("MixtralForCausalLM", {**TEXT, **UNTIED, "num_key_value_heads": 2, "num_local_experts": 4}, {
         "ffn": Permutation, "up": SignedScale, "kv": Permutation, "query": Permutation, "qk": Rotary,
         "vo": Invertible, "residual": Rotation}),
 }  # fmt: skip
