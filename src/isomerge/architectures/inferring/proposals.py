@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from isomerge.architectures.inferring.patterns import Place, Role, describe_axis, still_sizes
-from isomerge.architectures.inferring.units import Axis, Heads, Space, Units
+from isomerge.architectures.inferring.units import Axis, Heads, UnitSpace, Units
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.groups import (
     Group,
@@ -124,7 +124,7 @@ class Proposals:
         return axes
 
     # --- hidden units --------------------------------------------------------------------------------------------
-    def _hidden(self, space: Space) -> Iterator[Proposal]:
+    def _hidden(self, space: UnitSpace) -> Iterator[Proposal]:
         names = sorted(axis[0] for axis in space.labels)
         sink = next((a[0] for a in sorted(space.sinks)), names[0])
         layer, word = self._layer(sink)
@@ -153,7 +153,7 @@ class Proposals:
                 options[scale] = (SignedScale(1, per=(unit,)), Scale(1, per=(unit,)))
             yield Proposal(kind, sink, axes, options)
 
-    def _occurrences(self, space: Space) -> list[tuple[Axis, int]]:
+    def _occurrences(self, space: UnitSpace) -> list[tuple[Axis, int]]:
         """Axes with how often each unit stands on them: (axis, 0), (axis, 1) for gate and up in one tensor."""
         return [
             (axis, number) for axis, places in sorted(space.labels.items())
@@ -161,7 +161,7 @@ class Proposals:
         ]  # fmt: skip
 
     def _hidden_axes(
-        self, space: Space, unit: str, scale: str, plan: tuple[Axis, int] | None
+        self, space: UnitSpace, unit: str, scale: str, plan: tuple[Axis, int] | None
     ) -> dict[Axis, str] | None:
         axes = {}
         for axis, places in space.labels.items():
@@ -190,12 +190,12 @@ class Proposals:
         )
 
     # --- the residual stream -------------------------------------------------------------------------------------
-    def _stream(self, spaces: list[Space]) -> Space | None:
+    def _stream(self, spaces: list[UnitSpace]) -> UnitSpace | None:
         """What most tensors write to and read."""
         wide = [s for s in spaces if s.sources and s.sinks]
         return max(wide, key=lambda s: len(s.labels), default=None)
 
-    def _residual(self, space: Space) -> Iterator[Proposal]:
+    def _residual(self, space: UnitSpace) -> Iterator[Proposal]:
         axes = self._hidden_axes(space, RESIDUAL, "", None)
         if axes is None:
             self.notes.append("residual stream: its units are laid out in no known way")

@@ -64,7 +64,7 @@ class Heads:
 
 
 @dataclass
-class Space:
+class UnitSpace:
     """Axes that share units. `labels[axis][position]` is the number of the unit."""
 
     size: int
@@ -251,7 +251,7 @@ class Units:
             heads.labels.setdefault((name, axis), {})[position] = (role, place)
 
     # --- the other spaces ----------------------------------------------------------------------------------------
-    def spaces(self) -> list[Space]:
+    def spaces(self) -> list[UnitSpace]:
         """Everything joined one to one that is no head's, largest first."""
         taken = {(*axis, p) for h in self.attentions for axis, places in h.labels.items() for p in places}
         members: dict[Item, list[Item]] = defaultdict(list)
@@ -268,7 +268,7 @@ class Units:
             found.append(self._space(roots, members, pins))
         return sorted(found, key=lambda s: -len(s.labels))
 
-    def _space(self, roots: set[Item], members: dict[Item, list[Item]], pins: set[Item]) -> Space:
+    def _space(self, roots: set[Item], members: dict[Item, list[Item]], pins: set[Item]) -> UnitSpace:
         numbers = {root: number for number, root in enumerate(sorted(roots, key=lambda r: min(members[r])))}
         labels: dict[Axis, dict[int, int]] = defaultdict(dict)
         for root in roots:
@@ -276,7 +276,7 @@ class Units:
                 labels[name, axis][position] = numbers[root]
         kinds = {kind: {a for a in labels if kind in self.kinds[a]} for kind in ("source", "sink")}
         gains = {a for a in labels if self.is_gain(a)}
-        return Space(len(roots), dict(labels), kinds["source"], kinds["sink"] - gains, gains, bool(roots & pins))
+        return UnitSpace(len(roots), dict(labels), kinds["source"], kinds["sink"] - gains, gains, bool(roots & pins))
 
     def is_gain(self, axis: Axis) -> bool:
         """A vector that multiplies a stream, and so has no sign of it."""
