@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from isomerge.architectures.inferring.patterns import Place, Role, describe_axis, still_sizes
-from isomerge.architectures.inferring.units import Axis, Heads, UnitSpace, Units
+from isomerge.architectures.inferring.units import Axis, Heads, Units, UnitSpace
 from isomerge.symmetry.architecture import RESIDUAL
 from isomerge.symmetry.groups import (
     Group,
