@@ -201,8 +201,8 @@ def page(rows: dict[str, Any], version: str, waiting: Sequence[str] = ()) -> str
         f"| **attention heads and feed-forwards align** | {share['heads and feed-forwards']} |",
         f"| **the residual stream aligns** | {share['residual stream']} |",
         "",
-        "Attention counts where the order of the heads, queries and keys, or values and outputs can move in every "
-        "attention that was found. `–`: the traced model has no such part. `identity`: it has one, and nothing is "
+        "Attention counts where the order of the heads, queries and keys, or values and outputs can move in at "
+        "least one layer. `–`: the traced model has no such part. `identity`: it has one, and nothing is "
         "proven of it, so it stays as it is. Types that could not be run, or are not measured yet, count as not "
         "aligned in the shares of all. To add a type that is not covered, see "
         "[Add an architecture](guides/add-an-architecture.md).",
