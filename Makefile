@@ -12,7 +12,7 @@ OLDEST := .venv-oldest
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo picture test test-slow test-all test-cuda test-peers test-browser test-oldest package fuzz fuzz-faults fuzz-minute lint format docs bench bench-survey paper clean
+.PHONY: help venv demo picture test test-slow test-all test-cuda test-peers test-browser test-oldest package fuzz fuzz-faults fuzz-minute lint format docs coverage-page bench bench-survey paper clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,9 @@ format: $(STAMP)  ## let ruff repair and format
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
 	touch $@
+
+coverage-page: $(STAMP)  ## which of transformers' model types can be aligned, each proven; results are kept, --again by hand (an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python docs/coverage.py
 
 # The variable silences a notice about mkdocs 2, which this theme does not use.
 docs: $(VENV)/.docs  ## the documentation as a site, into site/; a broken link fails

@@ -128,5 +128,5 @@ def describe_like(model: BoundModel, checkpoint: Checkpoint) -> BoundModel | Non
 
 
 for _module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
-    if _module not in ("inferred", "parts"):  # the first is imported where it is used: it loads models
+    if _module not in ("inferred", "inferring", "parts"):  # the first is imported where it is used: it loads models
         importlib.import_module(f"{__name__}.{_module}")

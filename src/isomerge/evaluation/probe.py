@@ -13,6 +13,7 @@ from isomerge.checkpoint.base import Checkpoint
 from isomerge.packages import require_version, why_not_imported
 from isomerge.running.stock import load_stock
 
+IMAGE = 32  # pixels a side, where a config leaves it open
 LENGTH = 12  # tokens: long enough for every position-dependent part, short enough for any position table
 
 
@@ -21,10 +22,11 @@ def random_inputs(model: Any, seed: int = 0, batch: int = 2) -> dict[str, Tensor
     generator = torch.Generator().manual_seed(seed)
     config = model.config
     if model.main_input_name == "pixel_values":
-        size = config.image_size
+        vision = getattr(config, "vision_config", config)
+        size = getattr(vision, "image_size", None) or IMAGE
         height, width = (size, size) if isinstance(size, int) else tuple(size)
-        dtype = next(model.parameters()).dtype
-        return {"pixel_values": torch.randn(batch, config.num_channels, height, width, generator=generator).to(dtype)}
+        dtype, channels = next(model.parameters()).dtype, getattr(vision, "num_channels", 3)
+        return {"pixel_values": torch.randn(batch, channels, height, width, generator=generator).to(dtype)}
     table = model.get_input_embeddings().weight.shape[0]
     length = min(LENGTH, int(getattr(config, "max_position_embeddings", 0) or LENGTH) - 3)
     # Any token but the padding one, which some models mask or skip a position for.
