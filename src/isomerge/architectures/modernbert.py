@@ -1,6 +1,6 @@
 """ModernBERT: a norm *on* the stream behind the table, norms in front after that, rotary positions, gated units.
 
-The first layer reads the table's norm as it is, so that norm's gain is part of the stream, and the stream only permutes.
+The first layer reads the table's norm as it is: that norm's gain is part of the stream, which therefore only permutes.
 """
 
 from isomerge.architectures import architecture, parts
@@ -15,14 +15,12 @@ HEADS = "[head.{i} qk.{i} | head.{i} qk.{i}' | head.{i} vo.{i}]"
 UNITS = "[ffn.{i} | ffn.{i} up.{i}]"
 
 
-@architecture(
-    "modernbert", summary="pre-LayerNorm encoder, rotary, gated units", tied_by_default=True, can_untie=False
-)
+@architecture("modernbert", summary="pre-LayerNorm encoder, rotary, gated units", tied_by_default=True, can_untie=False)
 def modernbert(facts: Facts) -> Architecture:
     width, heads = facts["hidden_size"], facts["num_attention_heads"]
     tied_head = facts.tied and facts.head == "lm"
     inner = "residual" if tied_head else "transform"  # tied: the head's output is read by the table
-    readers = {LAYER + "attn_norm": QKV, LAYER + "mlp_norm": UP}
+    norms = [*(f"model.layers.{i}.attn_norm" for i in range(1, facts["num_hidden_layers"])), LAYER + "mlp_norm"]
     spaces: dict[str, Group] = {
         "residual": Permutation(width),
         "head.{i}": Permutation(heads),
@@ -46,7 +44,7 @@ def modernbert(facts: Facts) -> Architecture:
             UP + ".bias?": UNITS,
             DOWN + ".weight": "residual (ffn.{i} up.{i}')",
             DOWN + ".bias?": "residual",
-            **parts.layer_norms(FIRST_NORM, *readers, "model.final_norm", optional="?"),
+            **parts.layer_norms(FIRST_NORM, *norms, "model.final_norm", optional="?"),
             **parts.dense_and_norm("head.dense", "head.norm", inner),
             "decoder.weight?": f"_vocab {inner}'",
             "decoder.bias?": "_vocab",
@@ -54,10 +52,14 @@ def modernbert(facts: Facts) -> Architecture:
         },
         norms=[
             StreamNorm(FIRST_NORM, (QKV.format(i=0) + ".weight",), OUTPUT.format(i=0) + ".bias"),
-            *(Norm(norm, (reader + ".weight",)) for norm, reader in readers.items()),
+            *(Norm(norm, (norm.replace("attn_norm", "attn.Wqkv") + ".weight",)) for norm in norms[:-1]),
+            Norm(norms[-1], (UP + ".weight",)),
             Norm("model.final_norm", ("head.dense.weight",)),
         ],
         gauges=[ValueBias(QKV + ".bias", "vo.{i}", OUTPUT + ".weight")],
-        writers=[] if facts.tied else [TABLE],
+        writers=[
+            *([] if facts.tied else [TABLE]),
+            *(name + kind for name in (OUTPUT, DOWN) for kind in (".weight", ".bias")),
+        ],
         tied={"decoder.weight": (TABLE, 1.0)} if facts.tied else {},
     )

@@ -5,7 +5,9 @@ the weights that change nothing and are not group elements (a norm's gain that c
 bias that softmax drops). Names are those on disk.
 
 Conventions for space names, read by `--only` and `--layers`: the number at the end is the layer, and the word before
-it says the part of the model: `head`, `kv`, `cross`, `gain` are attention, `ffn`, `expert` feed-forward.
+it says the part of the model: `head`, `kv`, `cross`, `gain` are attention, `ffn`, `expert` feed-forward, `residual` a
+residual stream. Most models have one stream, called just that; two towers or stages of several widths have one each
+(`vision.residual`, `stage0.residual`).
 """
 
 from __future__ import annotations
@@ -52,6 +54,25 @@ class StreamNorm:
 
 
 @dataclass(frozen=True)
+class BranchScale:
+    """A gain per unit of the stream on what a branch adds to it (LayerScale): it can be folded into the branch's last
+    layer."""
+
+    name: str  # the tensor
+    writer: str  # weight of the layer whose output it scales; its bias is scaled too
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """A norm with running statistics behind a convolution without bias: any factor per unit, of either sign, can stand
+    in the convolution and its statistics alike."""
+
+    name: str
+    writer: str  # weight of the convolution in front
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True)
 class KeyBias:
     """The part of a key bias that softmax drops: the segments of `bias` that end in the dual of `space`."""
 
@@ -82,7 +103,7 @@ class RowShift:
     weight: str
 
 
-Gauge = KeyBias | ValueBias | Shift | RowShift
+Gauge = KeyBias | ValueBias | Shift | RowShift | BranchScale | BatchNorm
 
 
 @dataclass(frozen=True)
@@ -155,6 +176,11 @@ class Architecture:
         held = set(names)
         return self.restricted(lambda n, g: g.restricted(None) if n in held else g, note)
 
+    @property
+    def streams(self) -> list[str]:
+        """The residual streams that may move, from the first to the last."""
+        return [name for name, group in self.spaces.items() if is_stream(name) and not group.per and group.movable]
+
     def root(self, space: str) -> str:
         """The outermost space this one is nested in: spaces with one root are solved together."""
         parents = self.spaces[space].per
@@ -168,6 +194,15 @@ class Architecture:
         return space in self.spaces and self.spaces[space].movable
 
 
+def is_stream(space: str) -> bool:
+    """Whether a space is a residual stream, of the whole model or of a part of it.
+
+    >>> is_stream("residual"), is_stream("text.residual"), is_stream("text.ffn.0")
+    (True, True, False)
+    """
+    return space.split(".")[-1] == RESIDUAL
+
+
 def part_of(space: str) -> str:
     """attention, ffn, residual, or "head" (task heads, embedding factors).
 
@@ -175,7 +210,7 @@ def part_of(space: str) -> str:
     ('attention', 'ffn', 'head')
     """
     words = set(space.split("."))
-    if space == RESIDUAL:
+    if is_stream(space):
         return RESIDUAL
     if words & ATTENTION_WORDS:
         return "attention"
@@ -200,6 +235,8 @@ def _fill(template: str, values: Mapping[str, int]) -> str:
 def _first_name(gauge: Gauge) -> str:
     if isinstance(gauge, RowShift):
         return gauge.weight
+    if isinstance(gauge, BranchScale | BatchNorm):
+        return gauge.name
     return gauge.tables[0] if isinstance(gauge, Shift) else gauge.bias
 
 
@@ -208,6 +245,8 @@ def _fill_gauge(gauge: Gauge, values: Mapping[str, int]) -> Gauge:
         return Shift((_fill(gauge.tables[0], values), _fill(gauge.tables[1], values)))
     if isinstance(gauge, RowShift):
         return RowShift(_fill(gauge.weight, values))
+    if isinstance(gauge, BranchScale | BatchNorm):
+        return replace(gauge, name=_fill(gauge.name, values), writer=_fill(gauge.writer, values))
     if isinstance(gauge, KeyBias):
         return KeyBias(_fill(gauge.bias, values), _fill(gauge.space, values))
     return ValueBias(_fill(gauge.bias, values), _fill(gauge.space, values), _fill(gauge.output, values))
