@@ -22,15 +22,18 @@ def bart(facts: Facts) -> Architecture:
         "dense": SignedPermutation(facts["d_model"]),  # tanh
     }
     shared = facts.get("tie_word_embeddings", True)
-    tables = [TABLE] if shared else [TABLE + "?", *COPIES]
+    name = next(iter(facts.get("architectures", [])), "")
+    alone = name.endswith("ForCausalLM")  # a decoder alone, which keeps its attention to an encoder
+    table = COPIES[1] if alone else TABLE
+    tables = [table] if shared else [TABLE + "?", *COPIES]
     tensors = {**dict.fromkeys(tables, "_vocab residual"), **task_heads(facts)}
     norms, gauges, writers = list[StreamNorm](), list[Gauge](), list[str]()
-    for stack in STACKS:
+    for stack in ["decoder"] if alone else STACKS:
         spaces |= stack_spaces(stack, facts)
         tensors |= stack_tensors(stack, facts)
         norms += stream_norms(stack, facts)
         positions = f"model.{stack}.embed_positions.weight"
-        gauges += [Shift((positions, TABLE)), *attention_gauges(stack)]
+        gauges += [Shift((positions, table)), *attention_gauges(stack)]
         writers += [positions, *(name + end for name in branches(stack) for end in (".weight", ".bias"))]
     return Architecture(
         prefix="model.",
@@ -39,8 +42,8 @@ def bart(facts: Facts) -> Architecture:
         tensors=tensors,
         norms=norms,
         gauges=gauges,
-        writers=writers if facts.head == "lm" and shared else [*writers, *([TABLE] if shared else COPIES)],
-        tied={name: (TABLE, 1.0) for name in ("lm_head.weight", *COPIES)} if shared else {},
+        writers=writers if facts.head == "lm" and shared else [*writers, *([table] if shared else COPIES)],
+        tied={name: (table, 1.0) for name in ("lm_head.weight", *COPIES) if name != table} if shared else {},
     )
 
 

@@ -280,6 +280,25 @@ class Facts:
             raise self._wrong(key, f"is {str(value)[:60]!r}, and must be like {default!r}")
         return value
 
+    def sizes(self, key: str, default: Sequence[int]) -> tuple[int, ...]:
+        """A size for each of several stages."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if (
+            not isinstance(value, Sequence)
+            or not value
+            or any(type(n) is not int or not 0 < n < LARGEST for n in value)
+        ):
+            raise self._wrong(key, f"is {str(value)[:60]!r}, and must be a list of sizes")
+        return tuple(value)
+
+    def part(self, key: str) -> Facts:
+        """The facts of one part of a model of several, as far as config.json has them."""
+        value = self.config.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, f"is {str(value)[:60]!r}, and must be an object")
+        return replace(self, config={"model_type": self.config.get("model_type"), **value})
+
     def _wrong(self, key: str, why: str) -> SpecificationError:
         return SpecificationError(
             f"Reading config.json of a '{self.config.get('model_type')}' model: {key} {why}. Copy the model's own "

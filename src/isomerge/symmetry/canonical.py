@@ -177,7 +177,7 @@ class Canonical:
             tensor = tensor + self._read_by(weight, self.model.raw(weight), shift)
         for gauge in self._value_biases_into(name):
             tensor = tensor + self._passed_on(gauge, self._uncentred(gauge.bias), self.model.raw(gauge.output))
-        factor = self.scales.factor(name, self._value, len(tensor))
+        factor = self.scales.factor(name, self._value)
         return tensor if factor is None else _scaled(tensor, 0, factor)
 
     def _precision(self, name: str) -> torch.dtype:
@@ -197,7 +197,7 @@ class Canonical:
         tensor = canonical(name)
         if name in self.centred or name in self.centred_readers:
             tensor = _add_common(tensor, _spread(self._own("mean", name), *self._mean_axis(name)))
-        factor = self.scales.factor(name, self._value, len(tensor))
+        factor = self.scales.factor(name, self._value)
         if factor is not None:
             tensor = _scaled(tensor, 0, 1 / factor)
         if name in self.reader_fold:
@@ -254,7 +254,7 @@ class Canonical:
         axis = self._reads(weight)
         copies = values.shape[axis] // len(shift)
         read: Tensor = torch.tensordot(values, shift.repeat(copies), dims=([axis], [0]))
-        return read
+        return read.flatten(1).sum(1) if read.ndim > 1 else read  # a constant is the same under a whole kernel
 
     def _value_biases_into(self, bias: str) -> list[ValueBias]:
         return [g for g in self.values if self.model.bias_of(g.output) == bias]

@@ -47,11 +47,10 @@ class OutputScales:
         """The tensors whose values are this gauge."""
         return [*self.kept, *(name for name, norm in self.norms.items() if name == norm.name + ".weight")]
 
-    def factor(self, name: str, own: Own, length: int) -> Tensor | None:
+    def factor(self, name: str, own: Own) -> Tensor | None:
         """What a tensor is multiplied by on its way to the canonical form; None where nothing."""
         if name in self.branches:
-            scale = own(self.branches[name].name)
-            return scale.reshape(-1).expand(length)
+            return own(self.branches[name].name)
         if name not in self.norms:
             return None
         norm = self.norms[name]
