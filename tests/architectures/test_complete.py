@@ -30,6 +30,13 @@ HALF = {"rope_theta": 50.0, "partial_rotary_factor": 0.5}
 NEOX = {**TEXT, "layer_norm_eps": 0.1, "vocab_size": 41, "rope_parameters": HALF}
 OPT = {**TEXT, "ffn_dim": UNITS}
 BERT = {**TEXT, "layer_norm_eps": 0.1}
+DINOV2 = {**VIT, "mlp_ratio": 1, "layerscale_value": 0.7}
+ELECTRA = {**BERT, "embedding_size": 5}
+STAGES = {"image_size": 8, "num_channels": 1, "patch_size": 2, "num_labels": LABELS}
+SWIN = {**STAGES, "embed_dim": 4, "depths": [1, 1], "num_heads": [1, 2], "window_size": 2, "mlp_ratio": 1.0}
+CONVNEXT = {**STAGES, "num_stages": 2, "hidden_sizes": [4, 5], "depths": [1, 1], "layer_scale_init_value": 0.7}
+RESNET = {"num_channels": 1, "embedding_size": 4, "hidden_sizes": [5, 6], "depths": [1, 1], "layer_type": "basic",
+          "num_labels": LABELS}  # fmt: skip
 
 # The first four with the total found when the mathematics was written; the others with none.
 TINY = [
@@ -46,6 +53,11 @@ TINY = [
     (Row("llama-biases", "LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2, "attention_bias": True}), None),
     (Row("qwen3", "Qwen3ForCausalLM", {**LLAMA, "head_dim": INNER}), None),
     (Row("neox", "GPTNeoXForCausalLM", NEOX), None),
+    (Row("dinov2", "Dinov2ForImageClassification", DINOV2, "image"), None),
+    (Row("electra-narrow-token", "ElectraForTokenClassification", ELECTRA), None),
+    (Row("swin", "SwinForImageClassification", SWIN, "image"), None),
+    (Row("convnext", "ConvNextForImageClassification", CONVNEXT, "image"), None),
+    (Row("resnet", "ResNetForImageClassification", RESNET, "image"), None),
     (Row("neox-sequential", "GPTNeoXForCausalLM", {**NEOX, "use_parallel_residual": False}), None),
 ]
 tiny = pytest.mark.parametrize(
@@ -72,12 +84,13 @@ def build(row: Row):
 
 def example(row: Row, generator: torch.Generator) -> dict[str, torch.Tensor]:
     if row.kind == "image":
-        return {"pixel_values": torch.randn(1, 1, 4, 4, generator=generator, dtype=torch.float64)}
+        size = row.config.get("image_size", 16)
+        return {"pixel_values": torch.randn(1, 1, size, size, generator=generator, dtype=torch.float64)}
     given = {"input_ids": torch.randint(0, row.config["vocab_size"], (1, POSITIONS), generator=generator)}
     given["attention_mask"] = torch.ones_like(given["input_ids"])
     if "OPT" in row.model:  # the first two rows of its table are out of reach of the usual numbering
         given["position_ids"] = torch.randperm(POSITIONS + 2, generator=generator)[None, :POSITIONS] - 2
-    if "Bert" in row.model:
+    if "Bert" in row.model or "Electra" in row.model:
         given["token_type_ids"] = torch.randint(0, 2, (1, POSITIONS), generator=generator)
     return given
 
