@@ -21,6 +21,7 @@ def convnext(facts: Facts) -> Architecture:
         **parts.labels("classifier", streams[-1] + "'"),
     }
     norms, gauges = [Norm(name + "layernorm", ("classifier.weight",))], list[Gauge]()
+    writers = [patches + ".weight", patches + ".bias"]
     for number, width in enumerate(widths):
         letter, stage = f"layer{number}", f"{name}encoder.stages.{number}."
         layer = f"{stage}layers.{{{letter}}}."
@@ -30,6 +31,8 @@ def convnext(facts: Facts) -> Architecture:
         tensors |= parts.renamed(layer_tensors(layer, relu), words, letter)
         norms.append(Norm(layer + "layernorm", (layer + "pwconv1.weight",)))
         gauges.append(BranchScale(layer + "layer_scale_parameter", layer + "pwconv2.weight"))
+        final = f"{stage}layers.{depths[number] - 1}.pwconv2"  # only a norm reads the stream after it
+        writers += [layer + "dwconv.bias", final + ".weight", final + ".bias"]
         if number:
             norm, convolution = stage + "downsampling_layer.0", stage + "downsampling_layer.1"
             tensors |= parts.layer_norms(norm, space=streams[number - 1])
@@ -43,6 +46,7 @@ def convnext(facts: Facts) -> Architecture:
         tensors=tensors,
         norms=norms,
         gauges=gauges,
+        writers=writers,
     )
 
 

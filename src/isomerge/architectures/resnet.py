@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from isomerge.architectures import architecture, parts
-from isomerge.symmetry.architecture import Architecture, BatchNorm, Facts
+from isomerge.symmetry.architecture import Architecture, BatchNorm, Facts, Shift
 from isomerge.symmetry.groups import Group, Permutation, Scale
 
 STEM = "resnet.embedder.embedder."
@@ -36,13 +36,15 @@ def resnet(facts: Facts) -> Architecture:
                 hidden = build.space(hidden, units)
                 build.convolution(name + f"layer.{place}.", hidden, build.read(source))
                 source = hidden
-            build.convolution(name + f"layer.{len(inner)}.", stream, build.read(source))
+            last = name + f"layer.{len(inner)}."
+            build.convolution(last, stream, build.read(source))
+            build.shifts.append(Shift((name + "shortcut.normalization.bias", last + "normalization.bias")))
         before = stream
     return Architecture(
         prefix="resnet.",
         spaces=build.spaces,
         tensors={**build.tensors, **parts.labels("classifier.1", build.read(before))},
-        gauges=build.gauges,
+        gauges=[*build.gauges, *build.shifts],
     )
 
 
@@ -56,6 +58,7 @@ class Build:
         self.spaces: dict[str, Group] = {}
         self.tensors: dict[str, str] = {}
         self.gauges: list[BatchNorm] = []
+        self.shifts: list[Shift] = []
 
     def space(self, name: str, units: int) -> str:
         """A space, with a positive scale per unit where a ReLU reads it."""

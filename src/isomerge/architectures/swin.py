@@ -26,15 +26,16 @@ def swin(facts: Facts) -> Architecture:
         **parts.layer_norms("swin.layernorm", space=last),
         **parts.labels("classifier", last + "'"),
     }
-    norms, gauges, writers = list[Norm](), list[Gauge](), list[str]()
+    norms, gauges = list[Norm](), list[Gauge]()
+    # A norm reads the patches as they are projected.
+    writers = [PATCHES + ".weight", PATCHES + ".bias", EMBEDDINGS + "norm.bias"]
     for number, depth in enumerate(depths):
         stage = Stage(number, depth, width * 2**number, heads[number], facts)
         spaces |= stage.spaces()
         tensors |= stage.tensors() | (stage.merging() if number + 1 < len(depths) else {})
         norms += stage.norms()
         gauges += stage.gauges()
-        # Before patches are merged, the mean over one patch is seen beside those of its neighbours.
-        writers += stage.writers() if number + 1 == len(depths) else []
+        writers += stage.writers(last=number + 1 == len(depths))
     norms.append(Norm("swin.layernorm", ("classifier.weight",)))
     return Architecture(
         prefix="swin.",
@@ -104,5 +105,11 @@ class Stage:
             RowShift(self.attention + "relative_position_bias_table"),
         ]
 
-    def writers(self) -> list[str]:
-        return [name + kind for name in (self.output, self.block + "output.dense") for kind in (".weight", ".bias")]
+    def writers(self, last: bool) -> list[str]:
+        """Where patches are merged, the mean over one is seen beside those of its neighbours, unless all have it."""
+        branches = (self.output, self.block + "output.dense")
+        merged = f"swin.encoder.layers.{self.number - 1}.downsample.reduction.weight"
+        return [
+            *(name + ".bias" for name in branches),
+            *([*(name + ".weight" for name in branches), merged] if last else []),
+        ]
