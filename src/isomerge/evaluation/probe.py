@@ -50,7 +50,10 @@ def _sound(model: Any, batch: int, generator: torch.Generator) -> dict[str, Tens
 
 def _sentences(model: Any, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
     config = getattr(model.config, "text_config", model.config)
-    table = model.get_input_embeddings().weight.shape[0]
+    try:
+        table = model.get_input_embeddings().weight.shape[0]
+    except NotImplementedError:  # of two towers, none is the input
+        table = config.vocab_size
     length = min(LENGTH, int(getattr(config, "max_position_embeddings", 0) or LENGTH) - 3)
     # Any token but the padding one, which some models mask or skip a position for.
     padding = getattr(config, "pad_token_id", None)
