@@ -48,7 +48,7 @@ def albert(facts: Facts) -> Architecture:
 
 
 def uses_relu(facts: Facts) -> bool:
-    return facts.get("hidden_act", "gelu_new") == "relu"
+    return bool(facts.get("hidden_act", "gelu_new") == "relu")
 
 
 def spaces(facts: Facts) -> dict[str, Group]:

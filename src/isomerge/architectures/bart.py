@@ -63,7 +63,7 @@ def branches(stack: str) -> list[str]:
 
 
 def uses_relu(facts: Facts) -> bool:
-    return facts.get("activation_function", "gelu") == "relu"
+    return bool(facts.get("activation_function", "gelu") == "relu")
 
 
 def stack_spaces(stack: str, facts: Facts) -> dict[str, Group]:

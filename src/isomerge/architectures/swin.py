@@ -30,7 +30,7 @@ def swin(facts: Facts) -> Architecture:
     # A norm reads the patches as they are projected.
     writers = [PATCHES + ".weight", PATCHES + ".bias", EMBEDDINGS + "norm.bias"]
     for number, depth in enumerate(depths):
-        stage = Stage(number, depth, width * 2**number, heads[number], facts)
+        stage = WindowStage(number, depth, width * 2**number, heads[number], facts)
         spaces |= stage.spaces()
         tensors |= stage.tensors() | (stage.merging() if number + 1 < len(depths) else {})
         norms += stage.norms()
@@ -48,7 +48,7 @@ def swin(facts: Facts) -> Architecture:
     )
 
 
-class Stage:
+class WindowStage:
     """One stage: its sizes, and the names of its tensors."""
 
     def __init__(self, number: int, depth: int, width: int, heads: int, facts: Facts) -> None:

@@ -87,7 +87,7 @@ def attentions(base: str, stack: str) -> dict[str, dict[str, str]]:
 
 
 def uses_relu(facts: Facts) -> bool:
-    return facts.get("activation_function", "gelu") == "relu"
+    return bool(facts.get("activation_function", "gelu") == "relu")
 
 
 def stack_spaces(stack: str, facts: Facts) -> dict[str, Group]:

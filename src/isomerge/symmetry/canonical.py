@@ -312,7 +312,9 @@ def _scaled(tensor: Tensor, axis: int, factor: Tensor) -> Tensor:
 
 def _mean(tensor: Tensor, axis: int, length: int) -> Tensor:
     """The mean over every `length` entries of an axis."""
-    return tensor.unflatten(axis, (-1, length)).mean(axis + 1)
+    copies = tensor.shape[axis] // length
+    shape = (*tensor.shape[:axis], copies, length, *tensor.shape[axis + 1 :])
+    return tensor.reshape(shape).mean(axis + 1)
 
 
 def _spread(mean: Tensor, axis: int, length: int) -> Tensor:
