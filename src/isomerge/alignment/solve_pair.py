@@ -69,7 +69,8 @@ def solve_pair(
     if request is not None:
         activations = request.evidence_for(source, anchor, models[0], (sides[0].balance, sides[1].balance))
     alignment = _solve(sides, scope, run, sweeps, solver, tick, activations)
-    streams, elements = models[0].architecture.streams, alignment.transform.elements
+    elements = alignment.transform.elements
+    streams = [s for s in models[0].architecture.spaces if is_stream(s)]  # those that are held among them
     if untie is None and alignment.untied and all(_needs_no_rotation(elements.get(s)) for s in streams):
         if alignment.stays.keys() >= {*streams} and activations is None:  # looked at, and not merely held
             return _as_they_are(alignment, describe_all([source, anchor], scope, False, device), sides)

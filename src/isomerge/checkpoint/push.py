@@ -40,7 +40,7 @@ def require_access(repo_id: str, token: str | None = None) -> str:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class PushedTo:
     """Where a folder went: the address of the repository or of the pull request, and the branch that has it."""
 
     address: str
@@ -58,7 +58,7 @@ def upload(
     message: str | None = None,
     card: str | None = None,
     quiet: bool = False,
-) -> Arrival:
+) -> PushedTo:
     """Upload a folder, which the caller has checked, as `repo_id` (org/name).
 
     The repository is made if there is none; `private` counts only then. `revision` is a branch, made if need be. A
@@ -88,7 +88,7 @@ def upload(
     except Exception as error:  # huggingface_hub, its HTTP client and the network each have their own classes
         act = f"While pushing {path} to {repo_id} ({api.endpoint})"
         raise CheckpointError(f"{act}: {_cause(error, repo_id)} {path} is unchanged.") from error
-    return Arrival(str(commit.pr_url or address) if pull_request else address, branch)
+    return PushedTo(str(commit.pr_url or address) if pull_request else address, branch)
 
 
 def collect(repositories: Mapping[str, str | None], owner: str, title: str, *, token: str, private: bool) -> str:
