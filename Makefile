@@ -124,6 +124,7 @@ docs: $(VENV)/.docs  ## the documentation as a site, into site/; a broken link f
 bench: $(STAMP)  ## the benchmark tables that two cores can make (minutes)
 	$(BIN)/python benchmarks/align.py --shapes vit roberta-base
 	$(BIN)/python benchmarks/vit_cifar10.py --tiny $(if $(CIFAR10),--data $(CIFAR10))
+	$(BIN)/python benchmarks/resnet_cifar10.py --tiny --work $(or $(TMPDIR),/tmp)/isomerge-resnet
 	$(BIN)/python benchmarks/lm_wikitext2.py --tiny --arch llama $(if $(WIKITEXT2),--data $(WIKITEXT2))
 	$(BIN)/python benchmarks/lm_wikitext2.py --tiny --arch gpt2 $(if $(WIKITEXT2),--data $(WIKITEXT2))
 	$(BIN)/python benchmarks/skills.py --tiny

@@ -135,6 +135,12 @@ def off_special_values(made: Any, seed: int) -> Any:
         for parameter in made.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter += noise / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 0.5 * noise.tanh()
+        for name, buffer in made.named_buffers():  # statistics of batches
+            noise = torch.randn(buffer.shape, generator=generator, dtype=torch.float64).tanh()
+            if name.endswith("running_mean"):
+                buffer += noise
+            elif name.endswith("running_var"):
+                buffer *= noise.exp()
     return made
 
 

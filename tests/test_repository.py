@@ -15,7 +15,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "isomerge"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
-FAMILIES = "llama|mistral|qwen|gemma|olmo|gpt2|gpt_?neox|roberta|deberta|distilbert|bert|deit|vit|t5|mixtral"
+FAMILIES = (
+    "llama|mistral|qwen|gemma|olmo|gpt2|gpt_?neox|roberta|deberta|distilbert|modernbert|albert|electra|bert|bart|deit|vit|"
+    "t5|mixtral|dinov2|dinov3|siglip|whisper|swin|convnext|resnet"
+)
 # `vit_attention` and `ViTConfig` name a family; `invite` and `Liberty` do not.
 FAMILY = re.compile(rf"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))(?i:{FAMILIES})(?![a-z])")
 # The demo trains one particular small model; nothing in it serves the library.

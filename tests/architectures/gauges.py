@@ -14,6 +14,7 @@ almost every point:
 | the mean of a writer over the stream's units, which every LayerNorm drops | its columns |
 | a vector between tables that are always added | d, less 1 where the means are counted already |
 | a vector added to every row of a router, or of a table of position biases | its columns (of a bias: 1) |
+| a gain on what a branch adds; the size of a convolution in front of a batch norm | its units |
 
 A LayerNorm's output spans no more than the complement of one direction, so a reader *without* a bias has one all the
 same: what it makes of that direction is constant. Such a reader can take the norm's bias too.
@@ -24,7 +25,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from isomerge.symmetry.architecture import RESIDUAL, KeyBias, Norm, RowShift, Shift, StreamNorm, ValueBias
+from isomerge.symmetry.architecture import (
+    BatchNorm,
+    BranchScale,
+    KeyBias,
+    Norm,
+    RowShift,
+    Shift,
+    StreamNorm,
+    ValueBias,
+    is_stream,
+)
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.transform import dimension
@@ -36,8 +47,8 @@ def gauges(model: BoundModel) -> list[tuple[str, int]]:
     A stream that is itself the output (bare encoders) keeps only the gauges inside attention.
     """
     found = [*_attention(model)]
-    if model.architecture.moves(RESIDUAL):
-        found += [*_norms(model), *_means(model), *_shifts(model)]
+    for stream in model.architecture.streams:
+        found += [*_norms(model, stream), *_means(model, stream), *_shifts(model, stream), *_scales(model, stream)]
     return [(name, size) for name, size in found if size]
 
 
@@ -75,9 +86,11 @@ def _entries(model: BoundModel, bias: str, space: str, *, dual: bool) -> int:
     return sum(size for atom, size in last if atom.space == space and atom.dual == dual)
 
 
-def _norms(model: BoundModel) -> Iterator[tuple[str, int]]:
+def _norms(model: BoundModel, stream: str) -> Iterator[tuple[str, int]]:
     folded = {fold.norm.name for fold in Canonical(model, model.architecture.movable()).folds}
     for norm in model.architecture.norms:
+        if stream not in _streams(model, norm.name + ".weight"):
+            continue
         readers = [r for r in norm.readers if r in model.layouts]
         last = isinstance(norm, StreamNorm) and norm.writer is None and bool(readers)
         if norm.name in folded or last:
@@ -87,8 +100,8 @@ def _norms(model: BoundModel) -> Iterator[tuple[str, int]]:
         if norm.kind == "layer" if isinstance(norm, Norm) else True:
             plain = norm.name + ".bias" not in model.layouts  # nothing constant comes out, so no bias has to take it
             for reader in readers:
-                if (plain or model.bias_of(reader)) and model.layouts[reader].axis_of(RESIDUAL, dual=True) is not None:
-                    yield f"silent direction of {reader}", _size(model, reader) // _width(model)
+                if (plain or model.bias_of(reader)) and stream in _streams(model, reader, dual=True):
+                    yield f"silent direction of {reader}", _size(model, reader) // _size(model, norm.name + ".weight")
 
 
 def _can_pass_on(model: BoundModel, norm: StreamNorm) -> bool:
@@ -96,19 +109,32 @@ def _can_pass_on(model: BoundModel, norm: StreamNorm) -> bool:
     return norm.writer in model.layouts and all(model.bias_of(r) for r in norm.readers if r in model.layouts)
 
 
-def _means(model: BoundModel) -> Iterator[tuple[str, int]]:
+def _means(model: BoundModel, stream: str) -> Iterator[tuple[str, int]]:
     for writer in model.architecture.writers:
-        yield f"mean of {writer}", _size(model, writer) // _width(model)
+        if stream in _streams(model, writer):
+            yield f"mean of {writer}", _size(model, writer) // model.architecture.spaces[stream].size
 
 
-def _shifts(model: BoundModel) -> Iterator[tuple[str, int]]:
+def _scales(model: BoundModel, stream: str) -> Iterator[tuple[str, int]]:
+    """Of a batch norm the statistics are no parameters: gain and bias make up for a convolution's size."""
+    for gauge in model.architecture.gauges:
+        if isinstance(gauge, BranchScale) and stream in _streams(model, gauge.name):
+            yield f"gain {gauge.name}", _size(model, gauge.name)
+        if isinstance(gauge, BatchNorm) and stream == model.architecture.streams[0]:
+            yield f"size of {gauge.writer}", _size(model, gauge.name + ".weight")
+
+
+def _shifts(model: BoundModel, stream: str) -> Iterator[tuple[str, int]]:
     """k tables that are added have k − 1 vectors between them. A tied table is read by the head as well, so it cannot
     take part; in a LayerNorm model such a table is missing among the writers."""
+    width = model.architecture.spaces[stream].size
     for tables in _connected(model):
+        if stream not in _streams(model, tables[0]):
+            continue
         centred = [t for t in tables if t in model.architecture.writers]
-        free, size = (centred, _width(model) - 1) if centred else (tables, _width(model))
+        free, size = (centred, width - 1) if centred else (tables, width)
         yield "shift between " + ", ".join(free), (len(free) - 1) * size
-    for gauge in model.architecture.gauges:
+    for gauge in model.architecture.gauges if stream == model.architecture.streams[0] else ():
         if isinstance(gauge, RowShift) and gauge.weight in model.layouts:
             yield f"shift of the rows of {gauge.weight}", math.prod(model.layouts[gauge.weight].shape[1:])
 
@@ -128,5 +154,8 @@ def _size(model: BoundModel, name: str) -> int:
     return math.prod(model.layouts[name].shape) if name in model.layouts else 0
 
 
-def _width(model: BoundModel) -> int:
-    return model.architecture.spaces[RESIDUAL].size
+def _streams(model: BoundModel, name: str, *, dual: bool = False) -> set[str]:
+    """The streams that a tensor writes, or reads."""
+    axes = model.layouts[name].axes if name in model.layouts else ()
+    atoms = {atom for axis in axes for segment in axis for atom in segment.atoms if atom.dual == dual}
+    return {atom.space for atom in atoms if is_stream(atom.space)}

@@ -73,9 +73,13 @@ def inputs(row: Row, seed: int = 0, batch: int = 3, length: int = 9) -> dict[str
     """Random images, or sentences of which one is padded."""
     generator = torch.Generator().manual_seed(seed)
     config = make_config(row)
+    if row.kind == "sound":
+        shape = (batch, config.num_mel_bins, 2 * config.max_source_positions)
+        features = {"input_features": torch.randn(shape, generator=generator, dtype=torch.float64)}
+        words = torch.randint(3, VOCABULARY, (batch, length), generator=generator)
+        return features | ({} if row.model.endswith("AudioClassification") else {"decoder_input_ids": words})
     if row.kind == "image":
-        shape = (batch, config.num_channels, config.image_size, config.image_size)
-        return {"pixel_values": torch.randn(shape, generator=generator, dtype=torch.float64)}
+        return {"pixel_values": images(config, batch, generator)}
     if row.kind == "image and text":
         return seen_and_read(config, generator, batch, length)
     shape = (batch, 2, length) if row.kind == "choice" else (batch, length)
@@ -90,7 +94,13 @@ def inputs(row: Row, seed: int = 0, batch: int = 3, length: int = 9) -> dict[str
     wanted = inspect.signature(model_class(row).forward).parameters
     if "token_type_ids" in wanted and getattr(config, "type_vocab_size", 0) > 1:
         found["token_type_ids"] = torch.randint(0, 2, shape, generator=generator)
-    return found
+    return found | ({"pixel_values": images(config, batch, generator)} if row.kind == "towers" else {})
+
+
+def images(config: Any, batch: int, generator: torch.Generator) -> Tensor:
+    seen = getattr(config, "vision_config", config)
+    size = getattr(seen, "image_size", 16)
+    return torch.randn(batch, seen.num_channels, size, size, generator=generator, dtype=torch.float64)
 
 
 def seen_and_read(config: Any, generator: torch.Generator, batch: int, length: int) -> dict[str, Tensor]:
@@ -112,8 +122,7 @@ IMAGE_TOKENS = 4
 def outputs(model: Any, row: Row) -> dict[str, Tensor]:
     """Everything the model gives its user."""
     given = inputs(row)
-    if "pixel_values" in given:
-        given["pixel_values"] = given["pixel_values"].to(model.dtype)
+    given = {name: value.to(model.dtype) if value.is_floating_point() else value for name, value in given.items()}
     with torch.no_grad():
         result = model(**given)
     skipped = [*STATES, "image_hidden_states", *([] if row.model.endswith("Model") else ["encoder_last_hidden_state"])]

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from architectures import rows_encoders
+
 VOCABULARY = 37
 
 
@@ -219,5 +221,8 @@ row("olmo2-lm", "Olmo2ForCausalLM", **LLAMA)
 row("olmo2-lm-tied-biases", "Olmo2ForCausalLM", **{**LLAMA, "tie_word_embeddings": True}, attention_bias=True)
 row("olmo2-sequence", "Olmo2ForSequenceClassification", **LLAMA, **LABELS)
 row("olmo2-bare", "Olmo2Model", **LLAMA)
+
+# Encoders, images, sound, two towers
+rows_encoders.add(row)
 
 from architectures import rows_decoders  # noqa: E402, F401  adds its rows to the table

@@ -31,6 +31,19 @@ HALF = {"rope_theta": 50.0, "partial_rotary_factor": 0.5}
 NEOX = {**TEXT, "layer_norm_eps": 0.1, "vocab_size": 41, "rope_parameters": HALF}
 OPT = {**TEXT, "ffn_dim": UNITS}
 BERT = {**TEXT, "layer_norm_eps": 0.1}
+DINOV2 = {**VIT, "mlp_ratio": 1, "layerscale_value": 0.7, "use_mask_token": False}
+STAGES = {"image_size": 8, "num_channels": 1, "patch_size": 2, "num_labels": LABELS}
+SWIN = {**STAGES, "embed_dim": 4, "depths": [1, 1], "num_heads": [1, 2], "window_size": 2, "mlp_ratio": 1.0}
+CONVNEXT = {
+    **STAGES,
+    "image_size": 16,
+    "num_stages": 2,
+    "hidden_sizes": [4, 5],
+    "depths": [1, 1],
+    "layer_scale_init_value": 0.7,
+}
+RESNET = {"num_channels": 1, "embedding_size": 4, "hidden_sizes": [5, 6], "depths": [1, 1], "layer_type": "basic",
+          "num_labels": LABELS}  # fmt: skip
 
 # The first four with the total found when the mathematics was written; the others with none.
 TINY = [
@@ -47,6 +60,10 @@ TINY = [
     (Row("llama-biases", "LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2, "attention_bias": True}), None),
     (Row("qwen3", "Qwen3ForCausalLM", {**LLAMA, "head_dim": INNER}), None),
     (Row("neox", "GPTNeoXForCausalLM", NEOX), None),
+    (Row("dinov2", "Dinov2ForImageClassification", DINOV2, "image"), None),
+    (Row("swin", "SwinForImageClassification", SWIN, "image"), None),
+    (Row("convnext", "ConvNextForImageClassification", CONVNEXT, "image"), None),
+    (Row("resnet", "ResNetForImageClassification", RESNET, "image"), None),
     (Row("neox-sequential", "GPTNeoXForCausalLM", {**NEOX, "use_parallel_residual": False}), None),
     *((row, None) for row in tiny_decoders.ROWS),
 ]
@@ -75,17 +92,20 @@ def build(row: Row):
                 parameter.zero_()  # a state that decays at once, or never, tells nothing
             noise = torch.randn(parameter.shape, dtype=torch.float64)
             parameter += noise / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 0.5 * noise.tanh()
-    return model
+        for _ in range(20 * any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())):
+            model.train()(torch.randn(64, 1, 32, 32, dtype=torch.float64))  # a ReLU that is half on hides nothing
+    return model.eval()
 
 
 def example(row: Row, generator: torch.Generator) -> dict[str, torch.Tensor]:
     if row.kind == "image":
-        return {"pixel_values": torch.randn(1, 1, 4, 4, generator=generator, dtype=torch.float64)}
+        size = row.config.get("image_size", 32)
+        return {"pixel_values": torch.randn(1, 1, size, size, generator=generator, dtype=torch.float64)}
     given = {"input_ids": torch.randint(0, row.config["vocab_size"], (1, POSITIONS), generator=generator)}
     given["attention_mask"] = torch.ones_like(given["input_ids"])
     if "OPT" in row.model:  # the first two rows of its table are out of reach of the usual numbering
         given["position_ids"] = torch.randperm(POSITIONS + 2, generator=generator)[None, :POSITIONS] - 2
-    if "Bert" in row.model:
+    if "bert" in row.model.lower():
         given["token_type_ids"] = torch.randint(0, 2, (1, POSITIONS), generator=generator)
     return given
 

@@ -20,8 +20,17 @@ from architectures.row_models import (
 from architectures.rows import ROWS
 from isomerge.architectures import FAMILIES, describe
 from isomerge.checkpoint import open_checkpoint
-from isomerge.symmetry.architecture import KeyBias, Norm, ValueBias
-from isomerge.symmetry.groups import Invertible, Permutation, Rotary, Rotation, SignedPermutation, Trivial
+from isomerge.symmetry.architecture import BranchScale, KeyBias, Norm, ValueBias, is_stream
+from isomerge.symmetry.groups import (
+    Invertible,
+    Permutation,
+    Rotary,
+    Rotation,
+    Scale,
+    SignedPermutation,
+    SignedScale,
+    Trivial,
+)
 from isomerge.symmetry.transform import random_transform
 from precision import float64_throughout
 
@@ -228,7 +237,84 @@ def forgotten_writer(spec):
     return patterns(spec, "mlp.c_proj.bias", lambda p: "_stay")
 
 
+def signs_on(spec, stream):
+    return spaces(spec, **{stream: SignedPermutation(spec.spaces[stream].size)})
+
+
+def signs_on_the_first_stream(spec):
+    return signs_on(spec, next(s for s in spec.spaces if is_stream(s)))
+
+
+def signs_on_images(spec):
+    return signs_on(spec, "vision.residual")
+
+
+def signs_on_the_encoder(spec):
+    return signs_on(spec, "encoder.residual")
+
+
+def branch_gain_left_in_place(spec):
+    spec = replace(spec, gauges=[g for g in spec.gauges if not isinstance(g, BranchScale)])
+    return patterns(spec, "lambda1", lambda p: "_stay")
+
+
+def classifier_left_in_place(spec):
+    spec = spaces(spec, residual=Permutation(spec.spaces["residual"].size))  # its gains would refuse to turn
+    return patterns(spec, "classifier.weight", lambda p: "_labels _both")
+
+
+def other_copies_of_the_stream(spec):
+    return patterns(spec, "downsample.reduction.weight", lambda p: p.replace("_four stage0.residual'", "_all"))
+
+
+def bias_table_left_in_place(spec):
+    return patterns(spec, "relative_position_bias_table", lambda p: "_positions _heads")
+
+
+def second_half_as_the_gate(spec):
+    return patterns(
+        spec, "mlp.Wi.weight", lambda p: p.replace("[ffn.{i} | ffn.{i} up.{i}]", "[ffn.{i} up.{i} | ffn.{i}]")
+    )
+
+
+def joint_space_moves(spec):
+    spec = replace(spec, spaces={**spec.spaces, "joint": Permutation(7)})
+    return patterns(spec, "text_projection.weight", lambda p: p.replace("_joint", "joint"))
+
+
+def negative_scales(spec):
+    wrong = {s: SignedScale(1, g.per) if isinstance(g, Scale) else g for s, g in spec.spaces.items()}
+    return replace(spec, spaces=wrong)
+
+
+def forgotten_statistics(spec):
+    return patterns(spec, "running_mean", lambda p: "_stay")
+
+
+def rotation_of_all_values(spec):
+    return spaces(spec, qk=Rotation(spec.spaces["qk.{i}"].size, spec.spaces["qk.{i}"].per))
+
+
 FALSE = [
+    (second_half_as_the_gate, "modernbert-lm"),
+    (rotation_of_all_values, "modernbert-lm"),
+    (signs_on_the_first_stream, "modernbert-lm-untied"),
+    (signs_on_the_first_stream, "electra-lm"),
+    (signs_on_the_first_stream, "albert-lm"),
+    (signs_on_the_first_stream, "bart-lm"),
+    (signs_on_the_first_stream, "swin-image"),
+    (signs_on_the_first_stream, "convnext-image"),
+    (signs_on_images, "clip"),
+    (signs_on_images, "siglip"),
+    (signs_on_the_encoder, "whisper-lm"),
+    (joint_space_moves, "clip"),
+    (branch_gain_left_in_place, "dinov2-image"),
+    (classifier_left_in_place, "dinov2-image"),
+    (rotation_of_all_values, "dinov3-bare"),
+    (other_copies_of_the_stream, "swin-image"),
+    (bias_table_left_in_place, "swin-image"),
+    (negative_scales, "resnet-image"),
+    (forgotten_statistics, "resnet-image"),
     (forgotten_dual, "vit-image"),
     (forgotten_dual, "bert-token"),
     (rotation_across_rope, "llama-lm"),

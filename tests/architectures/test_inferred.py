@@ -179,12 +179,12 @@ def test_a_relu_is_told_from_a_gelu():
 
 
 def test_two_attentions_of_one_layer_have_spaces_of_their_own():
-    config = transformers.BartConfig(
+    config = transformers.MBartConfig(
         vocab_size=37, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=5,
         decoder_attention_heads=2, decoder_ffn_dim=7, max_position_embeddings=23, pad_token_id=0, eos_token_id=1,
         decoder_start_token_id=1, bos_token_id=2, forced_eos_token_id=1,
     )  # fmt: skip
-    model = describe(open_checkpoint(transformers.BartForConditionalGeneration(config)))
+    model = describe(open_checkpoint(transformers.MBartForConditionalGeneration(config)))
     heads = [s for s in model.architecture.movable() if s.endswith("head.0")]
     assert len(heads) == 3 and all(len(model.touching(head)) >= 4 for head in heads)
 
@@ -202,13 +202,13 @@ def fresh(monkeypatch):
 
 
 def test_without_transformers_nothing_moves(build, fresh):
-    checkpoint = open_checkpoint(build("electra"))
+    checkpoint = open_checkpoint(build("ernie"))
     fresh.setitem(sys.modules, "transformers", None)
     nothing_moves(describe(checkpoint), "the package 'transformers' is not installed")
 
 
 def test_a_class_transformers_does_not_have_is_never_fetched(build, fresh):
-    checkpoint = open_checkpoint(build("electra"))
+    checkpoint = open_checkpoint(build("ernie"))
     config = {**checkpoint.config, "architectures": ["HomeMadeModel"], "auto_map": {"AutoModel": "code.HomeMadeModel"}}
     nothing_moves(describe(open_checkpoint(checkpoint, config=config)), "code that comes with it")
 

@@ -220,7 +220,7 @@ def larger(group: Group) -> Group | None:
 def _control(row: Row, folder: Path, found: Found, about: dict[str, Any]) -> None:
     bound = describe(open_checkpoint(folder))
     spaces = {s: wide for s, g in bound.architecture.spaces.items() if (wide := larger(g)) is not None}
-    width = next(row.config[key] for key in WIDTHS if key in row.config)
+    width = next((row.config[key] for key in WIDTHS if key in row.config), 4)
     if not spaces or width < 4:  # a LayerNorm of two units gives two signs, whatever comes in
         return
     space = random.Random(about["seed"]).choice(sorted(spaces))

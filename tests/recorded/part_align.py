@@ -18,6 +18,8 @@ SEEN = {"vit-image": "vit", "bert-token": "bert", "gpt2-lm-untied": "gpt2", "lla
 FAMILIES = (
     "vit-image", "bert-lm", "roberta-lm", "llama-lm-tied", "qwen2-lm", "qwen3-lm-tied", "gpt2-lm", "neox-lm", "opt-lm",
     "opt-350m-lm", "distilbert-lm", "deberta-v3-lm", "t5-lm", "mixtral-lm", "gemma2-lm", "olmo2-lm",
+    "modernbert-lm", "electra-lm", "albert-lm", "bart-lm", "dinov2-image", "clip", "siglip", "whisper-lm", "swin-image",
+    "convnext-image", "resnet-image",
 )  # fmt: skip
 SIBLINGS = ("vit-image", "bert-lm", "llama-lm", "gpt2-lm", "t5-lm", "mixtral-lm", "deberta-v3-lm", "neox-lm")
 

@@ -53,7 +53,7 @@ SINGLE: Mapping[str, tuple[str, ...]] = {
     "": ("lora_unet", "lora_transformer", "lycoris"),
 }
 """How components begin in one file that holds all of them, and what kohya calls them; the last: one component alone."""
-RESNET = (("in_layers.2", "conv1"), ("out_layers.3", "conv2"), ("in_layers.0", "norm1"), ("out_layers.0", "norm2"),
+INNER = (("in_layers.2", "conv1"), ("out_layers.3", "conv2"), ("in_layers.0", "norm1"), ("out_layers.0", "norm2"),
           ("emb_layers.1", "time_emb_proj"), ("skip_connection", "conv_shortcut"))  # fmt: skip
 BLOCK = re.compile(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)\.(.+)")
 
@@ -249,7 +249,7 @@ def _original(name: str, layers: int = 2) -> Iterator[str]:
 
 
 def _inner(rest: str) -> str:
-    return next((old for old, new in RESNET if new == rest), rest)
+    return next((old for old, new in INNER if new == rest), rest)
 
 
 # --- the view ---------------------------------------------------------------------------------------------------------

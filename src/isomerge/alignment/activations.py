@@ -28,7 +28,7 @@ from isomerge.checkpoint.base import Progress
 from isomerge.choices import EVIDENCE, MEASURES, SITES
 from isomerge.data import open_data
 from isomerge.errors import RequestError, did_you_mean
-from isomerge.symmetry.architecture import RESIDUAL, Architecture, Norm, layer_of, part_of
+from isomerge.symmetry.architecture import RESIDUAL, Architecture, Norm, is_stream, layer_of, part_of
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.patterns import Atom, Layout, Segment
 from isomerge.symmetry.transform import Transform
@@ -124,7 +124,7 @@ class ActivationRequest:
         architecture = model.architecture
         words = self.words(architecture)
         wanted = [s for s in architecture.movable() if words[s] != "weights"]
-        units = [s for s in wanted if s != RESIDUAL]
+        units = [s for s in wanted if not is_stream(s)]
         passes: list[tuple[list[str], tuple[str, ...]]] = []
         if RESIDUAL in wanted:
             passes.append(([RESIDUAL], _stream_roles(model)))
@@ -179,8 +179,8 @@ class Activations:
             self.notes.append(f"there are no activations for {_listed(unseen)}: the weights decide there")
 
     def _sees(self, space: str) -> bool:
-        if space == RESIDUAL:
-            return self.stream is not None
+        if is_stream(space):  # of several streams, none is asked
+            return space == RESIDUAL and self.stream is not None
         return any(space in b.spaces for b in self.blocks.get(self.architecture.root(space), []))
 
     def word(self, space: str) -> str:
@@ -189,7 +189,7 @@ class Activations:
 
     def roots(self) -> list[str]:
         """Of the units that activations have a say in."""
-        spaces = [s for s in self.architecture.movable() if s != RESIDUAL and self.word(s) != "weights"]
+        spaces = [s for s in self.architecture.movable() if not is_stream(s) and self.word(s) != "weights"]
         return sorted({self.architecture.root(s) for s in spaces})
 
     def speaks_of(self, unit: Unit) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from isomerge.alignment.evidence import met_beside
 from isomerge.alignment.units import Unit
-from isomerge.symmetry.architecture import RESIDUAL, Architecture
+from isomerge.symmetry.architecture import Architecture, is_stream
 from isomerge.symmetry.patterns import Layout
 
 
@@ -25,7 +25,7 @@ def leaders(architecture: Architecture, layouts: Mapping[str, Layout]) -> dict[s
         return root
 
     for layout in layouts.values():
-        roots = sorted({architecture.root(s) for s in layout.spaces() if s != RESIDUAL})
+        roots = sorted({architecture.root(s) for s in layout.spaces() if not is_stream(s)})
         firsts = sorted({first(root) for root in roots})
         for other in firsts:
             leader[other] = firsts[0]

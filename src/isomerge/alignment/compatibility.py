@@ -80,6 +80,8 @@ def require_solver(solver: str, architecture: Architecture, *, activations: bool
         refusal = f"it only finds orders, and {others} would also rotate or scale. Choose level='permutation'"
     elif solver == "graph" and activations:
         refusal = "it matches weights, and data would decide beside them. Leave data out"
+    elif solver == "graph" and len(architecture.streams) > 1:
+        refusal = "it matches units around one residual stream, and this model has several. Leave solver out"
     elif solver == "graph" and not architecture.moves(RESIDUAL):
         refusal = "spaces depend on each other through the residual stream, which does not move. Leave solver out"
     if refusal:

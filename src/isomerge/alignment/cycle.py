@@ -21,6 +21,7 @@ from torch import Tensor
 from isomerge.alignment.evidence import Pair, common_part
 from isomerge.alignment.graph_matching import Tensors, best_step, between
 from isomerge.alignment.rounds import Sweeper
+from isomerge.alignment.streams import solve_all
 from isomerge.symmetry.transform import Transform
 
 MOST_ROUNDS = 20
@@ -38,7 +39,7 @@ def cycle_consistent(
 
     def solved(targets: Sequence[Tensors]) -> tuple[list[Transform], list[Tensors]]:
         found = [
-            sweeper(replace(pair, source=own.__getitem__, anchor=target.__getitem__)).solve(sweeps)
+            solve_all(sweeper(replace(pair, source=own.__getitem__, anchor=target.__getitem__)), sweeps)
             for pair, own, target in zip(pairs, models, targets, strict=True)
         ]
         return found, [{n: t.act(own[n], layouts[n]) for n in layouts} for t, own in zip(found, models, strict=True)]

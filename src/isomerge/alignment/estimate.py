@@ -25,7 +25,7 @@ from isomerge.alignment.units import Unit
 from isomerge.architectures import describe
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.results import Result
-from isomerge.symmetry.architecture import RESIDUAL
+from isomerge.symmetry.architecture import is_stream
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.groups import Trivial
 
@@ -156,14 +156,15 @@ class AlignmentWork:
 def counted(model: BoundModel) -> AlignmentWork:
     """The work of a model of this shape."""
     spaces = model.architecture.spaces
-    stream = spaces.get(RESIDUAL, Trivial(0))
+    streams = {s: spaces[s] for s in model.architecture.streams}
+    stream = max(streams.values(), key=lambda group: group.size, default=Trivial(0))
     work = AlignmentWork(width=stream.size if stream.movable else 0, rotates=stream.movable and not stream.reorders)
     numel = {name: math.prod(layout.shape) for name, layout in model.layouts.items()}
     work.numbers, work.largest = sum(numel.values()), max(numel.values(), default=0)
     for name, layout in model.layouts.items():
-        if work.width and RESIDUAL in layout.spaces() and len(layout.shape) > 1:
-            work.turning += 2.0 * numel[name] * work.width
-    for root in [space for space, group in spaces.items() if not group.per and space != RESIDUAL]:
+        if len(layout.shape) > 1:
+            work.turning += sum(2.0 * numel[name] * streams[s].size for s in streams if s in layout.spaces())
+    for root in [space for space, group in spaces.items() if not group.per and not is_stream(space)]:
         unit = Unit(root, spaces)
         if any(group.movable for group in unit.spaces.values()):
             _count_unit(work, unit, model, numel)

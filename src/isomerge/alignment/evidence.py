@@ -217,12 +217,21 @@ def stream_cross(pair: Pair, name: str, around: Transform, space: str) -> tuple[
     """
     layout = pair.layouts[name]
     places = list(layout.segments_with(space))
-    if len(places) != 1:
+    if len({axis for axis, _ in places}) != 1:
         return None
     source, anchor = pair.tensors(name)
     source = around.act(source, layout, skip={space})
-    axis, segment = places[0]
-    return cross(segment, source, anchor, axis)[0], segment.atoms[0].unsigned
+    products = [_along_stream(segment, source, anchor, axis, space) for axis, segment in places]
+    return reduce(operator.add, products), any(atom.unsigned for _, segment in places for atom in segment.atoms)
+
+
+def _along_stream(segment: Segment, source: Tensor, anchor: Tensor, axis: int, space: str) -> Tensor:
+    """Source × anchor along the stream of a segment, (n, n); what else the axis has (patches, say) is summed over."""
+    if len(segment.atoms) == 1:
+        return cross(segment, source, anchor, axis)[0]
+    place = next(k for k, atom in enumerate(segment.atoms) if atom.space == space)
+    left, right = (segment.take(t, axis).movedim(place, 0).reshape(segment.sizes[place], -1) for t in (source, anchor))
+    return left @ right.mT
 
 
 class EvidenceSum:

@@ -35,7 +35,7 @@ from isomerge.alignment.solvers.assignment import identity_is_optimal
 from isomerge.alignment.solvers.by_group import SOLVERS, solve
 from isomerge.alignment.solvers.by_group import score as best_score
 from isomerge.alignment.units import Elements, Unit
-from isomerge.symmetry.architecture import RESIDUAL
+from isomerge.symmetry.architecture import RESIDUAL, is_stream
 from isomerge.symmetry.groups import Group, Trivial
 from isomerge.symmetry.transform import Transform, dimension
 from isomerge.threads import Run
@@ -66,17 +66,22 @@ class Sweeper:
     activations: Activations | None = None  # evidence from data, beside or instead of the weights
     rough_pair: Pair | None = None
     """The same models for all sweeps but the last, where fewer digits are enough."""
+    stream_name: str = ""
+    """Which residual stream, of a model with several; by default the one there is."""
+    beside: Transform | None = None
+    """Elements of the other streams, which are solved already."""
     objective: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         spaces = self.pair.architecture.spaces
-        roots = [s for s, g in spaces.items() if not g.per and s != RESIDUAL]
+        roots = [s for s, g in spaces.items() if not g.per and not is_stream(s)]
         units = [Unit(root, spaces, self.solver) for root in roots]
-        moving = [u for u in units if any(g.movable for g in u.spaces.values())]
+        moving = [u for u in units if any(g.movable for g in u.spaces.values()) and self.pair.touching(u.members)]
         self._leader = leaders(self.pair.architecture, self.pair.layouts)
         self.chains = chains(moving, self._leader, self.pair.layouts.values())
         self.units = [unit for chain in self.chains for unit in chain]
-        self.stream = spaces.get(RESIDUAL, Trivial(0))
+        self.stream_name = self.stream_name or next(iter(self.pair.architecture.streams), RESIDUAL)
+        self.stream = spaces.get(self.stream_name, Trivial(0))
         self.names = [n for n in self.pair.layouts if n not in self.skip_names]
         self._weights: dict[str, float] = {}  # by tensor, where the stream moves
         self._passes = 1  # over all units, at most
@@ -90,13 +95,14 @@ class Sweeper:
     # --- the loop ---------------------------------------------------------------------------------------------------
     def solve(self, sweeps: int) -> Transform:
         """The best transform found, identities left out."""
-        spaces = self.pair.architecture.spaces
+        around = self._around()
+        spaces = around.spaces
         if not self.stream.movable:
-            return Transform(spaces, self._solve_units(self.units, Transform(spaces))[0])
+            return Transform(spaces, self._solve_units(self.units, around)[0])
         self._weights = self.tensor_weights()
         sums = self._sums_in_place()
         if self._stream_stays(sums):
-            return Transform(spaces, self._solve_units(self.units, Transform(spaces))[0])
+            return Transform(spaces, self._solve_units(self.units, around)[0])
         if self.solver == "graph":
             residual = stream_order(self.pair, self.units, self._weights, self.run)
         else:
@@ -104,9 +110,22 @@ class Sweeper:
         settled = self._stream_word() == "activations" and self._is_whole(residual)
         if not settled:  # else nothing is left for the weights to say about the stream
             residual = self._swept(residual, sums["alone"], max(1, sweeps))
-        elements, earned = self._solve_units(self.units, Transform(spaces, {RESIDUAL: residual}))
+        elements, earned = self._solve_units(self.units, self._around(residual))
         self.objective.append(earned + self._earned(residual, self._with_activations(*sums["alone"])))
-        return Transform(spaces, {RESIDUAL: residual, **elements})
+        return Transform(spaces, {self.stream_name: residual, **elements})
+
+    def solve_units(self) -> Transform:
+        """All units, next to streams that are known."""
+        self._weights = self.tensor_weights()
+        elements, earned = self._solve_units(self.units, self._around())
+        self.objective.append(earned)
+        return self._around(elements=elements)
+
+    def _around(self, residual: Tensor | None = None, elements: Elements | None = None) -> Transform:
+        """The other streams as they are, with an element of this one and of units."""
+        beside = {} if self.beside is None else self.beside.elements
+        own = {} if residual is None else {self.stream_name: residual}
+        return Transform(self.pair.architecture.spaces, {**beside, **own, **(elements or {})})
 
     def stream_stays(self) -> bool:
         """Whether two models are siblings as far as their residual stream can tell."""
@@ -115,7 +134,7 @@ class Sweeper:
 
     def proved_in_place(self, unit: Unit) -> bool:
         """Whether the units have the best order and signs already, where that can be proved without solving."""
-        return self._keeps_its_order(unit, Transform(self.pair.architecture.spaces))
+        return self._keeps_its_order(unit, self._around())
 
     def _swept(self, residual: Tensor, alone: Evidence, sweeps: int) -> Tensor:
         """The stream's element after some sweeps: a few units are solved, then the stream, then the next units.
@@ -123,7 +142,6 @@ class Sweeper:
         Nothing here is final, so evidence is float32 and assignments are nearly the best. Units that were solved next
         to the same stream are left as they are. The number of units solved at once follows from the model alone.
         """
-        spaces = self.pair.architecture.spaces
         at_once = max(1, math.ceil(len(self.chains) / (1 if self.stream.reorders else ROUNDS)))
         parts = [self.chains[k : k + at_once] for k in range(0, max(1, len(self.chains)), at_once)]
         rounds = [[unit for chain in part for unit in chain] for part in parts]
@@ -136,9 +154,9 @@ class Sweeper:
                 if number in beside and torch.equal(beside[number], residual):
                     continue
                 beside[number] = residual
-                around = self._narrowed(Transform(spaces, {RESIDUAL: residual}))
+                around = self._narrowed(self._around(residual))
                 elements, earned = self._solve_units(units, around, roughly=True)
-                moved = self._narrowed(Transform(spaces, elements))
+                moved = self._narrowed(self._around(elements=elements))
                 evidence[number] = self._stream_evidence(self._names_of(units), moved, roughly=True)
                 inside[number] = earned - self._earned(residual, evidence[number])
                 total = self._with_activations(*added_evidence([alone, *evidence.values()]))
@@ -235,7 +253,7 @@ class Sweeper:
     def judged_by_weights(self, transform: Transform) -> Transform:
         """What the weights would do with the units that activations decided."""
         seen = [u for u in self.units if self.activations is not None and self.activations.speaks_of(u)]
-        around = transform.only([RESIDUAL])
+        around = transform.only(self.pair.architecture.streams)
         solved = self.run(lambda u: u.solve(unit_blocks(self.pair, u.members, around, diagonal=u.diagonal))[0], seen)
         elements = {s: e.cpu() for unit in solved for s, e in unit.items() if transform.spaces[s].movable}
         kept = {s: e for s, e in transform.elements.items() if not any(s in u.members for u in seen)}
@@ -279,7 +297,7 @@ class Sweeper:
 
     # --- the residual stream ----------------------------------------------------------------------------------------
     def _stream_names(self) -> list[str]:
-        return [n for n in self.names if RESIDUAL in self.pair.layouts[n].spaces()]
+        return [n for n in self.names if self.stream_name in self.pair.layouts[n].spaces()]
 
     def _seen(self, roughly: bool) -> Pair:
         return self.rough_pair if roughly and self.rough_pair is not None else self.pair
@@ -306,7 +324,7 @@ class Sweeper:
         window = 8  # bounds the number of d × d products alive at once
         for start in range(0, len(names), window):
             chunk = names[start : start + window]
-            products = self.run(lambda n: stream_cross(pair, n, moved, RESIDUAL), chunk)
+            products = self.run(lambda n: stream_cross(pair, n, moved, self.stream_name), chunk)
             for name, result in zip(chunk, products, strict=True):
                 if result is None:
                     continue
@@ -317,7 +335,7 @@ class Sweeper:
         return [total.evidence for total in sums]
 
     def _stream_word(self) -> str:
-        return "weights" if self.activations is None else self.activations.word(RESIDUAL)
+        return "weights" if self.activations is None else self.activations.word(self.stream_name)
 
     def _with_activations(self, C: Tensor, unsigned: Tensor | None) -> Evidence:
         """Weights and activations, each worth one per unit; next to activations alone, weights only settle ties."""
@@ -345,7 +363,7 @@ class Sweeper:
             "outer": {n: self._weights[n] for n in names if self._is_outer(n)},
             **({"all": self._weights} if self.stream.reorders else {}),
         }
-        nowhere = Transform(self.pair.architecture.spaces)
+        nowhere = self._around()
         return dict(zip(weights, self._stream_sums(names, nowhere, list(weights.values())), strict=True))
 
     def _first_guess(self, outer: Evidence) -> Tensor:
@@ -376,7 +394,7 @@ class Sweeper:
             return self._agrees_in_place(C, unsigned, parameters) or self._is_home(*sums["all"])
         best = best_score(self.stream, C[None])  # what the best rotation earns, without building it
         gain = 2 * float(best[0] - C.diagonal().sum())
-        return is_noise(gain, dimension(self.pair.architecture.spaces, RESIDUAL), parameters)
+        return is_noise(gain, dimension(self.pair.architecture.spaces, self.stream_name), parameters)
 
     def _is_home(self, C: Tensor, unsigned: Tensor | None) -> bool:
         """No order of the stream is better than the one it has."""
@@ -404,8 +422,9 @@ class Sweeper:
 
     def _own_root(self, name: str) -> str | None:
         """Of units that share tensors, the first by name."""
-        spaces = self.pair.layouts[name].spaces() - {RESIDUAL}
-        return self._leader[self.pair.architecture.root(min(spaces))] if spaces else None
+        architecture = self.pair.architecture
+        roots = (architecture.root(space) for space in sorted(self.pair.layouts[name].spaces()))
+        return next((self._leader[root] for root in roots if not is_stream(root)), None)
 
     def _leaders_of(self, units: Iterable[Unit]) -> set[str]:
         return {self._leader.get(unit.root, unit.root) for unit in units}
@@ -429,8 +448,8 @@ class Sweeper:
     def _unit_weights(self, units: Iterable[Unit]) -> dict[str, float]:
         if not self.stream.movable:
             return {u.root: 1.0 for u in units}
-        own = {u.root: self._leader[u.root] for u in units}
-        return {root: next(self._weights[n] for n in self.names if self._own_root(n) == own[root]) for root in own}
+        weights = {self._own_root(name): self._weights[name] for name in reversed(self.names)}
+        return {u.root: weights.get(self._leader[u.root], 0.0) for u in units}
 
 
 def _without(elements: Elements, spaces: Collection[str]) -> Elements:

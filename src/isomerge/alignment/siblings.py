@@ -39,7 +39,7 @@ NOTE = (
 def in_place(source: BoundModel, anchor: BoundModel, run: Run, tick: Tick) -> dict[str, str] | None:
     """Why every space of two large models stays, or None where something may have to move."""
     moving = source.architecture.movable()
-    if not moving or source.parameters() < LARGE_MODEL:
+    if not moving or source.parameters() < LARGE_MODEL or source.architecture.streams not in ([], [RESIDUAL]):
         return None
     layouts = {name: layout for name, layout in source.layouts.items() if name in anchor.layouts}
     pair = Pair(source.stored, anchor.stored, layouts, source.architecture)

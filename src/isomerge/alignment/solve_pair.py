@@ -19,11 +19,12 @@ from isomerge.alignment.result import Alignment
 from isomerge.alignment.rounds import Sweeper, Tick, no_tick
 from isomerge.alignment.scope import Scope
 from isomerge.alignment.siblings import NOTE, in_place
+from isomerge.alignment.streams import solve_all
 from isomerge.architectures import describe, describe_like
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.config_meaning import TELLING, unequal
 from isomerge.checkpoint.kept import KeptWork
-from isomerge.symmetry.architecture import RESIDUAL, Architecture
+from isomerge.symmetry.architecture import RESIDUAL, Architecture, is_stream
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.canonical import Canonical
 from isomerge.symmetry.transform import Transform
@@ -68,8 +69,10 @@ def solve_pair(
     if request is not None:
         activations = request.evidence_for(source, anchor, models[0], (sides[0].balance, sides[1].balance))
     alignment = _solve(sides, scope, run, sweeps, solver, tick, activations)
-    if untie is None and alignment.untied and _needs_no_rotation(alignment.transform.elements.get(RESIDUAL)):
-        if RESIDUAL in alignment.stays and activations is None:  # looked at, and not merely held
+    elements = alignment.transform.elements
+    streams = [s for s in models[0].architecture.spaces if is_stream(s)]  # those that are held among them
+    if untie is None and alignment.untied and all(_needs_no_rotation(elements.get(s)) for s in streams):
+        if alignment.stays.keys() >= {*streams} and activations is None:  # looked at, and not merely held
             return _as_they_are(alignment, describe_all([source, anchor], scope, False, device), sides)
         return solve_pair(
             source, anchor, scope, run=run, sweeps=sweeps, solver=solver, budget=budget, device=device, tick=tick,
@@ -184,12 +187,12 @@ def describe_all(checkpoints: list[Checkpoint], scope: Scope, untie: bool, devic
         note = f"held at the identity, since not every model has it: {', '.join(sorted(alone))}"
         models = [replace(m, architecture=m.architecture.frozen(alone, note)) for m in models]
         held |= alone
-    forms = [Canonical(m, [RESIDUAL], gauges=scope.gauges) for m in models]
+    forms = [Canonical(m, m.architecture.streams, gauges=scope.gauges) for m in models]
     stuck = [f"{name} of {m.name}" for m, form in zip(models, forms, strict=True) for name in form.undividable(NO_GAIN)]
     if stuck:
         note = f"residual stream held at the identity: a gain of {stuck[0]} is too small to divide its bias by"
-        models = [replace(m, architecture=m.architecture.frozen([RESIDUAL], note)) for m in models]
-        held.add(RESIDUAL)
+        held |= {s for m in models for s in m.architecture.streams}
+        models = [replace(m, architecture=m.architecture.frozen(m.architecture.streams, note)) for m in models]
     # Sending a tensor to an accelerator costs more than everything done to it there, so it is sent once.
     return [
         replace(m, architecture=m.architecture.frozen(held), device=device, kept=None if device == "cpu" else {})
@@ -212,7 +215,7 @@ def prepare_all(models: list[BoundModel], scope: Scope, run: Run, budget: int) -
 
 def kept_between_sweeps(architecture: Architecture, models: Sequence[BoundModel]) -> int:
     """Bytes of all tensors in both precisions; nothing where one pass over them is enough."""
-    return sum(12 * model.parameters() for model in models) if architecture.moves(RESIDUAL) else 0
+    return sum(12 * model.parameters() for model in models) if architecture.streams else 0
 
 
 def _solve(
@@ -238,7 +241,7 @@ def _solve(
         activations=activations,
         rough_pair=rough,
     )
-    solved = sweeper.solve(sweeps)
+    solved = solve_all(sweeper, sweeps)
     if scope.level == "rotation" and scope.rescales:
         solved = rescaled_all(pair, solved, run)
     total = _unbalanced(sides, solved)
@@ -284,26 +287,27 @@ def _left_alone(sides: list[PreparedModel], total: Transform, solved: Transform,
     Compared as they will be written: a stream that stays is not folded, so noise in its norms is none in its readers.
     """
     spaces = total.spaces
-    moving = [s for s in spaces if s != RESIDUAL or RESIDUAL in total.elements]
+    moving = [s for s in spaces if not is_stream(s) or s in total.elements]
     source, anchor = (Canonical(side.model, moving) for side in sides)
     architecture = source.model.architecture
     moved_roots = {architecture.root(s) for s, e in solved.elements.items() if spaces[s].moves_units(e)}
     leader = leaders(architecture, source.model.layouts)
+    streams = [s for s in total.elements if is_stream(s)]
 
     def stays(space: str) -> bool:
         root = architecture.root(space)
-        if space == RESIDUAL or root in moved_roots:
+        if is_stream(space) or root in moved_roots:
             return False
         own = total.only([space])
         # Units that share tensors are judged next to each other: alone, each would only spoil what they have together.
-        roots = {s: architecture.root(s) for s in total.elements if s != RESIDUAL}
+        roots = {s: architecture.root(s) for s in total.elements if not is_stream(s)}
         linked = [s for s, other in roots.items() if other != root and leader.get(other) == leader.get(root, root)]
-        stream = total.only([RESIDUAL, *linked])
+        around = total.only([*streams, *linked])
         names = [name for name in source.model.touching(space) if name in anchor.model.layouts]
 
         def move(name: str) -> tuple[Tensor, ...]:
             layout = source.model.layouts[name]
-            start = stream.act(source.tensor(name), layout)
+            start = around.act(source.tensor(name), layout)
             return common_part(start, own.act(start, layout), anchor.tensor(name))
 
         return only_noise(spaces, space, map(move, names))

@@ -17,6 +17,7 @@ from isomerge.alignment.result import Alignment
 from isomerge.alignment.rounds import Sweeper, Tick, no_tick
 from isomerge.alignment.scope import Scope
 from isomerge.alignment.solve_pair import describe_all, prepare_all, rotates_the_stream, solve_to_anchor
+from isomerge.alignment.streams import solve_all
 from isomerge.checkpoint import Checkpoint
 from isomerge.symmetry.patterns import Layout
 from isomerge.symmetry.transform import Transform
@@ -88,7 +89,7 @@ def _to_common_mean(
     mean = {name: pairs[0].anchor(name) for name in pairs[0].layouts}
     best: tuple[float, list[Transform]] | None = None
     for _ in range(MOST_ROUNDS):
-        transforms = [sweeper(replace(pair, anchor=mean.__getitem__)).solve(sweeps) for pair in pairs]
+        transforms = [solve_all(sweeper(replace(pair, anchor=mean.__getitem__)), sweeps) for pair in pairs]
         mean, change, spread = _new_mean(pairs, transforms, order, mean)
         if best is None or spread < best[0]:
             best = spread, transforms

@@ -77,7 +77,7 @@ class Unit:
     # every function below works on a batch of pairs: blocks are (pairs, *source sizes, *anchor sizes)
     def _solve(self, space: str, blocks: Sequence[Block], roughly: bool = False) -> tuple[Elements, Tensor]:
         group = self.spaces[space]
-        if not self.children[space]:
+        if not any(block.depth > 1 for block in blocks):  # no inner space, or nothing said of one
             C, unsigned = sum_of_blocks(blocks)
             element, scores = solve(group, C, unsigned, spoil=space == self.root, roughly=roughly, by=self.solver)
             return {space: element}, scores

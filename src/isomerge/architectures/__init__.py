@@ -21,6 +21,7 @@ HEADS = {
     "ForCausalLM": "lm", "LMHeadModel": "lm", "ForMaskedLM": "lm", "ForConditionalGeneration": "lm",
     "ForPreTraining": "pretraining", "ForSequenceClassification": "sequence", "ForTokenClassification": "token",
     "ForQuestionAnswering": "question", "ForImageClassificationWithTeacher": "image", "ForImageClassification": "image",
+    "ForAudioClassification": "audio", "CLIPModel": "towers", "SiglipModel": "towers",
 }  # fmt: skip
 
 

@@ -5,7 +5,9 @@ Names of projections and norms are given without `.weight` and `.bias`; `optiona
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from isomerge.checkpoint.config_meaning import rope_parameters
@@ -51,6 +53,23 @@ def value_output(value: str, output: str, bias: str = "") -> dict[str, str]:
         output + ".weight": "residual (head.{i} vo.{i}')",
         output + ".bias": "residual",
     }
+
+
+def renamed(of: Mapping[str, Any], words: Mapping[str, str], letter: str = "i") -> dict[str, Any]:
+    """Spaces or tensors of a part with other words for its spaces, and another letter for its layers.
+
+    >>> renamed({"q.weight": "(head.{i} qk.{i}) residual'"}, {"head": "cross", "residual": "text.residual"}, "j")
+    {'q.weight': "(cross.{j} qk.{j}) text.residual'"}
+    """
+
+    def one(text: str) -> str:
+        return re.sub(r"\w+", lambda m: words.get(m[0], m[0]), text).replace("{i}", "{" + letter + "}")
+
+    return {
+        name if isinstance(value, str) else one(name): one(value) if isinstance(value, str)
+        else replace(value, per=tuple(one(parent) for parent in value.per))
+        for name, value in of.items()
+    }  # fmt: skip
 
 
 # --- feed-forwards, norms, task heads ---------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from isomerge.checkpoint import Checkpoint
 from isomerge.choices import LEVELS
 from isomerge.errors import IsomergeError
 from isomerge.kinship import inner, relative_distance, squared
-from isomerge.symmetry.architecture import RESIDUAL, Architecture, layer_of
+from isomerge.symmetry.architecture import RESIDUAL, Architecture, is_stream, layer_of
 from isomerge.symmetry.binding import BoundModel
 from isomerge.symmetry.transform import Transform
 
@@ -103,7 +103,10 @@ class _UnitJudge:
             row, around = judge_stream(self.source, self.anchor, self.layouts, self.scopes, self.dtype)
             if row is not None:
                 self.moves.spaces.append({"name": RESIDUAL, "group": self._group(RESIDUAL), **row})
-        for root in [r for r in roots if r != RESIDUAL and layer_of(r) in self.wanted]:
+        several = [s for s in self.architecture.streams if s != RESIDUAL]
+        if several:
+            self.moves.notes.append(f"residual streams were not compared: there are several ({', '.join(several)})")
+        for root in [r for r in roots if not is_stream(r) and layer_of(r) in self.wanted]:
             self.moves.spaces.append({"name": root, "group": self._group(root), **self._judge(root, around)})
         if self.apart:
             self.moves.by_chance = self.lucky / self.apart

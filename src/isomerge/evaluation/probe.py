@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,21 +14,46 @@ from isomerge.checkpoint.base import Checkpoint
 from isomerge.packages import require_version, why_not_imported
 from isomerge.running.stock import load_stock
 
-IMAGE = 32  # pixels a side, where a config leaves it open
+IMAGE = 64  # pixels, where config.json does not say
 LENGTH = 12  # tokens: long enough for every position-dependent part, short enough for any position table
 
 
 def random_inputs(model: Any, seed: int = 0, batch: int = 2) -> dict[str, Tensor]:
     """Inputs of the right kind for a model, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
-    config = model.config
     if model.main_input_name == "pixel_values":
-        vision = getattr(config, "vision_config", config)
-        size = getattr(vision, "image_size", None) or IMAGE
-        height, width = (size, size) if isinstance(size, int) else tuple(size)
-        dtype, channels = next(model.parameters()).dtype, getattr(vision, "num_channels", 3)
-        return {"pixel_values": torch.randn(batch, channels, height, width, generator=generator).to(dtype)}
-    table = model.get_input_embeddings().weight.shape[0]
+        return {"pixel_values": _images(model, batch, generator)}
+    if model.main_input_name == "input_features":
+        return _sound(model, batch, generator)
+    inputs = _sentences(model, batch, generator)
+    two_towers = hasattr(model, "get_image_features") and hasattr(model, "get_text_features")
+    return {**inputs, "pixel_values": _images(model, len(inputs["input_ids"]), generator)} if two_towers else inputs
+
+
+def _images(model: Any, batch: int, generator: torch.Generator) -> Tensor:
+    config = getattr(model.config, "vision_config", model.config)
+    size = getattr(config, "image_size", None) or IMAGE  # convolutions alone take any
+    height, width = (size, size) if isinstance(size, int) else tuple(size)
+    dtype = next(model.parameters()).dtype
+    return torch.randn(batch, getattr(config, "num_channels", 3), height, width, generator=generator).to(dtype)
+
+
+def _sound(model: Any, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """A spectrogram of the one length there is; with a decoder, some tokens."""
+    config, dtype = model.config, next(model.parameters()).dtype
+    shape = (batch, config.num_mel_bins, 2 * config.max_source_positions)
+    inputs = {"input_features": torch.randn(shape, generator=generator).to(dtype)}
+    if "decoder_input_ids" in inspect.signature(model.forward).parameters:
+        inputs["decoder_input_ids"] = torch.randint(0, config.vocab_size, (batch, LENGTH // 2), generator=generator)
+    return inputs
+
+
+def _sentences(model: Any, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+    config = getattr(model.config, "text_config", model.config)
+    try:
+        table = model.get_input_embeddings().weight.shape[0]
+    except NotImplementedError:  # of two towers, none is the input
+        table = config.vocab_size
     length = min(LENGTH, int(getattr(config, "max_position_embeddings", 0) or LENGTH) - 3)
     # Any token but the padding one, which some models mask or skip a position for.
     padding = getattr(config, "pad_token_id", None)

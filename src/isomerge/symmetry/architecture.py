@@ -6,7 +6,8 @@ bias that softmax drops). Names are those on disk.
 
 Conventions for space names, read by `--only` and `--layers`: the number at the end is the layer, and the word before
 it says the part of the model: `head`, `kv`, `cross`, `gain`, `latent`, `rotary`, and `channel` and `state` of what
-stands in for it, are attention, `ffn`, `expert` feed-forward.
+stands in for it, are attention, `ffn`, `expert` feed-forward, `residual` a residual stream. Most models have one
+stream, called just that; two towers or stages of several widths have one each (`vision.residual`, `stage0.residual`).
 """
 
 from __future__ import annotations
@@ -55,6 +56,25 @@ class StreamNorm:
 
 
 @dataclass(frozen=True)
+class BranchScale:
+    """A gain per unit of the stream on what a branch adds to it (LayerScale): it can be folded into the branch's last
+    layer."""
+
+    name: str  # the tensor
+    writer: str  # weight of the layer whose output it scales; its bias is scaled too
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """A norm with running statistics behind a convolution without bias: any factor per unit, of either sign, can stand
+    in the convolution and its statistics alike."""
+
+    name: str
+    writer: str  # weight of the convolution in front
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True)
 class KeyBias:
     """The part of a key bias that softmax drops: the segments of `bias` that end in the dual of `space`."""
 
@@ -85,7 +105,7 @@ class RowShift:
     weight: str
 
 
-Gauge = KeyBias | ValueBias | Shift | RowShift
+Gauge = KeyBias | ValueBias | Shift | RowShift | BranchScale | BatchNorm
 
 
 @dataclass(frozen=True)
@@ -170,6 +190,11 @@ class Architecture:
         held = set(names)
         return self.restricted(lambda n, g: g.restricted(None) if n in held else g, note)
 
+    @property
+    def streams(self) -> list[str]:
+        """The residual streams that may move, from the first to the last."""
+        return [name for name, group in self.spaces.items() if is_stream(name) and not group.per and group.movable]
+
     def root(self, space: str) -> str:
         """The outermost space this one is nested in: spaces with one root are solved together."""
         parents = self.spaces[space].per
@@ -183,6 +208,15 @@ class Architecture:
         return space in self.spaces and self.spaces[space].movable
 
 
+def is_stream(space: str) -> bool:
+    """Whether a space is a residual stream, of the whole model or of a part of it.
+
+    >>> is_stream("residual"), is_stream("text.residual"), is_stream("text.ffn.0")
+    (True, True, False)
+    """
+    return space.split(".")[-1] == RESIDUAL
+
+
 def part_of(space: str) -> str:
     """attention, ffn, residual, or "head" (task heads, embedding factors).
 
@@ -190,7 +224,7 @@ def part_of(space: str) -> str:
     ('attention', 'ffn', 'head')
     """
     words = set(space.split("."))
-    if space == RESIDUAL:
+    if is_stream(space):
         return RESIDUAL
     if words & ATTENTION_WORDS:
         return "attention"
@@ -215,6 +249,8 @@ def _fill(template: str, values: Mapping[str, int]) -> str:
 def _first_name(gauge: Gauge) -> str:
     if isinstance(gauge, RowShift):
         return gauge.weight
+    if isinstance(gauge, BranchScale | BatchNorm):
+        return gauge.name
     return gauge.tables[0] if isinstance(gauge, Shift) else gauge.bias
 
 
@@ -223,6 +259,8 @@ def _fill_gauge(gauge: Gauge, values: Mapping[str, int]) -> Gauge:
         return Shift((_fill(gauge.tables[0], values), _fill(gauge.tables[1], values)))
     if isinstance(gauge, RowShift):
         return RowShift(_fill(gauge.weight, values))
+    if isinstance(gauge, BranchScale | BatchNorm):
+        return replace(gauge, name=_fill(gauge.name, values), writer=_fill(gauge.writer, values))
     if isinstance(gauge, KeyBias):
         return KeyBias(_fill(gauge.bias, values), _fill(gauge.space, values))
     return ValueBias(_fill(gauge.bias, values), _fill(gauge.space, values), _fill(gauge.output, values))
@@ -255,6 +293,25 @@ class Facts:
         if not good or (type(default) is int and not min(default, 1) <= value < LARGEST):
             raise self._wrong(key, f"is {str(value)[:60]!r}, and must be like {default!r}")
         return value
+
+    def sizes(self, key: str, default: Sequence[int]) -> tuple[int, ...]:
+        """A size for each of several stages."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if (
+            not isinstance(value, Sequence)
+            or not value
+            or any(type(n) is not int or not 0 < n < LARGEST for n in value)
+        ):
+            raise self._wrong(key, f"is {str(value)[:60]!r}, and must be a list of sizes")
+        return tuple(value)
+
+    def part(self, key: str) -> Facts:
+        """The facts of one part of a model of several, as far as config.json has them."""
+        value = self.config.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, f"is {str(value)[:60]!r}, and must be an object")
+        return replace(self, config={"model_type": self.config.get("model_type"), **value})
 
     def _wrong(self, key: str, why: str) -> SpecificationError:
         return SpecificationError(

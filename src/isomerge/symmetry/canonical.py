@@ -1,9 +1,10 @@
 """Canonical form: every gauge fixed, exactly, so that only the groups are left between two equal models.
 
-In this order: norms are folded into their readers, writers (and readers) are centred where a LayerNorm drops the mean,
-biases that softmax drops or attention passes through are moved out of the way. (Balancing the factors of an invertible
-space is a group element, so it belongs to the alignment.) Each step is undone by `in_gauge`, which writes a canonical
-model *in the gauge of another one*, so that the plain mean of the two files is the mean of the two canonical forms.
+In this order: norms are folded into their readers, gains on a layer's output into the layer (`output_scales.py`),
+writers (and readers) are centred where a LayerNorm drops the mean, biases that softmax drops or attention passes
+through are moved out of the way. (Balancing the factors of an invertible space is a group element, so it belongs to the
+alignment.) Each step is undone by `in_gauge`, which writes a canonical model *in the gauge of another one*, so that the
+plain mean of the two files is the mean of the two canonical forms.
 
 The bias of a norm *on* the stream (post-norm models) is a gauge too, and stays where it is: folded into its readers it
 becomes a bias far larger than theirs, which then drowns the weights. On two real RoBERTa models the mean after folding
@@ -22,9 +23,10 @@ import torch
 from torch import Tensor
 
 from isomerge.errors import AlignmentError
-from isomerge.symmetry.architecture import RESIDUAL, KeyBias, Norm, ValueBias
+from isomerge.symmetry.architecture import KeyBias, Norm, ValueBias, is_stream
 from isomerge.symmetry.binding import BoundModel
-from isomerge.symmetry.patterns import Layout, Segment
+from isomerge.symmetry.output_scales import OutputScales
+from isomerge.symmetry.patterns import Segment
 
 SMALL_GAIN = 1e-3  # a gain below this fraction of the median cannot be divided by safely
 
@@ -58,13 +60,13 @@ class Canonical:
         self.model = model
         self.stored = record
         self.moving = {s for s in moving if model.architecture.moves(s)} if gauges else set()
-        stream = RESIDUAL in self.moving
-        norms = [n for n in model.architecture.norms if isinstance(n, Norm) and n.space in self.moving]
-        self.folds = [f for n in norms if (f := self._fold(n))]
+        self.scales = OutputScales(model, self.moving)
+        self.folds = [f for n in model.architecture.norms if isinstance(n, Norm) and (f := self._fold(n))]
         self.reader_fold = {reader: fold for fold in self.folds for reader in fold.readers}
         self.norm_weight = {f.norm.name + ".weight": f for f in self.folds}
         self.norm_bias = {f.norm.name + ".bias": f for f in self.folds}
-        self.centred = {w for w in model.architecture.writers if w in model.layouts} if stream else set()
+        writers = [w for w in model.architecture.writers if w in model.layouts]
+        self.centred = {w for w in writers if self._stream(w, dual=False) in self.moving}
         self.centred_readers = {r for f in self.folds if f.norm.kind == "layer" and f.bias_too for r in f.readers}
         present = [g for g in model.architecture.gauges if getattr(g, "bias", None) in model.layouts]
         self.keys = [g for g in present if isinstance(g, KeyBias) and g.space in self.moving]
@@ -78,8 +80,9 @@ class Canonical:
         readers = tuple(r for r in norm.readers if r in model.layouts)
         if norm.name + ".weight" not in model.layouts or not readers:
             return None
+        space = self._normed(norm)
         # A tied output table is also the input table: nothing can be folded into it.
-        if any(_read_axis(model.layouts[r], norm.space) is None for r in readers):
+        if space not in self.moving or any(self._read_axis(r, space) is None for r in readers):
             return None
         return Fold(norm, readers, all(model.bias_of(r) for r in readers))
 
@@ -100,13 +103,14 @@ class Canonical:
             return self.model.raw(name)
         if kind == "bias":
             return self._uncentred(name)
-        return self._uncentred(name).mean(self._mean_axis(name), keepdim=True)
+        return _mean(self._uncentred(name), *self._mean_axis(name))
 
     def _checked(self, kind: str, name: str, stored: Mapping[str, Tensor]) -> Tensor:
         """An entry of a stored gauge, which a damaged file may lack or have in another shape."""
         shape = list(self.model.layouts[name].shape)
         if kind == "mean":
-            shape[self._mean_axis(name)] = 1
+            axis, length = self._mean_axis(name)
+            shape[axis] //= length
         try:
             entry = stored[f"{kind}:{name}"]
         except KeyError as error:
@@ -123,7 +127,7 @@ class Canonical:
     def record(self) -> dict[str, Tensor]:
         """Everything `in_gauge` needs of this model, to be stored beside a transform."""
         norms = [name for f in self.folds for name in (f.norm.name + ".weight", f.norm.name + ".bias")]
-        values = [n for n in norms if n in self.model.layouts]
+        values = [n for n in (*norms, *self.scales.recorded) if n in self.model.layouts]
         biases = {g.bias for g in self.keys} | {g.bias for g in self.values}
         wanted = [("value", n) for n in values] + [("bias", n) for n in biases]
         wanted += [("mean", n) for n in self.centred | self.centred_readers]
@@ -133,10 +137,10 @@ class Canonical:
         """Norms with a gain too small to divide by: their canonical form cannot be written in this model's gauge."""
         fragile = []
         for fold in self.folds:
-            gain = self.gain(fold.norm).abs()
-            if bool(((gain < below * gain.median()) | (gain == 0)).any()):  # the median may be zero itself
+            if _too_small(self.gain(fold.norm), below):
                 fragile.append(fold.norm.name)
-        return fragile
+        scales = {gauge.name for gauge in self.scales.branches.values()}
+        return fragile + [name for name in sorted(scales) if _too_small(self._own("value", name), below)]
 
     def undividable(self, below: float = SMALL_GAIN) -> list[str]:
         """Those of them whose bias has no reader to go into: it would have to be divided by that gain."""
@@ -153,24 +157,28 @@ class Canonical:
             fold = self.norm_bias[name]
             bias = self.model.raw(name)
             return torch.zeros_like(bias) if fold.bias_too else bias / self.gain(fold.norm)
+        if name in self.scales.kept:
+            return self.scales.canonical_value(name, self.model.raw(name))
         tensor = self._uncentred(name)
         for segment in self._dropped_segments(name):
             tensor = _filled(tensor, segment, torch.zeros(()))
         if name in self.centred or name in self.centred_readers:
-            tensor = tensor - tensor.mean(self._mean_axis(name), keepdim=True)
+            axis, length = self._mean_axis(name)
+            tensor = tensor - _spread(_mean(tensor, axis, length), axis, length)
         return tensor
 
     def _uncentred(self, name: str) -> Tensor:
         tensor = self.model.raw(name, self._precision(name))
         if name in self.reader_fold:
-            tensor = self._folded(tensor, name)
+            tensor = _scaled(tensor, self._reads(name), self.gain(self.reader_fold[name].norm))
         if moved := self._reader_with_shift(name):
             weight, norm = moved
             shift = self._own("value", norm.name + ".bias")
             tensor = tensor + self._read_by(weight, self.model.raw(weight), shift)
         for gauge in self._value_biases_into(name):
             tensor = tensor + self._passed_on(gauge, self._uncentred(gauge.bias), self.model.raw(gauge.output))
-        return tensor
+        factor = self.scales.factor(name, self._value)
+        return tensor if factor is None else _scaled(tensor, 0, factor)
 
     def _precision(self, name: str) -> torch.dtype:
         """float64, except where nothing but one group element will touch a float32 tensor: that rounds once anyway."""
@@ -184,11 +192,16 @@ class Canonical:
         if name in self.norm_bias:
             fold = self.norm_bias[name]
             return self._own("value", name) if fold.bias_too else canonical(name) * self.gain(fold.norm)
+        if name in self.scales.kept:
+            return self._own("value", name)
         tensor = canonical(name)
         if name in self.centred or name in self.centred_readers:
-            tensor = _add_common(tensor, self._own("mean", name))
+            tensor = _add_common(tensor, _spread(self._own("mean", name), *self._mean_axis(name)))
+        factor = self.scales.factor(name, self._value)
+        if factor is not None:
+            tensor = _scaled(tensor, 0, 1 / factor)
         if name in self.reader_fold:
-            tensor = self._folded(tensor, name, back=True)
+            tensor = _scaled(tensor, self._reads(name), 1 / self.gain(self.reader_fold[name].norm))
         for segment in self._dropped_segments(name):
             tensor = _filled(tensor, segment, segment.take(self._own("bias", name), 0))
         for gauge in self._value_biases_into(name):
@@ -201,21 +214,52 @@ class Canonical:
         return tensor
 
     # --- small pieces -----------------------------------------------------------------------------------------------
-    def _mean_axis(self, name: str) -> int:
-        return self._axis(name, dual=name in self.centred_readers)
+    def _value(self, name: str) -> Tensor:
+        return self._own("value", name)
 
-    def _axis(self, name: str, *, dual: bool) -> int:
-        axis = self.model.layouts[name].axis_of(RESIDUAL, dual=dual)
+    def _mean_axis(self, name: str) -> tuple[int, int]:
+        """The axis along which a LayerNorm drops a mean, and over how many entries."""
+        if name not in self.centred_readers:
+            axis = self._place(name, dual=False)[0]
+            return axis, self.model.layouts[name].shape[axis]
+        norm = self.reader_fold[name].norm.name + ".weight"
+        return self._reads(name), self.model.layouts[norm].shape[0]
+
+    def _reads(self, name: str) -> int:
+        """The axis by which a tensor reads what its norm gives."""
+        axis = self._read_axis(name, self._normed(self.reader_fold[name].norm))
         assert axis is not None, name
         return axis
 
-    def _folded(self, tensor: Tensor, name: str, *, back: bool = False) -> Tensor:
-        """A reader that takes the gain of its norm, or gives it back; a norm inside heads has one gain for all."""
-        norm = self.reader_fold[name].norm
-        axis, gain = _read_axis(self.model.layouts[name], norm.space), self.gain(norm)
-        assert axis is not None, name
-        gain = gain.repeat(tensor.shape[axis] // len(gain))
-        return _scaled(tensor, axis, 1 / gain if back else gain)
+    def _read_axis(self, name: str, space: str) -> int | None:
+        """The same of a space: a stream (once or in several copies), the whole of its space, or a space inside heads,
+        where one gain serves all."""
+        if is_stream(space):
+            axis, stream = self._place(name, dual=True)
+            return axis if stream == space else None
+        layout = self.model.layouts[name]
+        if (whole := layout.axis_of(space, dual=True)) is not None:
+            return whole
+        inner = [n for n, axis in enumerate(layout.axes) if len(axis) == 1 and axis[0].atoms[-1].space == space]
+        return inner[0] if inner else None
+
+    def _normed(self, norm: Norm) -> str:
+        """The stream a norm is on, of however many, or the space inside a layer."""
+        return self._stream(norm.name + ".weight", dual=False) if is_stream(norm.space) else norm.space
+
+    def _stream(self, name: str, *, dual: bool) -> str:
+        return self._place(name, dual=dual)[1]
+
+    def _place(self, name: str, *, dual: bool) -> tuple[int, str]:
+        """The axis by which a tensor writes a stream, or reads it once or in several copies; (-1, "") for none."""
+        for number, axis in enumerate(self.model.layouts[name].axes):
+            last = {(s.atoms[-1].space, s.atoms[-1].dual) for s in axis}
+            before = [atom for segment in axis for atom in segment.atoms[:-1]]
+            if len(last) == 1 and all(atom.free for atom in before):
+                space, is_dual = last.pop()
+                if is_stream(space) and is_dual == dual:
+                    return number, space
+        return -1, ""
 
     def _reader_with_shift(self, bias: str) -> tuple[str, Norm] | None:
         """The weight through which the bias of a norm moves into this bias, and that norm."""
@@ -226,8 +270,10 @@ class Canonical:
         return weight, fold.norm
 
     def _read_by(self, weight: str, values: Tensor, shift: Tensor) -> Tensor:
-        read: Tensor = torch.tensordot(values, shift, dims=([self._axis(weight, dual=True)], [0]))
-        return read
+        axis = self._reads(weight)
+        copies = values.shape[axis] // len(shift)
+        read: Tensor = torch.tensordot(values, shift.repeat(copies), dims=([axis], [0]))
+        return read.flatten(1).sum(1) if read.ndim > 1 else read  # a constant is the same under a whole kernel
 
     def _value_biases_into(self, bias: str) -> list[ValueBias]:
         return [g for g in self.values if self.model.bias_of(g.output) == bias]
@@ -271,16 +317,28 @@ class AnchorGauge(dict[str, Tensor]):
         return owner._own(kind, name)
 
 
-def _read_axis(layout: Layout, space: str) -> int | None:
-    """The axis that a norm's reader reads it on: the whole of its space, or a space inside heads."""
-    if (axis := layout.axis_of(space, dual=True)) is not None:
-        return axis
-    inner = [n for n, axis in enumerate(layout.axes) if len(axis) == 1 and axis[0].atoms[-1].space == space]
-    return inner[0] if inner and space != RESIDUAL else None
+def _too_small(gain: Tensor, below: float) -> bool:
+    """Some gain cannot be divided by."""
+    size = gain.abs()
+    return bool(((size < below * size.median()) | (size == 0)).any())  # the median may be zero itself
 
 
 def _scaled(tensor: Tensor, axis: int, factor: Tensor) -> Tensor:
+    """Times a factor per entry of an axis, which may hold several copies of the stream."""
+    factor = factor.repeat(tensor.shape[axis] // len(factor))
     return tensor * factor.reshape([-1 if k == axis else 1 for k in range(tensor.ndim)])
+
+
+def _mean(tensor: Tensor, axis: int, length: int) -> Tensor:
+    """The mean over every `length` entries of an axis."""
+    copies = tensor.shape[axis] // length
+    shape = (*tensor.shape[:axis], copies, length, *tensor.shape[axis + 1 :])
+    return tensor.reshape(shape).mean(axis + 1)
+
+
+def _spread(mean: Tensor, axis: int, length: int) -> Tensor:
+    """Back to what the mean was taken of, as far as broadcasting does not do it."""
+    return mean if mean.shape[axis] == 1 else mean.repeat_interleave(length, axis)
 
 
 def _filled(tensor: Tensor, segment: Segment, values: Tensor) -> Tensor:

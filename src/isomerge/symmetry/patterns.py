@@ -6,6 +6,7 @@
     "|residual|"                         moves with the units but never changes sign (a norm's gain)
     "_vocab residual"                    a leading underscore: an axis without a space, of any length
     "expert.0 residual' ffn.0"           ffn.0 is taken per expert.0: the two are worked on as one axis
+    "(_four residual)"                   … or what is left of an axis beside its spaces: several copies of them
 
 `'` marks the dual axis. A pattern is parsed once and bound to a shape once; the result lists, for every axis, its
 *segments*: a product of spaces and the positions it takes on that axis. Everything else works on segments.
@@ -254,7 +255,8 @@ def _whole_axis(node: Node, length: int, spaces: Mapping[str, Group]) -> Segment
     if not atoms or not all(isinstance(a, Atom) and (a.free or a.space in spaces) for a in atoms):
         return None
     known = tuple(a for a in atoms if isinstance(a, Atom))
-    return Segment(known, tuple(length if a.free else spaces[a.space].size for a in known), None)
+    taken = math.prod(spaces[a.space].size for a in known if not a.free)
+    return Segment(known, tuple(length // taken if a.free else spaces[a.space].size for a in known), None)
 
 
 def _check_parents(atoms: tuple[Atom, ...], spaces: Mapping[str, Group], pattern: str) -> None:
