@@ -202,13 +202,13 @@ def fresh(monkeypatch):
 
 
 def test_without_transformers_nothing_moves(build, fresh):
-    checkpoint = open_checkpoint(build("ernie"))
+    checkpoint = open_checkpoint(build("electra"))
     fresh.setitem(sys.modules, "transformers", None)
     nothing_moves(describe(checkpoint), "the package 'transformers' is not installed")
 
 
 def test_a_class_transformers_does_not_have_is_never_fetched(build, fresh):
-    checkpoint = open_checkpoint(build("ernie"))
+    checkpoint = open_checkpoint(build("electra"))
     config = {**checkpoint.config, "architectures": ["HomeMadeModel"], "auto_map": {"AutoModel": "code.HomeMadeModel"}}
     nothing_moves(describe(open_checkpoint(checkpoint, config=config)), "code that comes with it")
 
