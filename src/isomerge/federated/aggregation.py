@@ -74,15 +74,18 @@ def aggregate(
     `method` is any merge method: "linear" is FedAvg, the mean by examples, and other methods that take weights get
     the shares of the examples as theirs; "ties" and its kin work on the updates, "fedma" and "pfnm" match units,
     "regmean" and "fisher" take the clients' `statistics` or `importance` in `options`, "reconstruct" and "distill"
-    (FedDF) the server's unlabelled `data`. Methods that run models, and alignment, need `config`, the config.json.
+    (FedDF, whose student starts from the mean) the server's unlabelled `data`. Methods that run models, and alignment,
+    need `config`, the config.json.
 
     `align` moves the clients first, without changing what they compute: "global" next to the global model, "common" to
-    their common mean, as for clients that started apart. `guard` protects from hostile clients ("clip", "median",
-    "krum"; `hostile` is how many of them krum expects). `step` is what the mean update is multiplied by: "one", or
-    "fedexp", max(1, Σ p_i ‖Δ_i‖² / 2‖Σ p_i Δ_i‖²). `frozen` is a pattern of tensors that stay as the global model has
-    them; "head" stands for task heads, which is FedBABU.
+    their common mean, as for clients that started apart; updates then count from that mean, hostile clients' share of
+    it included. `guard` protects from hostile clients ("clip", "median", "krum"; `hostile` is how many of them krum
+    expects). `step` is what the mean update is multiplied by: "one", or "fedexp", max(1, Σ p_i ‖Δ_i‖² / 2‖Σ p_i Δ_i‖²).
+    `frozen` is a pattern of tensors that stay as the global model has them; "head" stands for task heads, which is
+    FedBABU.
 
-    A client with tensors of other names or shapes, with NaN, or without examples is left out with a note.
+    Tensors have the names of save_pretrained, as `saved_state` gives a module's. A client with tensors of other names
+    or shapes, with NaN, or without examples is left out with a note.
     """
     require_types(
         model=(model, Mapping), method=(method, str), options=(options, Mapping, None), config=(config, Mapping, None),
@@ -93,6 +96,7 @@ def aggregate(
     require_choice("align", align, FEDERATED_ALIGN)
     require_choice("guard", guard, FEDERATED_GUARDS)
     require_choice("step", step, FEDERATED_STEPS)
+    _require_sense(align, step, frozen, hostile)
     start = as_tensors(model, "Aggregating")
     stays = _frozen(frozen)
     good, refused = accepted(clients, start)
@@ -117,6 +121,18 @@ def aggregate(
     for name in kept & merged.keys():
         merged[name] = start[name].clone()
     return Aggregated(merged, changed, names, refused, scale, notes)
+
+
+def _require_sense(align: str, step: str, frozen: str | None, hostile: int) -> None:
+    if hostile < 0:
+        raise RequestError(f"Aggregating: hostile is {hostile}. Write 0 or more.", keys=("hostile",))
+    for key, asked in (("step", step == "fedexp"), ("frozen", frozen is not None)):
+        if align == "common" and asked:
+            raise RequestError(
+                f"Aggregating: {key} goes by the global model, from which align='common' does not start: updates count "
+                "from the clients' own mean. Use align='global'.",
+                keys=("align", key),
+            )
 
 
 def _frozen(pattern: str | None) -> NamePattern | None:
@@ -174,6 +190,8 @@ def _merged(
     if "weight" in {option.name for option in chosen.options} and "weight" not in options:
         options["weight"] = weights
     base = dict(start) if chosen.base == "required" else None
+    if method == "distill":  # whose student is, in FedDF, the clients' mean
+        base = merge_state_dicts([dict(state) for state in states], weight=weights)
     if method in METHODS and data is None and config is None:
         return merge_state_dicts([dict(s) for s in states], method=method, base=base, seed=seed, **options), None
     merged = merge(
