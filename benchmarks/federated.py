@@ -18,6 +18,8 @@ import json
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +46,24 @@ SETTINGS: dict[str, tuple[list[str], int, dict[str, Any]]] = {
 LAST = 3  # rounds whose mean is the last accuracy
 
 
-def run(name: str, rounds: int, given: dict[str, Any]) -> dict[str, Any]:
-    """Accuracy after each round, the bytes sent both ways in it, and what went wrong."""
+@dataclass
+class Round:
+    """The global model after a round, the bytes sent both ways in it, and why it was left out, if it was."""
+
+    model: task.State
+    bytes: int
+    error: IsomergeError | None = None
+
+
+def rounds_of(name: str, rounds: int, given: dict[str, Any]) -> Iterator[Round]:
+    """The rounds of examples/federated, without a framework."""
     digits = load_digits()
     about = STRATEGIES[name]
     given = {**task.DEFAULTS, **given, **about.get("clients", {})}
     start = task.new_model(given["seed"])
     arguments, model = arguments_of(name, start.config.to_dict(), digits), task.sent(start)
-    record: dict[str, Any] = {"accuracy": [], "bytes": [], "units": [], "left_out": 0}
     for number in range(1, rounds + 1):
-        settings = {**arguments, "align": arguments.get("align", "none")}
+        settings = dict(arguments)
         if number > about.get("align_rounds", rounds):
             settings["align"] = "none"
         answers = task.answers(model, number, digits, range(given["clients"]), given)
@@ -65,15 +75,25 @@ def run(name: str, rounds: int, given: dict[str, Any]) -> dict[str, Any]:
         try:
             result = aggregate(model, updates, **settings)
         except IsomergeError as error:  # the round is left out, as on Flower
-            print(f"  {name}, round {number}: {error}")
+            yield Round(model, moved, error)
+            continue
+        model = result.state
+        if result.config is not None:
+            arguments["config"] = result.config
+        yield Round(model, moved)
+
+
+def run(name: str, rounds: int, given: dict[str, Any]) -> dict[str, Any]:
+    """Accuracy after each round, bytes, units of a feed-forward, and the number of rounds that were left out."""
+    digits = load_digits()
+    record: dict[str, Any] = {"accuracy": [], "bytes": [], "units": [], "left_out": 0}
+    for number, one in enumerate(rounds_of(name, rounds, given), 1):
+        if one.error is not None:
+            print(f"  {name}, round {number}: {one.error}")
             record["left_out"] += 1
-        else:
-            model = result.state
-            if result.config is not None:
-                arguments["config"] = result.config
-        record["accuracy"].append(round(task.accuracy(model, digits), 4))
-        record["bytes"].append(moved)
-        record["units"].append(max(len(t) for key, t in model.items() if key.endswith("intermediate.dense.weight")))
+        record["accuracy"].append(round(task.accuracy(one.model, digits), 4))
+        record["bytes"].append(one.bytes)
+        record["units"].append(max(len(t) for key, t in one.model.items() if key.endswith("intermediate.dense.weight")))
     return record
 
 

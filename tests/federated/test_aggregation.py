@@ -170,6 +170,17 @@ def test_wrong_words_are_refused_by_their_argument() -> None:
     with pytest.raises(RequestError, match="align needs config") as refused:
         aggregate(drawn(0), clients(2), align="global")
     assert refused.value.keys == ("config",)
+    with pytest.raises(RequestError, match="hostile is -1") as refused:
+        aggregate(drawn(0), clients(5), guard="krum", hostile=-1)
+    assert refused.value.keys == ("hostile",)
+
+
+@pytest.mark.parametrize("asked", [{"step": "fedexp"}, {"frozen": "head"}])
+def test_what_goes_by_the_global_model_is_refused_where_clients_meet_at_their_own_mean(asked: Any) -> None:
+    """The mean of updates from their own mean is a rounding error, and FedExp would divide by its square."""
+    with pytest.raises(RequestError, match="goes by the global model") as refused:
+        aggregate(drawn(0), clients(3), align="common", config={}, **asked)
+    assert refused.value.keys == ("align", *asked)
 
 
 def test_a_low_rank_update_is_rebuilt_and_its_error_is_the_least() -> None:
@@ -191,6 +202,9 @@ def test_a_low_rank_update_is_rebuilt_and_its_error_is_the_least() -> None:
         ({"whole:other": torch.zeros(1)}, "the model has no 'other'"),
         ({"whole:body.bias": torch.zeros(7)}, "has 7 numbers instead of 6"),
         ({"left:body.weight": torch.zeros(6, 2), "right:body.weight": torch.zeros(1, 5)}, "the factors of"),
+        # Multiplied, these would take 4 PB.
+        ({"left:body.weight": torch.zeros(2**25, 1), "right:body.weight": torch.zeros(1, 2**25)}, "the factors of"),
+        ({"left:body.bias": torch.zeros(6, 1), "right:body.bias": torch.zeros(1, 1)}, "the factors of"),
     ]:
         with pytest.raises(RequestError, match=message):
             expand(before, broken)
