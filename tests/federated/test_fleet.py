@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,17 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from torch import Tensor
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "federated"
+
+
+def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """The largest difference, but of the keys' biases: softmax does not see them, so their gradient is rounding alone,
+    which Adam blows up to whole steps."""
+    assert one.keys() == other.keys()
+    return max(float((one[n] - other[n]).abs().max()) for n in one if not n.endswith("key.bias"))
 
 
 @pytest.fixture
@@ -53,8 +62,8 @@ def test_clients_trained_side_by_side_are_those_trained_one_by_one(loop: Any) ->
     together = loop.task.answers(start, 2, digits, range(3), given)
     for number, (state, examples) in enumerate(together):
         ((alone, count),) = loop.task.answers(start, 2, digits, [number], given)
-        assert count == examples and all(torch.allclose(state[name], alone[name], atol=1e-5) for name in state)
-        assert any((state[name] - start[name]).abs().max() > 1e-3 for name in state)
+        assert count == examples and apart(state, alone) < 1e-4
+        assert apart(state, start) > 0.01
     model = loop.task.model_of(start).train()  # plain training, of the stock class and with a stock optimiser
     part = loop.task.split(digits, 3, 1.0, 1)[0]
     optimizer = torch.optim.AdamW(model.parameters(), lr=loop.task.RATE, weight_decay=0.01)
@@ -65,8 +74,7 @@ def test_clients_trained_side_by_side_are_those_trained_one_by_one(loop: Any) ->
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(scores, digits.train_labels[batch]).backward()
         optimizer.step()
-    plain = loop.task.sent(model)
-    assert all(torch.allclose(together[0][0][name], tensor, atol=1e-4) for name, tensor in plain.items())
+    assert apart(together[0][0], loop.task.sent(model)) < 1e-4
 
 
 def test_a_hostile_client_turns_its_update_around(loop: Any) -> None:
@@ -103,14 +111,13 @@ def test_flowers_engine_gives_the_numbers_of_the_loop(tmp_path: Path, loop: Any)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     rounds = list(loop.rounds_of("aligned-common", 2, {"clients": 4, "apart": True}))
     kept = load_file(tmp_path / "keep" / "round-00002" / "model.safetensors")
-    assert kept.keys() == rounds[-1].model.keys()
-    for name, tensor in rounds[-1].model.items():  # clients come in another order, so sums are rounded otherwise
-        assert torch.allclose(kept[name], tensor, atol=2e-4), name
+    # Clients come in another order, so sums are rounded otherwise, and Adam begins with the signs of gradients.
+    assert apart(kept, rounds[-1].model) < 2e-3
     digits = loop.load_digits()
     printed = [float(share) / 100 for share in re.findall(r"round +[12]: ([\d.]+)%", done.stdout)]
     assert printed == pytest.approx([loop.task.accuracy(one.model, digits) for one in rounds], abs=0.0041)
     plain = list(loop.rounds_of("fedavg", 2, {"clients": 4, "apart": True}))
-    assert any(not torch.allclose(kept[name], tensor, atol=0.01) for name, tensor in plain[-1].model.items())
+    assert apart(kept, plain[-1].model) > 0.02
 
 
 @pytest.mark.slow
