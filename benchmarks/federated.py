@@ -36,7 +36,7 @@ from isomerge.federated import ClientUpdate, aggregate, expand
 GUARDS = ("fedavg", "clip", "median", "krum")
 LEARNERS = [name for name in STRATEGIES if name not in GUARDS[1:]]
 SETTINGS: dict[str, tuple[list[str], int, dict[str, Any]]] = {
-    "clean": (["fedavg"], 30, {}),
+    "clean": (list(GUARDS), 30, {}),
     "hostile": (list(GUARDS), 30, {"hostile": 2}),
     "hostile x5": (list(GUARDS), 30, {"hostile": 2, "flip": 5.0}),
     "one": (LEARNERS, 12, {}),

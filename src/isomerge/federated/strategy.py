@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,18 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from isomerge.errors import IsomergeError
+from isomerge.arguments import require_choice
+from isomerge.errors import IsomergeError, RequestError, near_miss
 from isomerge.federated.adapters import aggregate_adapters
-from isomerge.federated.aggregation import Aggregated, aggregate
+from isomerge.federated.aggregation import GROWING, Aggregated, aggregate, require_sense
 from isomerge.federated.clients import ClientUpdate, State
 from isomerge.federated.compression import PARTS, expand
 from isomerge.federated.kept import latest, store
+from isomerge.merging.data_methods import ALL_METHODS
 
 __all__ = ["MergeStrategy"]
 
 INFO = 20
-GROWING = ("pfnm", "fedma")  # methods that may add units, so that the config changes with the model
 
 
 class MergeStrategy(FedAvg):
@@ -54,6 +56,7 @@ class MergeStrategy(FedAvg):
         """`align_rounds` aligns in the first rounds only: clients that started apart are near each other after them."""
         super().__init__(**flower)
         self.settings = dict(settings or {})
+        _require_known(self.settings, aggregate if adapter_config is None else aggregate_adapters)
         self.adapter_config, self.align_rounds = adapter_config, align_rounds
         self.keep = None if keep is None else Path(keep).expanduser()
         self.notes: dict[int, list[str]] = {}
@@ -171,6 +174,23 @@ class MergeStrategy(FedAvg):
         """Flower's own mean of what the clients measured, where all that count measured the same."""
         keys = {frozenset(next(iter(content.metric_records.values()), {})) for content in contents}
         return self.train_metrics_aggr_fn(contents, self.weighted_by_key) if len(keys) == 1 else None
+
+
+def _require_known(settings: Mapping[str, Any], function: Callable[..., Aggregated]) -> None:
+    """Refuse now what no round could be aggregated with: in a round it would be taken for a fault of the clients."""
+    known = [name for name, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    for name in settings:
+        if name not in known:
+            raise RequestError(
+                f"MergeStrategy: settings has '{name}', and {function.__name__} takes {', '.join(known)}. "
+                + near_miss(name, known),
+                keys=("settings",),
+            )
+    if function is aggregate:
+        checked = inspect.signature(require_sense).parameters
+        require_sense(**{name: value for name, value in settings.items() if name in checked})
+    else:
+        require_choice("method", settings.get("method", "linear"), ALL_METHODS)
 
 
 def _size(content: RecordDict) -> int:
