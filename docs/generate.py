@@ -162,9 +162,11 @@ def _of_system(one: dict[str, Any]) -> tuple[str, str]:
 
 
 def _link(target: str) -> str:
-    """A target of survey.json: "method NAME[.OPTION]", "verb NAME [--FLAG[=VALUE]]", "function NAME[.ARGUMENT]" or
-    "callback NAME"."""
+    """A target of survey.json: "method NAME[.OPTION]", "verb NAME [--FLAG[=VALUE]]", "function NAME[.ARGUMENT]",
+    "federated aggregate[.ARGUMENT=VALUE]" or "callback NAME"."""
     kind, _, rest = target.partition(" ")
+    if kind == "federated":
+        return f"[`{rest.partition('.')[2] or rest}`](federated.md#strategies)"
     if kind == "verb":
         shown = f"isomerge {rest}".replace("=", " ")
         return f"[`{shown}`](cli.md#{rest.partition(' ')[0]})"

@@ -49,7 +49,8 @@ ONLY_LOOKED_AT = {
     "ssh": "it connects to another computer",
     "make": "a target runs tests, benchmarks or a demo as a whole; the Makefile must have it",
     "pip": "it installs from a network; pyproject.toml must have the extras",
-    "python": "benchmarks take minutes or a GPU; the script and its flags must exist (those in examples/ are run)",
+    "python": "benchmarks take minutes or a GPU; the script and its flags must exist (those in examples/ are run, but "
+    "those in examples/federated, which start servers and clients: tests/federated runs them)",
     ".": "it activates an environment in the reader's own shell",
 }
 """Commands by their first words that are not started, and why."""
@@ -217,7 +218,7 @@ def run_block(block: Block, names: dict[str, Any], kind: str, *, anew: bool) -> 
 
 def run_command(words: list[str], into: str | None, *, form: bool, anew: bool) -> None:
     listed = words[0] in ONLY_LOOKED_AT or " ".join(words[:2]) in ONLY_LOOKED_AT
-    if words[0] == "python" and words[1].startswith("examples/"):
+    if words[0] == "python" and words[1].startswith("examples/") and not words[1].startswith("examples/federated/"):
         shell.run_example(words[1:])
     elif listed or (form and shell.is_form(words)):
         shell.look(words)

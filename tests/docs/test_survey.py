@@ -13,7 +13,9 @@ import typer
 import isomerge
 import isomerge.training
 from docs.blocks import ROOT
+from isomerge.choices import FEDERATED_STEPS
 from isomerge.cli.app import app
+from isomerge.federated import aggregate
 from isomerge.merging.data_methods import ALL_METHODS
 
 SURVEY: dict[str, Any] = json.loads((ROOT / "docs" / "survey.json").read_text(encoding="utf-8"))
@@ -57,6 +59,11 @@ def test_a_target_exists(target: str) -> None:
         assert not value or value in flags[flag].metavar.split("|")
     elif kind == "function":
         assert not part or part in inspect.signature(getattr(isomerge, name)).parameters
+    elif kind == "federated":
+        argument, _, value = part.partition("=")
+        assert name == "aggregate" and (not part or argument in inspect.signature(aggregate).parameters)
+        words = {"step": FEDERATED_STEPS, "method": ALL_METHODS, "frozen": ("head",)}
+        assert not part or value in words[argument]
     else:
         assert kind == "callback" and callable(getattr(isomerge.training, name))
 

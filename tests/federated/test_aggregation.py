@@ -162,6 +162,25 @@ def test_any_method_is_an_aggregator() -> None:
     assert torch.allclose(slow.state["body.bias"], model["body.bias"] + 0.5 * updates[0]["body.bias"], atol=1e-6)
 
 
+def test_options_with_a_value_for_each_client_leave_out_those_of_clients_that_do_not_count() -> None:
+    model, members = drawn(0), clients(4)
+    members.insert(1, ClientUpdate("bad", {}, 1.0))
+    options = {"weight": [1.0, 50.0, 2.0, 3.0, 4.0]}
+    result = aggregate(model, members, options=options)
+    parts = [members[n].state for n in (0, 2, 3, 4)]
+    same(result.state, {k: np.average([p[k].numpy() for p in parts], axis=0, weights=[1, 2, 3, 4]) for k in SHAPES})
+    far = ClientUpdate("far", {k: v + 100 if k in SHAPES else v for k, v in drawn(9).items()}, 1.0)
+    guarded = aggregate(
+        model, [members[0], members[1], far, *members[2:]], guard="krum", hostile=1,
+        options={"weight": [1.0, 50.0, 90.0, 2.0, 3.0, 4.0]},
+    )  # fmt: skip
+    assert guarded.clients == ["0", "1", "2", "3"]
+    same(guarded.state, {k: result.state[k].double().numpy() for k in SHAPES})
+    with pytest.raises(RequestError, match="weight cannot have a value for each") as refused:
+        aggregate(model, members, guard="median", options=options)
+    assert refused.value.keys == ("guard", "options")
+
+
 def test_wrong_words_are_refused_by_their_argument() -> None:
     for argument, word in [("method", "linaer"), ("align", "globl"), ("guard", "krumm"), ("step", "fedex")]:
         with pytest.raises(RequestError, match="Did you mean") as refused:
@@ -170,6 +189,20 @@ def test_wrong_words_are_refused_by_their_argument() -> None:
     with pytest.raises(RequestError, match="align needs config") as refused:
         aggregate(drawn(0), clients(2), align="global")
     assert refused.value.keys == ("config",)
+    with pytest.raises(RequestError, match="may add units") as refused:
+        aggregate(drawn(0), clients(2), method="pfnm", step="fedexp")
+    assert refused.value.keys == ("method", "step")
+    with pytest.raises(RequestError, match="hostile is -1") as refused:
+        aggregate(drawn(0), clients(5), guard="krum", hostile=-1)
+    assert refused.value.keys == ("hostile",)
+
+
+@pytest.mark.parametrize("asked", [{"step": "fedexp"}, {"frozen": "head"}])
+def test_what_goes_by_the_global_model_is_refused_where_clients_meet_at_their_own_mean(asked: Any) -> None:
+    """The mean of updates from their own mean is a rounding error, and FedExp would divide by its square."""
+    with pytest.raises(RequestError, match="goes by the global model") as refused:
+        aggregate(drawn(0), clients(3), align="common", config={}, **asked)
+    assert refused.value.keys == ("align", *asked)
 
 
 def test_a_low_rank_update_is_rebuilt_and_its_error_is_the_least() -> None:
@@ -191,6 +224,9 @@ def test_a_low_rank_update_is_rebuilt_and_its_error_is_the_least() -> None:
         ({"whole:other": torch.zeros(1)}, "the model has no 'other'"),
         ({"whole:body.bias": torch.zeros(7)}, "has 7 numbers instead of 6"),
         ({"left:body.weight": torch.zeros(6, 2), "right:body.weight": torch.zeros(1, 5)}, "the factors of"),
+        # Multiplied, these would take 4 PB.
+        ({"left:body.weight": torch.zeros(2**25, 1), "right:body.weight": torch.zeros(1, 2**25)}, "the factors of"),
+        ({"left:body.bias": torch.zeros(6, 1), "right:body.bias": torch.zeros(1, 1)}, "the factors of"),
     ]:
         with pytest.raises(RequestError, match=message):
             expand(before, broken)

@@ -75,6 +75,9 @@ def test_the_server_may_distil_or_grow() -> None:
     taught = aggregate(state, members, method="distill", config=config, data=digits(), options={"steps": 2})
     assert taught.config is None and taught.state.keys() == state.keys()
     assert any(not torch.equal(taught.state[name], state[name]) for name in state)
+    least = {"steps": 1, "rate": 1e-9}  # so that the student is where it began, which in FedDF is the mean
+    begun = aggregate(state, members, method="distill", config=config, data=digits(), options=least)
+    assert all(torch.allclose(begun.state[n], (t + other[n]) / 2, atol=1e-6) for n, t in state.items())
     grown = aggregate(state, members, method="pfnm", config=config, data=None)
     units = next(name for name in state if name.endswith("intermediate.dense.weight"))
     assert grown.config is None or grown.config["intermediate_size"] == len(grown.state[units])

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
+from isomerge.errors import RequestError
 from isomerge.federated import ClientUpdate, aggregate, compress
 from isomerge.federated.strategy import MergeStrategy
 
@@ -85,6 +86,22 @@ def test_a_broken_client_does_not_end_the_round() -> None:
     assert len(strategy.notes[1]) == 2 and all("is left out" in note for note in strategy.notes[1])
     arrays, metrics = strategy.aggregate_train(2, replies(strategy, drawn(0), broken))
     assert arrays is None and metrics is None and strategy.notes[2][0].startswith("the round is left out")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gaurd": "median"}, "settings has 'gaurd'.*Did you mean"),
+        ({"guard": "medain"}, "Did you mean"),
+        ({"align": "global"}, "align needs config"),
+        ({"step": "fedexp", "align": "common", "config": {}}, "goes by the global model"),
+    ],
+)
+def test_settings_that_no_round_could_use_are_refused_before_the_first(settings: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        MergeStrategy(settings)
+    with pytest.raises(RequestError, match="settings has 'guard', and aggregate_adapters takes"):
+        MergeStrategy({"guard": "median"}, adapter_config={})
 
 
 def test_compressed_answers_are_expanded() -> None:

@@ -9,9 +9,19 @@
 {'w': tensor([3.2500])}
 """
 
+from isomerge.checkpoint.memory import load_into_module, saved_state
 from isomerge.federated.adapters import aggregate_adapters
 from isomerge.federated.aggregation import Aggregated, aggregate
 from isomerge.federated.clients import ClientUpdate
 from isomerge.federated.compression import compress, expand
 
-__all__ = ["Aggregated", "ClientUpdate", "aggregate", "aggregate_adapters", "compress", "expand"]
+__all__ = [
+    "Aggregated",
+    "ClientUpdate",
+    "aggregate",
+    "aggregate_adapters",
+    "compress",
+    "expand",
+    "load_into_module",
+    "saved_state",
+]

@@ -36,6 +36,8 @@ from isomerge.results import Result
 
 HEADS = r"(.*\.)?(classifier|score|lm_head|qa_outputs|pre_classifier|pooler)(\..*)?"
 """Tensors of task heads, as the stock classes call them: what FedBABU leaves as it started."""
+GROWING = ("pfnm", "fedma")
+"""Methods that may add units, so that the config changes with the model."""
 
 
 @dataclass
@@ -73,32 +75,30 @@ def aggregate(
 
     `method` is any merge method: "linear" is FedAvg, the mean by examples, and other methods that take weights get
     the shares of the examples as theirs; "ties" and its kin work on the updates, "fedma" and "pfnm" match units,
-    "regmean" and "fisher" take the clients' `statistics` or `importance` in `options`, "reconstruct" and "distill"
-    (FedDF) the server's unlabelled `data`. Methods that run models, and alignment, need `config`, the config.json.
+    "regmean" and "fisher" take the clients' `statistics` or `importance` in `options`, in the order of `clients`;
+    "reconstruct" and "distill" (FedDF, whose student starts from the mean) the server's unlabelled `data`. Methods that
+    run models, and alignment, need `config`, the config.json.
 
     `align` moves the clients first, without changing what they compute: "global" next to the global model, "common" to
-    their common mean, as for clients that started apart. `guard` protects from hostile clients ("clip", "median",
-    "krum"; `hostile` is how many of them krum expects). `step` is what the mean update is multiplied by: "one", or
-    "fedexp", max(1, Σ p_i ‖Δ_i‖² / 2‖Σ p_i Δ_i‖²). `frozen` is a pattern of tensors that stay as the global model has
-    them; "head" stands for task heads, which is FedBABU.
+    their common mean, as for clients that started apart; updates then count from that mean, hostile clients' share of
+    it included. `guard` protects from hostile clients ("clip", "median", "krum"; `hostile` is how many of them krum
+    expects). `step` is what the mean update is multiplied by: "one", or "fedexp", max(1, Σ p_i ‖Δ_i‖² / 2‖Σ p_i Δ_i‖²).
+    `frozen` is a pattern of tensors that stay as the global model has them; "head" stands for task heads, which is
+    FedBABU.
 
-    A client with tensors of other names or shapes, with NaN, or without examples is left out with a note.
+    Tensors have the names of save_pretrained, as `saved_state` gives a module's. A client with tensors of other names
+    or shapes, with NaN, or without examples is left out with a note.
     """
-    require_types(
-        model=(model, Mapping), method=(method, str), options=(options, Mapping, None), config=(config, Mapping, None),
-        align=(align, str), level=(level, str), guard=(guard, str), hostile=(hostile, int), step=(step, str),
-        frozen=(frozen, str, None), seed=(seed, int),
-    )  # fmt: skip
-    require_choice("method", method, ALL_METHODS)
-    require_choice("align", align, FEDERATED_ALIGN)
-    require_choice("guard", guard, FEDERATED_GUARDS)
-    require_choice("step", step, FEDERATED_STEPS)
+    require_types(model=(model, Mapping), options=(options, Mapping, None), level=(level, str), seed=(seed, int))
+    require_sense(method, config, align, guard, hostile, step, frozen)
     start = as_tensors(model, "Aggregating")
     stays = _frozen(frozen)
     good, refused = accepted(clients, start)
     kept = {name for name in start if stays is not None and stays.fullmatch(name)}
     good = [ClientUpdate(one.name, {**one.state, **{n: start[n] for n in kept}}, one.examples) for one in good]
     notes = [str(refusal) for refusal in refused]
+    left_out = {refusal.number for refusal in refused}
+    places = [number for number in range(len(clients)) if number not in left_out]
     if align != "none":
         good, start = _aligned(good, start, config, align, level, notes)
     states: list[State] = [client.state for client in good]
@@ -108,8 +108,10 @@ def aggregate(
         guarded = GUARDS[guard]([difference(s, start) for s in states], weights, names, hostile)
         states = [moved_by(start, update) for update in guarded.updates]
         weights, names = guarded.shares, [names[number] for number in guarded.kept]
+        places = [places[number] for number in guarded.kept]
         notes += guarded.notes
-    merged, changed = _merged(start, states, weights, method, dict(options or {}), config, data, seed)
+    own = _of_those_that_count(options or {}, len(clients), places, guard)
+    merged, changed = _merged(start, states, weights, method, own, config, data, seed)
     scale = 1.0
     if step == "fedexp":
         scale = _fedexp(start, states, weights)
@@ -117,6 +119,55 @@ def aggregate(
     for name in kept & merged.keys():
         merged[name] = start[name].clone()
     return Aggregated(merged, changed, names, refused, scale, notes)
+
+
+def require_sense(
+    method: str = "linear",
+    config: Mapping[str, Any] | None = None,
+    align: str = "none",
+    guard: str = "none",
+    hostile: int = 0,
+    step: str = "one",
+    frozen: str | None = None,
+) -> None:
+    """Refuse arguments of `aggregate` that no round could be aggregated with."""
+    require_types(
+        method=(method, str), config=(config, Mapping, None), align=(align, str), guard=(guard, str),
+        hostile=(hostile, int), step=(step, str), frozen=(frozen, str, None),
+    )  # fmt: skip
+    require_choice("method", method, ALL_METHODS)
+    require_choice("align", align, FEDERATED_ALIGN)
+    require_choice("guard", guard, FEDERATED_GUARDS)
+    require_choice("step", step, FEDERATED_STEPS)
+    _frozen(frozen)
+    if align != "none" and config is None:
+        raise RequestError("Aggregating: align needs config, the content of the model's config.json.", keys=("config",))
+    if hostile < 0:
+        raise RequestError(f"Aggregating: hostile is {hostile}. Write 0 or more.", keys=("hostile",))
+    if step == "fedexp" and method in GROWING:
+        raise RequestError(
+            f"Aggregating: {method} may add units, so there is no update that fedexp could multiply. Use step='one'.",
+            keys=("method", "step"),
+        )
+    for key, asked in (("step", step == "fedexp"), ("frozen", frozen is not None)):
+        if align == "common" and asked:
+            raise RequestError(
+                f"Aggregating: {key} goes by the global model, from which align='common' does not start: updates count "
+                "from the clients' own mean. Use align='global'.",
+                keys=("align", key),
+            )
+
+
+def _of_those_that_count(options: Mapping[str, Any], clients: int, places: Sequence[int], guard: str) -> dict[str, Any]:
+    """The options, whose lists have something for each client of the round, left out or not."""
+    lists = [key for key, value in options.items() if isinstance(value, (list, tuple)) and len(value) == clients]
+    if lists and guard == "median":
+        raise RequestError(
+            f"Aggregating: guard='median' makes one model of all clients, so {lists[0]} cannot have a value for each. "
+            "Use another guard, or one value.",
+            keys=("guard", "options"),
+        )
+    return {key: [value[n] for n in places] if key in lists else value for key, value in options.items()}
 
 
 def _frozen(pattern: str | None) -> NamePattern | None:
@@ -139,8 +190,6 @@ def _aligned(
     notes: list[str],
 ) -> tuple[list[ClientUpdate], dict[str, Tensor]]:
     """The clients next to the global model, which may have to be written in another form too; or at their own mean."""
-    if config is None:
-        raise RequestError("Aggregating: align needs config, the content of the model's config.json.", keys=("config",))
     opened = [open_checkpoint(dict(one.state), config=config, name=f"client {one.name}") for one in clients]
     anchor = open_checkpoint(dict(start), config=config, name="the global model")
     if align == "global":
@@ -174,6 +223,8 @@ def _merged(
     if "weight" in {option.name for option in chosen.options} and "weight" not in options:
         options["weight"] = weights
     base = dict(start) if chosen.base == "required" else None
+    if method == "distill":  # whose student is, in FedDF, the clients' mean
+        base = merge_state_dicts([dict(state) for state in states], weight=weights)
     if method in METHODS and data is None and config is None:
         return merge_state_dicts([dict(s) for s in states], method=method, base=base, seed=seed, **options), None
     merged = merge(

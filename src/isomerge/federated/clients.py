@@ -31,6 +31,8 @@ class Refusal:
 
     client: str
     reason: str
+    number: int
+    """The client's place among all of the round, from 0."""
 
     def __str__(self) -> str:
         return f"client {self.client} is left out: {self.reason}"
@@ -40,7 +42,7 @@ def accepted(clients: Sequence[ClientUpdate], like: State) -> tuple[list[ClientU
     """The clients whose models can be aggregated with `like`; a broken one must not end the round of the others."""
     good: list[ClientUpdate] = []
     refused: list[Refusal] = []
-    for client in clients:
+    for number, client in enumerate(clients):
         try:
             state = as_tensors(client.state, f"Reading client {client.name}")
             reason = _misfit(state, like) or _no_count(client.examples)
@@ -49,7 +51,7 @@ def accepted(clients: Sequence[ClientUpdate], like: State) -> tuple[list[ClientU
         if reason is None:
             good.append(replace(client, state={name: state[name] for name in like}))
         else:
-            refused.append(Refusal(client.name, reason))
+            refused.append(Refusal(client.name, reason, number))
     if not good:
         raise RequestError(
             f"Aggregating: none of {len(clients)} clients sent a model that can be used"

@@ -12,7 +12,7 @@ from isomerge.adapters.lowrank import choose_rank, decompose, halves
 from isomerge.errors import RequestError
 from isomerge.federated.clients import State, difference, moved_by
 
-LEFT, RIGHT, WHOLE = "left:", "right:", "whole:"
+PARTS = LEFT, RIGHT, WHOLE = "left:", "right:", "whole:"
 
 
 def compress(before: State, after: State, rank: int) -> tuple[dict[str, Tensor], float]:
@@ -58,7 +58,10 @@ def expand(before: State, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise RequestError(f"Expanding an update: a factor of '{name}' is missing. Ask the client again.")
         if whole is None:
             assert left is not None and right is not None
-            if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
+            shape = before[name].flatten(1).shape if before[name].dim() > 1 else None
+            # Before they are multiplied: two long vectors make a matrix that no memory holds.
+            flat = (left.dim(), right.dim()) == (2, 2) and left.shape[1] == len(right)
+            if not flat or (len(left), right.shape[1]) != shape:
                 raise RequestError(
                     f"Expanding an update: the factors of '{name}' are {tuple(left.shape)} and {tuple(right.shape)}. "
                     "Ask the client again."

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result
 
-from isomerge.errors import RequestError
+from isomerge.arguments import require_choice
+from isomerge.errors import IsomergeError, RequestError, near_miss
 from isomerge.federated.adapters import aggregate_adapters
-from isomerge.federated.aggregation import Aggregated, aggregate
+from isomerge.federated.aggregation import GROWING, Aggregated, aggregate, require_sense
 from isomerge.federated.clients import ClientUpdate, State
-from isomerge.federated.compression import expand
+from isomerge.federated.compression import PARTS, expand
+from isomerge.federated.kept import latest, store
+from isomerge.merging.data_methods import ALL_METHODS
 
 __all__ = ["MergeStrategy"]
 
@@ -26,6 +32,9 @@ class MergeStrategy(FedAvg):
     `settings` are the arguments of `aggregate`: `method`, `options`, `config`, `align`, `guard`, `step`, `frozen`,
     `data` and so on; `flower` are those of Flower's FedAvg (`fraction_train`, `min_available_nodes`, …). With
     `adapter_config`, clients send LoRA factors only. Clients may answer with what `compress` gives, instead of a model.
+
+    With `keep`, the global model is in this folder after every round, as save_pretrained would write it, and a server
+    that was killed goes on from there: rounds that it has done count among `num_rounds`, and keep their numbers.
 
     A round in which no client sent a model that can be used leaves the global model as it is.
 
@@ -41,17 +50,21 @@ class MergeStrategy(FedAvg):
         *,
         adapter_config: Mapping[str, Any] | None = None,
         align_rounds: int | None = None,
+        keep: str | Path | None = None,
         **flower: Any,
     ) -> None:
         """`align_rounds` aligns in the first rounds only: clients that started apart are near each other after them."""
         super().__init__(**flower)
         self.settings = dict(settings or {})
+        _require_known(self.settings, aggregate if adapter_config is None else aggregate_adapters)
         self.adapter_config, self.align_rounds = adapter_config, align_rounds
+        self.keep = None if keep is None else Path(keep).expanduser()
         self.notes: dict[int, list[str]] = {}
         """What was noted in each round: clients left out or clipped."""
         self.bytes_received: dict[int, int] = {}
         """The size of all clients' answers, by round."""
         self._model: State | None = None
+        self._done = 0  # rounds of an earlier server, which Flower does not count
 
     def summary(self) -> None:
         """Log the settings beside Flower's own."""
@@ -59,14 +72,58 @@ class MergeStrategy(FedAvg):
         log(INFO, "\t├──> isomerge: %s", shown or "the mean by examples")
         super().summary()
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: Any, grid: Any) -> Iterable[Message]:
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Flower's own, from the model in `keep` where there is one."""
+        arrays = self._go_on(initial_arrays)
+        done = self._done
+        evaluate = None if evaluate_fn is None else lambda number, now: evaluate_fn(number + done, now)
+        left = max(0, num_rounds - done)
+        result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, evaluate)
+        for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+            setattr(result, name, {number + done: metrics for number, metrics in getattr(result, name).items()})
+        if done and not len(result.arrays):
+            result.arrays = arrays  # no round was left, or none had an answer
+        return result
+
+    def _go_on(self, initial: ArrayRecord) -> ArrayRecord:
+        self._done = 0
+        if self.keep is None:
+            return initial
+        grows = self.settings.get("method") in GROWING
+        kept = latest(self.keep, initial.to_torch_state_dict(), adapter=self.adapter_config is not None, may_grow=grows)
+        if kept is None:
+            return initial
+        log(INFO, "Going on after round %s, from %s", kept.round, self.keep)
+        self._done = kept.round
+        if grows and kept.config is not None:
+            self.settings["config"] = kept.config
+        return ArrayRecord(kept.state)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         self._model = arrays.to_torch_state_dict()
-        return list(super().configure_train(server_round, arrays, config, grid))
+        return list(super().configure_train(server_round + self._done, arrays, config, grid))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return super().configure_evaluate(server_round + self._done, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         # Not validated by Flower, which ends the run where one client has other names than the rest.
+        server_round += self._done
         answers, _ = self._check_and_log_replies(list(replies), is_train=True, validate=False)
         self.bytes_received[server_round] = sum(_size(answer.content) for answer in answers)
         if not answers or self._model is None:
@@ -74,7 +131,7 @@ class MergeStrategy(FedAvg):
         clients = [self._client(answer) for answer in answers]
         try:
             result = self._aggregated(clients, server_round)
-        except RequestError as error:
+        except IsomergeError as error:
             self.notes[server_round] = [f"the round is left out: {error}"]
             log(INFO, "\t└──> %s", self.notes[server_round][0])
             return None, None
@@ -83,6 +140,9 @@ class MergeStrategy(FedAvg):
             log(INFO, "\t└──> %s", note)
         if result.config is not None:
             self.settings["config"] = result.config
+        if self.keep is not None:
+            config = self.adapter_config or self.settings.get("config")
+            store(self.keep, server_round, result.state, config, adapter=self.adapter_config is not None)
         counted = [a.content for a, c in zip(answers, clients, strict=True) if c.name in set(result.clients)]
         return ArrayRecord(result.state), self._metrics(counted)
 
@@ -104,7 +164,7 @@ class MergeStrategy(FedAvg):
         state: State
         try:
             state = arrays.to_torch_state_dict()
-            if any(":" in key for key in state) and self._model is not None:
+            if any(key.startswith(PARTS) for key in state) and self._model is not None:
                 state = expand(self._model, state)
         except Exception:  # bytes that are no arrays, factors that do not fit: numpy, torch and expand have their own
             state = {}
@@ -114,6 +174,23 @@ class MergeStrategy(FedAvg):
         """Flower's own mean of what the clients measured, where all that count measured the same."""
         keys = {frozenset(next(iter(content.metric_records.values()), {})) for content in contents}
         return self.train_metrics_aggr_fn(contents, self.weighted_by_key) if len(keys) == 1 else None
+
+
+def _require_known(settings: Mapping[str, Any], function: Callable[..., Aggregated]) -> None:
+    """Refuse now what no round could be aggregated with: in a round it would be taken for a fault of the clients."""
+    known = [name for name, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    for name in settings:
+        if name not in known:
+            raise RequestError(
+                f"MergeStrategy: settings has '{name}', and {function.__name__} takes {', '.join(known)}. "
+                + near_miss(name, known),
+                keys=("settings",),
+            )
+    if function is aggregate:
+        checked = inspect.signature(require_sense).parameters
+        require_sense(**{name: value for name, value in settings.items() if name in checked})
+    else:
+        require_choice("method", settings.get("method", "linear"), ALL_METHODS)
 
 
 def _size(content: RecordDict) -> int:
