@@ -166,6 +166,8 @@ RESULTS: dict[str, Callable[[str, str, Path], Any]] = {
     ),
     "best": lambda a, b, out: isomerge.best(a, b, data=digits(), limit=12, algorithm="random", evaluations=4),
     "distill": lambda a, b, out: isomerge.distill([a, b], data=digits(), steps=1),
+    "describe": lambda a, b, out: isomerge.describe(a, digits(), score=False, out=out / "about.json"),
+    "find": lambda a, b, out: isomerge.find(digits(), [a, b], limit=40),
     "push": lambda a, b, out: pushed(a, out),
     "demo": lambda a, b, out: isomerge.demo(out / "demo"),
 }  # fmt: skip
@@ -215,6 +217,8 @@ WORKING: dict[str, Callable[[str, str, Path], dict[str, Any]]] = {
     "check": lambda a, b, out: {"models": (a, b)},
     "curve": lambda a, b, out: {"model_a": a, "model_b": b, "data": digits()},
     "demo": lambda a, b, out: {"out": out},
+    "describe": lambda a, b, out: {"model": a, "data": digits(), "out": out},
+    "find": lambda a, b, out: {"query": digits(), "models": [a, b]},
     "distill": lambda a, b, out: {"teachers": [a, b], "data": digits(), "steps": 1},
     "ensemble": lambda a, b, out: {"models": [a, b], "data": digits()},
     "evaluate": lambda a, b, out: {"model": a, "data": digits()},

@@ -20,10 +20,12 @@ from isomerge.cli.calibrate import calibrate
 from isomerge.cli.check import check
 from isomerge.cli.curve import curve
 from isomerge.cli.demo import demo
+from isomerge.cli.describe import describe
 from isomerge.cli.distill import distill
 from isomerge.cli.ensemble import ensemble
 from isomerge.cli.eval import eval_
 from isomerge.cli.extract import extract
+from isomerge.cli.find import find
 from isomerge.cli.flags import one_of
 from isomerge.cli.list import list_
 from isomerge.cli.merge import merge
@@ -134,7 +136,7 @@ def isomerge(
 MERGEKIT = (mergekit_yaml, mergekit_multi, mergekit_extract_lora)
 VERBS = (
     align, check, selftest, list_, merge, plan, verify, extract, reproduce, eval_, ensemble, sweep, search, best,
-    distill, calibrate, report, barrier, curve, demo, studio, push, *MERGEKIT,
+    distill, describe, find, calibrate, report, barrier, curve, demo, studio, push, *MERGEKIT,
 )  # fmt: skip
 for _verb in VERBS:
     app.command(
