@@ -28,8 +28,8 @@ from isomerge.zoo.features import features_of
 POINTS = 16
 LIMIT = 2000
 """Examples of an embedding where nobody asks for another number."""
-NEAR = 1e-3
-"""A point this near to an example, relative to their spread, is the example."""
+NEAR = 1e-2
+"""A point this near to an example, relative to the length of examples, shows it."""
 
 
 @dataclass
@@ -142,10 +142,10 @@ def _embedded(data: Data, points: int | None, limit: int | None, seed: int) -> t
 
 
 def _examples_among(points: np.ndarray, rows: np.ndarray) -> int:
-    """How many points are an example to three digits."""
-    spread = float(np.sqrt(rows.var(0).sum()))
+    """How many points are an example to two digits."""
+    length = float(np.sqrt((rows * rows).sum(1).mean()))
     nearest = [np.linalg.norm(rows - point, axis=1).min() for point in points]
-    return int(sum(distance <= NEAR * spread for distance in nearest))
+    return int(sum(distance <= NEAR * length for distance in nearest))
 
 
 def _finite(value: float | None) -> float | None:

@@ -69,7 +69,7 @@ def reduced(rows: np.ndarray, count: int, variance: float, seed: int) -> Embeddi
     def loss(_: None) -> Tensor:  # where the weights are the best, they add nothing to the gradient of the points
         return _distance(points, _weights(points.detach(), data, variance), data, variance)
 
-    descend([points], loss, repeat(None), STEPS, RATE, sizes=[float(data.std(unbiased=False))])
+    descend([points], loss, repeat(None), STEPS, RATE, sizes=[float(data.std(unbiased=False)) or 1e-12])
     return Embedding(points.numpy(), _weights(points, data, variance).numpy())
 
 
