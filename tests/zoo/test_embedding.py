@@ -1,4 +1,4 @@
-"""The reduced kernel mean embedding against its definition, a control of as many examples, and what it must not show."""
+"""The reduced kernel mean embedding against its definition, a control of as many examples, what it must not show."""
 
 from __future__ import annotations
 

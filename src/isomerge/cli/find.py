@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @verb(
     "Rank models by how useful they are likely to be on data.",
-    "isomerge find images.tar.xz models --by leep --merge 2 -o merged",
+    "isomerge find images.tar.xz model-a model-b model-c --merge 2 -o merged",
 )
 def find(
     query: Annotated[Path, typer.Argument(metavar="QUERY", help="Data like that on which the model would be used.")],
@@ -62,7 +62,7 @@ def find(
         if merge is not None and out is not None:
             options = {} if base is None else {"base": base}
             merged = isomerge.merge(
-                found.best(merge), method or "linear", device=running.device, seed=running.seed, progress=progress,
+                found.best(merge), method=method or "linear", device=running.device, seed=running.seed, progress=progress,
                 **options,
             )  # fmt: skip
             written = merged.save(out, force=force, finish=False)

@@ -94,7 +94,11 @@ def describe(
         measured = evaluate(
             model, opened, batch_size=batch_size, limit=limit, seed=seed, device=device, progress=progress
         )
-        scores = {"loss": _finite(measured.loss), "metric": _finite(measured.metric), "metric_name": measured.metric_name}  # noqa: E501  fmt: skip
+        scores = {
+            "loss": _finite(measured.loss),
+            "metric": _finite(measured.metric),
+            "metric_name": measured.metric_name,
+        }
         notes += measured.notes
     content = {"format": FORMAT, "isomerge": __version__, **_about(checkpoint), **described, **scores}
     write_description(target, content)

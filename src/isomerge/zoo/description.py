@@ -1,7 +1,7 @@
 """The description of a model: a small file beside it that says what it was trained on, in points that no example is.
 
-    {"format": 1, "model": "model-a", "task": "image", "labels": ["cat", "dog"], "parameters": 69000,
-     "features": "image-1", "examples": 2000, "points": [[0.1, …], …], "weights": [0.4, …], "error": 0.03, …}
+{"format": 1, "model": "model-a", "task": "image", "labels": ["cat", "dog"], "parameters": 69000,
+ "features": "image-1", "examples": 2000, "points": [[0.1, …], …], "weights": [0.4, …], "error": 0.03, …}
 """
 
 from __future__ import annotations

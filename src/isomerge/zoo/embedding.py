@@ -75,7 +75,9 @@ def reduced(rows: np.ndarray, count: int, variance: float, seed: int) -> Embeddi
 
 def _distance(points: Tensor, weights: Tensor, data: Tensor, variance: float) -> Tensor:
     """The squared distance, less what does not depend on the points."""
-    return weights @ _kernel(points, points, variance) @ weights - 2 * (weights @ _kernel(points, data, variance)).mean()
+    return (
+        weights @ _kernel(points, points, variance) @ weights - 2 * (weights @ _kernel(points, data, variance)).mean()
+    )
 
 
 def _weights(points: Tensor, data: Tensor, variance: float) -> Tensor:

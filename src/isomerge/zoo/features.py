@@ -86,6 +86,5 @@ def _signs(rows: int, columns: int) -> np.ndarray:
 
 
 MAPS = {
-    one.name: one
-    for one in (FeatureMap("image-1", 32, 0.05, _of_images), FeatureMap("text-1", 256, 0.5, _of_texts))
+    one.name: one for one in (FeatureMap("image-1", 32, 0.05, _of_images), FeatureMap("text-1", 256, 0.5, _of_texts))
 }

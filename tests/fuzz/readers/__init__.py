@@ -4,7 +4,7 @@ A reader is a function of a folder. Its seeds are good folders, made once by the
 `damage` says which of their files are changed, and how.
 """
 
-from fuzz.readers import checkpoints, data, interrupted, outputs, recipes, studio, tokenizers, verbs, zoo  # noqa: F401, E501  they register
+from fuzz.readers import checkpoints, data, interrupted, outputs, recipes, studio, tokenizers, verbs, zoo  # noqa: F401  they register
 from fuzz.readers.registry import READERS, Reader, Seed
 
 WEIGHTS = {
