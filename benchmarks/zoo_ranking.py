@@ -174,8 +174,8 @@ def mean_over(records: list[dict[str, Any]], value: Callable[[dict[str, Any]], f
 
 
 def table(rows: list[dict[str, Any]], records: list[dict[str, Any]]) -> str:
-    lines = ["| ranked by | τ with accuracy | τ with the probe | the first: accuracy; probe | the first three, merged |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    head = ("ranked by", "τ with accuracy", "τ with the probe", "the first: accuracy; probe", "the first three, merged")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
         taus = ["{:.2f} [{:.2f}, {:.2f}]".format(*row[truth]) for truth in ("accuracy", "probe")]
         firsts = f"{row['first, accuracy']:.1%}; {row['first, probe']:.1%}"

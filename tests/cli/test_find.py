@@ -39,8 +39,8 @@ def test_models_are_ranked_and_the_best_merged(zoo: Path, tmp_path: Path) -> Non
     record = said("find", digits(), zoo, "--merge", "2", "-o", tmp_path / "out")
     assert [Path(one["name"]).name for one in record["models"]][-1] == "b.json"
     assert record["by"] == "leep" and record["merged"]["verified"]
-    assert {Path(one["reference"]).name for one in json.loads((tmp_path / "out" / "isomerge.json").read_text())["inputs"]
-            } == {"a", "b"}  # fmt: skip
+    inputs = json.loads((tmp_path / "out" / "isomerge.json").read_text())["inputs"]
+    assert {Path(one["reference"]).name for one in inputs} == {"a", "b"}
     done = verb("find", digits(), zoo, "--by", "distance", "--limit", "40")
     assert done.exit_code == 0 and "ranked by distance on 40 examples" in done.stdout
     first = done.stdout.splitlines()[1]

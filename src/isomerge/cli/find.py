@@ -60,10 +60,9 @@ def find(
         )  # fmt: skip
         record: dict[str, Any] = {**as_record(found), "merged": None}
         if merge is not None and out is not None:
-            options = {} if base is None else {"base": base}
             merged = isomerge.merge(
-                found.best(merge), method=method or "linear", device=running.device, seed=running.seed, progress=progress,
-                **options,
+                found.best(merge), method=method or "linear", base=base, device=running.device, seed=running.seed,
+                progress=progress,
             )  # fmt: skip
             written = merged.save(out, force=force, finish=False)
             record["merged"] = finished(merged, written, verify=True, report=True)

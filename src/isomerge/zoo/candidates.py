@@ -49,7 +49,7 @@ def _in_place(given: str) -> list[Candidate]:
     path = usable_path(given, "looking for models in")
     if path.is_file() and path.suffix == ".json":
         beside = path.parent if path.name == NAME and _is_model(path.parent) else None
-        return [Candidate(str(beside or path), beside and str(beside), read_description(path))]
+        return [Candidate(str(beside or path), None if beside is None else str(beside), read_description(path))]
     if path.is_file() or _is_model(path) or (path.is_dir() and (path / NAME).is_file()):
         return [_folder(path, given)]
     if not path.is_dir():

@@ -82,7 +82,8 @@ def _distance(points: Tensor, weights: Tensor, data: Tensor, variance: float) ->
 
 def _weights(points: Tensor, data: Tensor, variance: float) -> Tensor:
     own = _kernel(points, points, variance) + RIDGE * torch.eye(len(points), dtype=points.dtype)
-    return torch.linalg.solve(own, _kernel(points, data, variance).mean(1))
+    best: Tensor = torch.linalg.solve(own, _kernel(points, data, variance).mean(1))
+    return best
 
 
 def _kernel(a: Tensor, b: Tensor, variance: float) -> Tensor:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -48,7 +49,8 @@ def features_of(
 
 def _of_images(images: Iterable[object]) -> np.ndarray:
     flat = np.stack([np.asarray(image, np.float64).reshape(-1) / 255 for image in images])
-    return flat @ _signs(flat.shape[1], 32) / np.sqrt(flat.shape[1] * 32)
+    projected: np.ndarray = flat @ _signs(flat.shape[1], 32) / np.sqrt(flat.shape[1] * 32)
+    return projected
 
 
 def _of_texts(texts: Iterable[object]) -> np.ndarray:
@@ -64,7 +66,7 @@ def _of_text(text: str) -> np.ndarray:
     """
     words = _WORD.findall(text.casefold())
     row = np.zeros(256)
-    for word in (*words, *(f"{a} {b}" for a, b in zip(words, words[1:], strict=False))):
+    for word in (*words, *(f"{a} {b}" for a, b in pairwise(words))):
         place, sign = _place(word)
         row[place] += sign
     row = np.sign(row) * np.sqrt(np.abs(row))

@@ -139,8 +139,8 @@ class _Query:
 
     def row(self, candidate: Candidate, by: str, device: str, batch_size: int | None) -> FoundModel:
         described = candidate.description
-        own = None if described is None else described.labels
-        row = FoundModel(candidate.name, candidate.model, described and described.task, None, None, None, None, None)
+        own, task = (None, None) if described is None else (described.labels, described.task)
+        row = FoundModel(candidate.name, candidate.model, task, None, None, None, None, None)
         if described is not None:
             row.distance = self._distance(candidate)
         if candidate.model is not None:
