@@ -17,7 +17,7 @@ from isomerge.zoo.description import NAME, DescriptionFile, read_description
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ZooModel:
     """A model that may be useful: its weights, its description, or both."""
 
     name: str
@@ -28,7 +28,7 @@ class Candidate:
         return None if self.model is None else open_checkpoint(self.model)
 
 
-def candidates_in(models: Any) -> list[Candidate]:
+def candidates_in(models: Any) -> list[ZooModel]:
     """In the order they were named; of a folder, by name."""
     listed = [models] if isinstance(models, (str, os.PathLike)) else models
     if not isinstance(listed, Sequence) or not listed:
@@ -36,30 +36,30 @@ def candidates_in(models: Any) -> list[Candidate]:
             "Finding a model: models must be a list of models, of descriptions, or of folders that hold them.",
             keys=("models",),
         )
-    found: list[Candidate] = []
+    found: list[ZooModel] = []
     for one in listed:
         require_types(models=(one, str, os.PathLike))
         found += _in_place(os.fspath(one))
     return found
 
 
-def _in_place(given: str) -> list[Candidate]:
+def _in_place(given: str) -> list[ZooModel]:
     if is_url(given):
-        return [Candidate(given, given, None)]
+        return [ZooModel(given, given, None)]
     path = usable_path(given, "looking for models in")
     if path.is_file() and path.suffix == ".json":
         beside = path.parent if path.name == NAME and _is_model(path.parent) else None
-        return [Candidate(str(beside or path), None if beside is None else str(beside), read_description(path))]
+        return [ZooModel(str(beside or path), None if beside is None else str(beside), read_description(path))]
     if path.is_file() or _is_model(path) or (path.is_dir() and (path / NAME).is_file()):
         return [_folder(path, given)]
     if not path.is_dir():
         if os.sep in given.rstrip(os.sep) and given.count("/") == 1 and not path.parent.exists():
-            return [Candidate(given, given, None)]  # a model of the hub
+            return [ZooModel(given, given, None)]  # a model of the hub
         raise NotFoundError(f"Looking for models in {given}: there is no such file or folder. Check the path.")
     inside = [one for one in sorted(path.iterdir()) if not one.name.startswith(".")]
     found = [_folder(one, str(one)) for one in inside if one.is_dir() and (_is_model(one) or (one / NAME).is_file())]
     loose = [one for one in inside if one.is_file() and one.name.endswith(".json")]
-    found += [Candidate(str(one), None, read_description(one)) for one in loose]
+    found += [ZooModel(str(one), None, read_description(one)) for one in loose]
     if not found:
         raise RequestError(
             f"Looking for models in {given}: it holds no model and no description. Name a folder of models, or write "
@@ -69,10 +69,10 @@ def _in_place(given: str) -> list[Candidate]:
     return found
 
 
-def _folder(path: Path, name: str) -> Candidate:
+def _folder(path: Path, name: str) -> ZooModel:
     description = path / NAME
     model = str(path) if path.is_file() or _is_model(path) else None
-    return Candidate(name, model, read_description(description) if description.is_file() else None)
+    return ZooModel(name, model, read_description(description) if description.is_file() else None)
 
 
 def _is_model(path: Path) -> bool:

@@ -18,7 +18,7 @@ from isomerge.errors import IsomergeError, RequestError
 from isomerge.progress_bars import Shown, callback, shows_progress
 from isomerge.results import Result
 from isomerge.zoo.answers import Answers, answers_of
-from isomerge.zoo.candidates import Candidate, candidates_in
+from isomerge.zoo.candidates import ZooModel, candidates_in
 from isomerge.zoo.embedding import Embedding
 from isomerge.zoo.features import FeatureMap, features_of
 from isomerge.zoo.transferability import certainty, leep, logme
@@ -137,7 +137,7 @@ class _Query:
             return cls(data, chosen, rows, None, None, seed, [])
         return cls(data, chosen, rows, names, np.unique(names, return_inverse=True)[1], seed, [])
 
-    def row(self, candidate: Candidate, by: str, device: str, batch_size: int | None) -> FoundModel:
+    def row(self, candidate: ZooModel, by: str, device: str, batch_size: int | None) -> FoundModel:
         described = candidate.description
         own, task = (None, None) if described is None else (described.labels, described.task)
         row = FoundModel(candidate.name, candidate.model, task, None, None, None, None, None)
@@ -150,7 +150,7 @@ class _Query:
             row.covered = sum(_plain(name) in known for name in self.names) / len(self.names)
         return row
 
-    def _distance(self, candidate: Candidate) -> float | None:
+    def _distance(self, candidate: ZooModel) -> float | None:
         assert candidate.description is not None
         if candidate.description.features != self.map.name:
             self.notes.append(f"{candidate.name} was described on data of another kind")
@@ -160,7 +160,7 @@ class _Query:
         return apart / float(np.sqrt(whole.product(whole, self.map.variance)))
 
     def _ask(
-        self, candidate: Candidate, row: FoundModel, by: str, device: str, batch_size: int | None
+        self, candidate: ZooModel, row: FoundModel, by: str, device: str, batch_size: int | None
     ) -> list[str] | None:
         """Runs the model, if anything of that is wanted; its labels."""
         checkpoint = candidate.opened()
