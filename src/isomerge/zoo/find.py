@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +76,7 @@ class Found(Result):
 @shows_progress
 def find(
     query: DataSource,
-    models: Any,
+    models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     by: str = "auto",
     batch_size: int | None = None,
