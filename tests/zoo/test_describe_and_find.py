@@ -101,6 +101,11 @@ def test_the_model_whose_data_is_like_the_query_is_first(tmp_path: Path) -> None
         shutil.copy(folder / NAME, loose / f"{folder.name}.json")
     alone = isomerge.find(asked, loose)
     assert [one.distance for one in alone.models] == [near, far] and alone.models[0].model is None
+    (loose / "notes.json").write_text('{"by": "somebody"}')
+    assert len(isomerge.find(asked, loose).models) == 2, "other files are left alone"
+    (loose / "cut.json").write_text('{"format": 1, "feat')
+    with pytest.raises(isomerge.IsomergeError, match="cut.json"):
+        isomerge.find(asked, loose)
     with pytest.raises(isomerge.RequestError, match="weights of 0 are at hand"):
         alone.best(1)
 

@@ -13,7 +13,7 @@ from isomerge.arguments import require_types, usable_path
 from isomerge.checkpoint import Checkpoint, open_checkpoint
 from isomerge.checkpoint.side_files import is_weight
 from isomerge.errors import NotFoundError, RequestError
-from isomerge.zoo.description import NAME, DescriptionFile, read_description
+from isomerge.zoo.description import NAME, DescriptionFile, is_description, read_description
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _in_place(given: str) -> list[ZooModel]:
         raise NotFoundError(f"Looking for models in {given}: there is no such file or folder. Check the path.")
     inside = [one for one in sorted(path.iterdir()) if not one.name.startswith(".")]
     found = [_folder(one, str(one)) for one in inside if one.is_dir() and (_is_model(one) or (one / NAME).is_file())]
-    loose = [one for one in inside if one.is_file() and one.name.endswith(".json")]
+    loose = [one for one in inside if one.is_file() and one.name.endswith(".json") and is_description(one)]
     found += [ZooModel(str(one), None, read_description(one)) for one in loose]
     if not found:
         raise RequestError(

@@ -97,6 +97,15 @@ def write_description(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def is_description(path: Path) -> bool:
+    """Whether a file that nobody named is meant to be one; one that is damaged is."""
+    try:
+        content = read_json(path)
+    except (OSError, JsonError):
+        return True
+    return isinstance(content, dict) and content.keys() >= {"format", "features"}
+
+
 def read_description(path: str | os.PathLike[str]) -> DescriptionFile:
     """A description, or an error that says what is wrong with the file."""
     file = usable_path(path, "reading the description")

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import isomerge
+from commands import said
 from models import bert, gpt2_classifier, vit
 
 PIXELS = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -85,11 +86,21 @@ def test_what_cannot_be_joined_is_refused(tmp_path: Path) -> None:
     vit(tmp_path / "a", ["cat", "dog"])
     vit(tmp_path / "large", ["x", "y"], size=16)
     vit(tmp_path / "nameless", ["LABEL_0", "LABEL_1"])
-    for other, said in (("large", "must have one shape"), ("nameless", "have no names")):
-        with pytest.raises(isomerge.IsomergeError, match=said):
+    for other, why in (("large", "must have one shape"), ("nameless", "have no names")):
+        with pytest.raises(isomerge.IsomergeError, match=why):
             isomerge.merge([tmp_path / "a", tmp_path / other], method="join_labels").state_dict()
     vit(tmp_path / "b", ["cat", "fox"], seed=1)
     with pytest.raises(isomerge.RequestError, match="takes the models as they are"):
         isomerge.merge([tmp_path / "a", tmp_path / "b"], method="join_labels", align=True).state_dict()
     with pytest.raises(isomerge.RequestError, match="None of them may be negative"):
         isomerge.merge([tmp_path / "a", tmp_path / "b"], method="join_labels", weights=[2, -1]).state_dict()
+
+
+def test_the_verbs_know_it(tmp_path: Path) -> None:
+    """Written, checked and made again from its lock file."""
+    vit(tmp_path / "a", ["cat", "dog"], seed=0)
+    vit(tmp_path / "b", ["bird", "dog"], seed=1)
+    record = said("merge", tmp_path / "a", tmp_path / "b", "--method", "join_labels", "-o", tmp_path / "out")
+    assert record["verified"] and "3 labels of 2 models, 1 in common" in record["notes"]
+    assert said("verify", tmp_path / "out")
+    assert said("reproduce", tmp_path / "out")["verdict"] == "identical"
