@@ -33,10 +33,12 @@ _WHERE = {
     "convert": "isomerge.conversion",
     "curve": "isomerge.connectivity.curve",
     "demo": "isomerge.demonstration.run",
+    "describe": "isomerge.zoo.describe",
     "distill": "isomerge.merging.distill_api",
     "ensemble": "isomerge.ensembling.measure",
     "extract": "isomerge.adapters.extract",
     "evaluate": "isomerge.evaluation.evaluate",
+    "find": "isomerge.zoo.find",
     "generate": "isomerge.ensembling.generation",
     "load_ensemble": "isomerge.ensembling.manifest",
     "make_ensemble": "isomerge.ensembling.api",
@@ -107,6 +109,8 @@ if TYPE_CHECKING:
     from isomerge.sweeping.api import sweep as sweep
     from isomerge.sweeping.result import Sweep as Sweep
     from isomerge.sweeping.search_api import search as search
+    from isomerge.zoo.describe import describe as describe
+    from isomerge.zoo.find import find as find
 
 
 def __getattr__(name: str) -> Any:

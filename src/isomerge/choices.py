@@ -75,6 +75,7 @@ DEFAULT_RANK = 16
 TOKENIZERS = ("union", "base", ROWS)
 SWEEP_MODES = ("grid", "together")
 RANKINGS = ("loss", "metric")
+FIND_BY = ("auto", "distance", "leep", "logme", "certainty")
 ALGORITHMS = ("bayesian", "cma", "random")
 ENGINES = ("threads", "ray")
 DTYPES = ("bfloat16", "float16", "float32", "float64")

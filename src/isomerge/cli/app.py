@@ -21,10 +21,12 @@ from isomerge.cli.check import check
 from isomerge.cli.convert import convert
 from isomerge.cli.curve import curve
 from isomerge.cli.demo import demo
+from isomerge.cli.describe import describe
 from isomerge.cli.distill import distill
 from isomerge.cli.ensemble import ensemble
 from isomerge.cli.eval import eval_
 from isomerge.cli.extract import extract
+from isomerge.cli.find import find
 from isomerge.cli.flags import one_of
 from isomerge.cli.list import list_
 from isomerge.cli.merge import merge
@@ -147,7 +149,7 @@ MERGEKIT = (mergekit_yaml, mergekit_multi, mergekit_moe, mergekit_tokensurgeon, 
 VERBS = (
     align, check, selftest, list_, merge, plan, verify, extract, reproduce, eval_, ensemble, sweep, search,
     best, distill, calibrate, report, barrier, curve, demo, studio, push, rebase, moe, transplant, convert,
-    *MERGEKIT,
+    describe, find, *MERGEKIT,
 )  # fmt: skip
 for _verb in VERBS:
     app.command(

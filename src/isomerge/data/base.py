@@ -59,6 +59,16 @@ class Wanted:
         return grouped(draw(size, self.limit, self.seed), self.batch_size)
 
 
+@dataclass(frozen=True)
+class Content:
+    """One example as it is, apart from any model."""
+
+    value: np.ndarray | str
+    """A text, or the uint8 pixels (3, edge, edge) of a small picture."""
+    label: str | None
+    """The name of its class, where it has exactly one."""
+
+
 class Data(ABC):
     """Examples in a fixed order, made into batches as a model's own tokenizer or image settings say."""
 
@@ -159,6 +169,13 @@ class Data(ABC):
         raise RequestError(
             f"Reading {self.name} with the tokenizers of several models: {self.kind} are not plain texts. Give a file "
             "of texts, so that every model reads it in its own tokens.",
+            keys=("data",),
+        )
+
+    def contents(self, limit: int | None = None, seed: int = 0) -> Iterator[Content]:
+        """Examples for what no model decides, in the order in which `batches` without labels gives them."""
+        raise RequestError(
+            f"Reading {self.name} apart from a model: {self.kind} are made for one. Give images or texts.",
             keys=("data",),
         )
 

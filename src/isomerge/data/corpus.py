@@ -13,7 +13,7 @@ import numpy as np
 
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.data.archives import Spool
-from isomerge.data.base import Batch, Data, Wanted
+from isomerge.data.base import Batch, Content, Data, Wanted
 from isomerge.data.encode import Encoded, Encoder, collate, masked
 from isomerge.data.examples import Example
 from isomerge.data.tables import read_lines
@@ -72,6 +72,9 @@ class Corpus(Data):
             ends = [end for _, end in tokens["offset_mapping"]][body - 1 :: body]
             stretches += [piece[a:b] for a, b in itertools.pairwise([0, *ends, len(piece)]) if piece[a:b].strip()]
         return encoder, stretches
+
+    def contents(self, limit: int | None = None, seed: int = 0) -> Iterator[Content]:
+        return TextData(self.lines(), self.name).contents(self.limit if limit is None else limit, seed)
 
     def read(self, checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Batch]:
         task = wanted.task or task_of(checkpoint.config)

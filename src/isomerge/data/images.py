@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationE
 
 from isomerge.checkpoint.base import Checkpoint, name_some
 from isomerge.data.archives import Files, open_files
-from isomerge.data.base import KEPT, Batch, Data, Wanted, floating
+from isomerge.data.base import KEPT, Batch, Content, Data, Wanted, draw, floating
 from isomerge.data.splits import pick_split, same_split, split_in
 from isomerge.data.task_heads import match_labels
 from isomerge.errors import CheckpointError, RequestError
@@ -28,6 +28,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """The same for PIL, which would try every format it knows on the content, whatever the suffix."""
 FILE = "preprocessor_config.json"
 BILINEAR = 2  # PIL's number
+THUMBNAIL = 8  # pixels of an edge, where a picture is compared with others apart from any model
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 MOST_PIXELS = 50_000_000
 """Of one image: a fifth of a gigabyte once decoded."""
@@ -89,10 +90,7 @@ class Pixels:
 
 def pixels_for(checkpoint: Checkpoint) -> Pixels:
     """From the file beside the weights; without one, pixels from −1 to 1 at the size config.json names."""
-    try:
-        import PIL.Image  # noqa: F401  the part that is compiled
-    except ImportError as error:
-        raise RequestError(f"Reading images: {why_not_imported('PIL', error)}.") from error
+    _require_pil()
     config = checkpoint.config
     channels = config.get("num_channels") or 3
     if type(channels) is not int or channels not in MODES:
@@ -122,6 +120,13 @@ def pixels_for(checkpoint: Checkpoint) -> Pixels:
     except (JsonError, OSError) as error:
         raise CheckpointError(f"While reading {path}: {error}. Copy the original file again.") from error
     return _from_settings(settings, content, channels, own, str(path))
+
+
+def _require_pil() -> None:
+    try:
+        import PIL.Image  # noqa: F401  the part that is compiled
+    except ImportError as error:
+        raise RequestError(f"Reading images: {why_not_imported('PIL', error)}.") from error
 
 
 def _from_settings(
@@ -271,6 +276,13 @@ class ImageData(Data):
             content = hashlib.sha256(self._files.read(name)).hexdigest()
             digest.update(f"{label}\t{content}\n".encode())
         return digest.hexdigest()
+
+    def contents(self, limit: int | None = None, seed: int = 0) -> Iterator[Content]:
+        _require_pil()
+        small = (THUMBNAIL, THUMBNAIL)
+        pixels = Pixels(3, small, resize=small)
+        for number in draw(self.size, self.used(limit), seed):
+            yield Content(self._decode(pixels, int(number)), self._labels[int(number)])
 
     def read(self, checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Batch]:
         pixels = pixels_for(checkpoint)

@@ -56,7 +56,7 @@ def heads_apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | No
     if None not in tasks and tasks[0] != tasks[1]:
         return f"the first is for {tasks[0]}, the second for {tasks[1]}"
     names = [label_names(config) for config in (first, second)]
-    if tasks[0] not in CLASSIFIERS or any(_nameless(own) for own in names):
+    if tasks[0] not in CLASSIFIERS or any(nameless(own) for own in names):
         return None
     for number, (one, two) in enumerate(zip(*names, strict=False)):
         if _plain(one) != _plain(two):
@@ -79,9 +79,9 @@ def match_labels(classes: Sequence[str], config: Mapping[str, Any], data: str) -
         return matched, _absent(matched, names)
     if all(label.isdecimal() and int(label) < len(names) for label in classes):
         matched = {label: int(label) for label in classes}
-        note = [] if _nameless(names) else [f"the labels of {data} are numbers; they were read as the model's outputs"]
+        note = [] if nameless(names) else [f"the labels of {data} are numbers; they were read as the model's outputs"]
         return matched, note + _absent(matched, names)
-    if _nameless(names) and len(classes) == len(names):
+    if nameless(names) and len(classes) == len(names):
         matched = {label: number for number, label in enumerate(sorted(classes))}
         listed = ", ".join(f"{number} = {label}" for label, number in matched.items())
         return matched, [f"the model's outputs have no names; the labels were taken in sorted order: {listed}"]
@@ -101,7 +101,8 @@ def _absent(matched: Mapping[str, int], names: Sequence[str]) -> list[str]:
     return [f"the data has no example of {name_some(absent)}"] if absent else []
 
 
-def _nameless(names: Sequence[str]) -> bool:
+def nameless(names: Sequence[str]) -> bool:
+    """Whether outputs are numbered only, as transformers does where nobody named them."""
     return all(re.fullmatch(r"LABEL_\d+", name) for name in names)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from isomerge.checkpoint.base import Checkpoint, name_some
-from isomerge.data.base import Batch, Data, Wanted
+from isomerge.data.base import Batch, Content, Data, Wanted, draw
 from isomerge.data.encode import Encoded, Encoder, collate, masked
 from isomerge.data.examples import Example
 from isomerge.data.task_heads import label_names, match_labels, task_of
@@ -52,6 +52,15 @@ class TextData(Data):
             return super().as_texts(checkpoint)
         encoder = Encoder.of(checkpoint, self._tokenizer, self._length)
         return encoder, [example.text for example in self._examples if isinstance(example.text, str)]
+
+    def contents(self, limit: int | None = None, seed: int = 0) -> Iterator[Content]:
+        named = self.classes is not None and not self.words
+        for number in draw(self.size, self.used(limit), seed):
+            example = self._examples[int(number)]
+            text = example.text if isinstance(example.text, str) else " ".join(example.text)
+            label = example.label[0] if isinstance(example.label, tuple) and len(example.label) == 1 else example.label
+            one = named and label is not None and not isinstance(label, tuple)
+            yield Content(text if example.pair is None else f"{text}\t{example.pair}", _text(label) if one else None)
 
     def read(self, checkpoint: Checkpoint, wanted: Wanted) -> Iterator[Batch]:
         task = wanted.task or task_of(checkpoint.config)

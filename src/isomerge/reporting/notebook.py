@@ -29,6 +29,8 @@ TABLES = {
     "Barrier": "isomerge.cli.barrier:barrier_table",
     "Plane": "isomerge.cli.barrier:plane_table",
     "TrainedCurve": "isomerge.cli.curve:curve_table",
+    "Description": "isomerge.cli.describe:description_table",
+    "Found": "isomerge.cli.find:find_table",
     "Sweep": "isomerge.cli.sweep:sweep_table",
     "Verification": "isomerge.cli.verify:verify_table",
     "Reproduction": "isomerge.cli.reproduce:reproduce_table",
