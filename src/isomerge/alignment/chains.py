@@ -25,8 +25,8 @@ def leaders(architecture: Architecture, layouts: Mapping[str, Layout]) -> dict[s
         return root
 
     for layout in layouts.values():
-        roots = sorted({architecture.root(s) for s in layout.spaces() if not is_stream(s)})
-        firsts = sorted({first(root) for root in roots})
+        roots = {architecture.root(s) for s in layout.spaces()}
+        firsts = sorted({first(root) for root in sorted(roots) if not is_stream(root)})
         for other in firsts:
             leader[other] = firsts[0]
     return {root: first(root) for root in leader}

@@ -300,7 +300,7 @@ def _left_alone(sides: list[PreparedModel], total: Transform, solved: Transform,
             return False
         own = total.only([space])
         # Units that share tensors are judged next to each other: alone, each would only spoil what they have together.
-        roots = {s: architecture.root(s) for s in total.elements if not is_stream(s)}
+        roots = {s: r for s in total.elements if not is_stream(r := architecture.root(s))}
         linked = [s for s, other in roots.items() if other != root and leader.get(other) == leader.get(root, root)]
         around = total.only([*streams, *linked])
         names = [name for name in source.model.touching(space) if name in anchor.model.layouts]
