@@ -6,7 +6,7 @@ from isomerge.adapters.adapter import require_model
 from isomerge.checkpoint.base import Checkpoint
 from isomerge.checkpoint.checks import differences_in_size
 from isomerge.errors import RequestError
-from isomerge.symmetry.architecture import RESIDUAL, Architecture
+from isomerge.symmetry.architecture import RESIDUAL, Architecture, is_stream
 from isomerge.symmetry.binding import BoundModel
 
 
@@ -86,3 +86,14 @@ def require_solver(solver: str, architecture: Architecture, *, activations: bool
         refusal = "spaces depend on each other through the residual stream, which does not move. Leave solver out"
     if refusal:
         raise RequestError(f"Aligning with solver='{solver}': {refusal}.", keys=("solver",))
+
+
+def require_one_stream(architecture: Architecture, act: str, instead: str, *, keys: tuple[str, ...] = ()) -> None:
+    """Refuse models with several residual streams for what was made for one."""
+    streams = [space for space in architecture.spaces if is_stream(space)]
+    if any(space != RESIDUAL for space in streams):
+        raise RequestError(
+            f"{act}: it works with one residual stream, and this model has {len(streams)} ({', '.join(streams[:4])}). "
+            f"{instead}",
+            keys=keys,
+        )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isomerge.alignment.compatibility import require_one_stream
 from isomerge.alignment.learning.gains import LearnedGains
 from isomerge.alignment.learning.learned_transform import LearnedTransform
 from isomerge.alignment.learning.path_loss import PathLoss
@@ -73,6 +74,8 @@ def learned(alignment: Alignment, request: LearnRequest) -> Alignment:
         return replace(alignment, solver_notes=[*alignment.solver_notes, note])
     anchor = alignment.anchor
     assert anchor is not None
+    act = f"Aligning {alignment.source.name} with learn={request.steps}"
+    require_one_stream(anchor.architecture, act, "Leave learn out.", keys=("learn",))
     with parallel(request.threads) as run:
         sides = [_prepared(model, alignment, run) for model in (alignment.source, anchor)]
     start = _in_balance(sides, alignment.transform)

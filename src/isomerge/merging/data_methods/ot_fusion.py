@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from isomerge.alignment.compatibility import require_one_stream
 from isomerge.architectures import describe
 from isomerge.arguments import require_choice
 from isomerge.checkpoint import Checkpoint
@@ -72,6 +73,7 @@ def _fused(inputs: MergeInputs, shares: list[float], request: TransportRequest, 
     given = inputs.models
     models, config, notes, alignment = _in_one_basis(inputs)
     anchor = replace(describe(models[0]), device=request.device)
+    require_one_stream(anchor.architecture, "ot_fusion", "Align the models, and average them.")
     plan = plan_of(anchor)
     own = own_state(anchor.checkpoint, plan)
     home, first = own, None
