@@ -91,9 +91,11 @@ class Fleet:
         process.wait()
 
     def round(self) -> int:
-        """The last round whose model is in the folder."""
-        numbers = [int(path.name.removeprefix("round-")) for path in self.keep.glob("round-*")]
-        return max(numbers, default=0)
+        """The last round that ended: its model is in the folder by then, and has been measured."""
+        if not self.lines.exists():
+            return 0
+        whole = [line for line in self.lines.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
+        return int(json.loads(whole[-1])["round"]) if whole else 0
 
     def wait(self, until: Callable[[], bool], what: str) -> None:
         while not until():
