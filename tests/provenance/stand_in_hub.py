@@ -21,7 +21,7 @@ class Hub:
     branch; `files` is that of me/merged, `collections` the items of each title."""
 
     def __init__(self) -> None:
-        names = ("me/merged", "me/first", "me/second")
+        names = ("me/merged", "me/first", "me/second", "org/merged")
         self.repositories: dict[str, dict[str, dict[str, bytes]]] = {name: {"main": {}} for name in names}
         self.files = self.repositories["me/merged"]
         self.collections: dict[str, list[dict]] = {}
@@ -138,14 +138,15 @@ class Hub:
 
 
 @contextlib.contextmanager
-def hub_of_this_computer(scratch: Path) -> Iterator[Hub]:
-    """The hub that huggingface_hub asks meanwhile. No token of this computer is seen."""
+def hub_of_this_computer(scratch: Path, token: str | None = None) -> Iterator[Hub]:
+    """The hub that huggingface_hub asks meanwhile. No token of this computer is seen, but `token`."""
     from huggingface_hub import constants
 
     hub = Hub()
     proxies = [word for name in ("http_proxy", "https_proxy", "all_proxy") for word in (name, name.upper())]
     hidden = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", *proxies}
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    kept |= {} if token is None else {"HF_TOKEN": token}
     threading.Thread(target=hub.server.serve_forever, args=(0.02,), daemon=True).start()
     with (
         patch.dict(os.environ, kept, clear=True),

@@ -64,9 +64,7 @@ def push(
     committing them, `revision` names a branch. A folder without a model card gets one, from isomerge's own record of
     it: inputs, method, recipe, and what it derives from (`base_model_relation`). `collection` is the title of a
     collection of `to`'s owner that the models are put into, as for the points of a sweep. Nothing is written into the
-    folders.
-
-    >>> isomerge.push("merged", "me/merged", pull_request=True)  # doctest: +SKIP
+    folders. As in `isomerge.push("merged", "me/merged", pull_request=True)`.
     """
     start = time.perf_counter()
     require_types(
