@@ -225,8 +225,8 @@ def page(rows: dict[str, Any], version: str, waiting: Sequence[str] = ()) -> str
     if waiting:
         lines += ["", "## Not measured yet", "", "Measuring all types takes hours on a busy machine. The types were "]
         lines[-1] += (
-            "measured with limits of 15 to 60 seconds of the processor, some by earlier versions of the search, the first "
-            "of them in the order of the alphabet: those measured are no fair sample. Still to do: "
+            "measured with limits of 15 to 60 seconds of the processor, some by earlier versions of the search, the "
+            "first of them in the order of the alphabet: those measured are no fair sample. Still to do: "
             + ", ".join(waiting)
             + "."
         )
