@@ -35,7 +35,7 @@ parameters: {t: 0.5}
 
 def surroundings(folder: Path, code: str) -> dict[str, Any]:
     """What examples may use without saying where it comes from: models, data, a recipe, batches."""
-    kind = "text" if re.search(r"isomerge\.(moe|transplant)\(", code) else "image"
+    kind = "text" if re.search(r"isomerge\.(moe|transplant|convert)\(", code) else "image"
     scratch_folder.set_stage(folder, kind, code)
     (folder / "recipe.yml").write_text(RECIPE)
     pixels = [batch["pixel_values"].float() for batch in batches(Path(image_pair()[0]))()]
