@@ -171,7 +171,7 @@ MISTAKES = {
         MERGE, ("checkpoint b", "model-Q4_K_M.gguf", "of version 0 of GGUF"), only("model-Q4_K_M.gguf"), 1
     ),
     "ONNX weights": Mistake(
-        MERGE, ("checkpoint b", "'onnx/model.onnx'", "ONNX is not read", "the safetensors model"), only("onnx/model.onnx"), 1
+        MERGE, ("checkpoint b", "'onnx/model.onnx'", "ONNX is not read", "safetensors"), only("onnx/model.onnx"), 1
     ),
     "TensorFlow weights": Mistake(
         MERGE, ("checkpoint b", "'tf_model.h5'", "does not read", "save_pretrained"), only("tf_model.h5"), 1
@@ -216,7 +216,7 @@ MISTAKES = {
         lambda folder: [path.unlink() for path in folder.iterdir()] and None, 1,
     ),
     "a GPTQ checkpoint": Mistake(
-        MERGE, ("weights of b", "quantization_config (gptq)", "int32", "the model that it was quantised from"), quantised("gptq"), 1
+        MERGE, ("weights of b", "quantization_config (gptq)", "int32", "it was quantised from"), quantised("gptq"), 1
     ),
     "an AWQ checkpoint": Mistake(
         "align b a -o out", ("weights of b", "(awq)", "dequantise it with the package"), quantised("awq"), 1

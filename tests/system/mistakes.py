@@ -31,8 +31,8 @@ MERGE: list[Row] = [
     ("merge a truncated -o out", 1, ("truncated: 5,000 bytes of the 11,696", *DAMAGED)),
     ("merge a garbage -o out", 1, ("not a safetensors file or it is corrupt", *DAMAGED)),
     ("merge a nan -o out", 1, ("'model.norm.weight' of nan", "NaN", "intact copy")),
-    ("merge a whole -o out", 1, ("weights of whole", "int32", "Use the unquantised model".lower())),
-    ("merge a quantised -o out", 1, ("quantization_config (gptq)", "use the unquantised model")),
+    ("merge a whole -o out", 1, ("weights of whole", "int32", "Use the unquantised model")),
+    ("merge a quantised -o out", 1, ("quantization_config (gptq)", "Use the model that it was quantised from")),
     ("merge a index -o out", 1, ("model-1.safetensors", "not in the folder", *DAMAGED)),
     ("merge a bad-config -o out", 1, ("config.json", "not valid JSON", *DAMAGED)),
     ("merge a no-config -o out", 2, ("'no-config' has no config.json", "Copy it from where")),
@@ -47,7 +47,11 @@ MERGE: list[Row] = [
     ("merge a b --learn 5 --data x.txt -o out", 2, ("no effect without --align", "Add --align")),
     ("align a b --learn 5 -o out", 2, ("--learn needs data", "Add --data PATH")),
     ("align a b --learn 0 --data x.txt -o out", 2, ("--learn", *AT_LEAST)),
-    ("merge a x.txt -o out", 1, ("x.txt", "reads .safetensors and .bin", "Name a safetensors file or the folder")),
+    (
+        "merge a x.txt -o out",
+        1,
+        ("x.txt", "reads .safetensors, .gguf and .bin", "Name a safetensors file or the folder"),
+    ),
     ("merge a good.yml -o out", 1, ("a recipe, and not a model", "isomerge merge good.yml -o OUT")),
     ("merge good.yml a -o out", 2, ("'a' is one more word", "isomerge merge good.yml -o OUT")),
     ("merge a a/config.json -o out", 2, ("holds no weights", "Name its folder, a.")),
@@ -259,7 +263,7 @@ OUTPUTS: list[Row] = [
     ("extract a a -o out", 2, ("nothing that an adapter can hold differs", "two models")),
     ("extract adapter b -o out", 2, ("an adapter and not a model",)),
     ("verify gone", 2, ("no such folder", "Name the folder of a model")),
-    ("verify x.txt", 1, ("reads .safetensors and .bin",)),
+    ("verify x.txt", 1, ("reads .safetensors, .gguf and .bin",)),
     ("reproduce gone", 2, ("no such folder", "Name a folder that was merged")),
     ("reproduce a", 1, ("no isomerge.lock.json", "Name a folder that was merged")),
     ("search good.yml", 2, ("measures on data", "Add --data PATH")),
@@ -416,4 +420,20 @@ SEVERAL_AS_ONE: list[Row] = [
     ("search a b --data x.txt --l1 -1", 2, ("--l1", "at least 0")),
 ]
 
-MISTAKES = [*MERGE, *RECIPES, *CHECK_AND_ALIGN, *WITH_DATA, *SEVERAL_AS_ONE, *OUTPUTS]
+ZOO_AND_FORMATS: list[Row] = [
+    ("push a", 2, ("needs a folder and where it goes", "isomerge push a ORG/NAME")),
+    ("push a me/b/c", 2, ("'me/b/c' is no name of a repository", "org/name")),
+    ("push a b me/both", 2, ("cannot all be 'me/both'", "the name of its folder")),
+    ("push nowhere me/b", 2, ("nowhere", "no such folder", "Name the folder of a model")),
+    ("push a me/b --pull-request --revision v2", 2, ("a branch of its own", "--pull-request")),
+    ("find", 2, ("Missing argument", "Example: isomerge find")),
+    ("find x.txt", 2, ("Missing argument", "Example: isomerge find")),
+    ("find x.txt nowhere", 2, ("nowhere", "Check the path")),
+    ("describe a", 2, ("Add --data PATH",)),
+    ("describe a --data nowhere", 2, ("nowhere",)),
+    ("convert a", 2, NO_OUT),
+    ("convert a -o out.gguf --type q9_0", 2, ("--type cannot be 'q9_0'", "Did you mean 'q8_0'?")),
+    ("convert nowhere -o out.gguf", 2, ("checkpoint nowhere", *NOT_THERE[1:])),
+]
+
+MISTAKES = [*ZOO_AND_FORMATS, *MERGE, *RECIPES, *CHECK_AND_ALIGN, *WITH_DATA, *SEVERAL_AS_ONE, *OUTPUTS]

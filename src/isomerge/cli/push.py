@@ -37,7 +37,7 @@ def push(
     """
     *models, to = words
     if not models:
-        raise RequestError(f"isomerge push needs a folder and where it goes: isomerge push {to} ORG/NAME.")
+        raise RequestError(f"A push needs a folder and where it goes: isomerge push {to} ORG/NAME.")
 
     from isomerge.reporting.publish import push as push_models
 

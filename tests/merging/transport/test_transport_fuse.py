@@ -12,6 +12,7 @@ import transformers
 
 import isomerge
 import models as tiny
+from isomerge import architectures
 from merging.transport.model_pairs import FAMILIES, batches, carried, fuse, largest_difference, model
 
 
@@ -147,7 +148,10 @@ def test_the_method_of_recipes_gives_what_the_function_gives() -> None:
 
 
 @pytest.mark.parametrize("with_data", [False, True])
-def test_an_architecture_without_a_specification_is_carried_in_what_is_proven(with_data: bool) -> None:
+def test_an_architecture_without_a_specification_is_carried_in_what_is_proven(
+    with_data: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(architectures.FAMILIES, "starcoder2")
     kind = transformers.Starcoder2ForCausalLM
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     words = {"vocab_size": 31, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -164,7 +168,8 @@ def test_an_architecture_without_a_specification_is_carried_in_what_is_proven(wi
         expected, got = modules[1](tokens).logits, modules[2](tokens).logits
     assert tiny.difference(expected, got) < 1e-6  # its norms go down to float32 inside
     weights = [m.model.layers[0].mlp.c_fc.weight for m in (modules[1], modules[2])]
-    assert not torch.equal(*weights) and torch.equal(*(w.sort(0).values for w in weights))
+    assert not torch.equal(*weights)  # units change places and, where data say how, directions of the stream
+    assert torch.allclose(*(w.flatten().sort().values for w in weights), atol=1e-6)
 
 
 def test_a_module_in_memory_fuses_and_takes_the_result() -> None:

@@ -154,6 +154,11 @@ class PairPlanner:
             return
         tables = self._tables()  # a narrow table comes before the stream
         self._solve_units({root: self._weights(root) for root in tables})
+        if not self._first(tables):  # of an inferred architecture, whose tables may be known as readers only
+            self.notes.append("nothing is known to write to the residual stream first, so it stays as it is")
+            self.plans.outer[RESIDUAL] = torch.eye(self.plans.architecture.spaces[RESIDUAL].size, dtype=torch.float64)
+            self._solve_units({root: self._weights(root) for root in self.roots})
+            return
         first, start = self._start(tables)
         self.plans.outer[RESIDUAL] = stream_plan("first", [start], self.request.solver)
         for sweep in range(SWEEPS):
@@ -173,12 +178,17 @@ class PairPlanner:
 
     def _start(self, tables: Sequence[str]) -> tuple[list[str], UnitDistances]:
         """The weights that write to the stream first, and what they say of its units."""
+        first = self._first(tables)
+        inside = self.request.solver.looks_inside
+        return first, start_of_stream(first, self.source, self.anchor, self.plans, within=inside)
+
+    def _first(self, tables: Sequence[str]) -> list[str]:
+        """The weights that write to the stream and read from nothing but tables or, if there is none, what stays."""
         writers = reads(RESIDUAL, self.anchor, self.plans)
         for known in (set(tables), {*tables, *self.fixed}):
             if first := [name for name, read in writers.items() if read <= known]:
-                break
-        inside = self.request.solver.looks_inside
-        return first, start_of_stream(first, self.source, self.anchor, self.plans, within=inside)
+                return first
+        return []
 
     def _covers(self, root: str, evidence: Sequence[UnitDistances]) -> bool:
         """Something is seen of a space and of every one inside it."""
