@@ -89,7 +89,8 @@ def _entries(model: BoundModel, bias: str, space: str, *, dual: bool) -> int:
 def _norms(model: BoundModel, stream: str) -> Iterator[tuple[str, int]]:
     folded = {fold.norm.name for fold in Canonical(model, model.architecture.movable()).folds}
     for norm in model.architecture.norms:
-        if stream not in _streams(model, norm.name + ".weight"):
+        own = _streams(model, norm.name + ".weight")
+        if stream not in own and (own or stream != model.architecture.streams[0]):  # a norm inside a layer: once
             continue
         readers = [r for r in norm.readers if r in model.layouts]
         last = isinstance(norm, StreamNorm) and norm.writer is None and bool(readers)
