@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import models as tiny
+from isomerge import architectures
+from isomerge.architectures import inferred
+from isomerge.architectures.inferring import sandbox
 from merging.layerwise.reconstructions import again, data, distance, features, load, reconstruct
 from models import mostly_slow
 
@@ -85,6 +88,10 @@ def test_an_architecture_without_a_specification_is_solved_too(kind: str, monkey
     config = {**tiny.TEXT, "intermediate_size": 24, "partial_rotary_factor": 0.5}
     config |= {"alibi": False, "bias": False} if kind.startswith("Falcon") else {}
     monkeypatch.setitem(tiny.MODELS, kind, (kind, config))
+    monkeypatch.setattr(architectures, "FAMILIES", {})  # no file, and no tiny model to infer anything from
+    monkeypatch.setattr(inferred, "PROVEN", {})
+    for module in (inferred, sandbox):
+        monkeypatch.setattr(module, "LARGEST", 10)
     first, second = tiny.model(kind, 0), tiny.model(kind, 1)
     unseen = data(first, 1, seed=9)
     goal = (features(load(first), unseen) + features(load(second), unseen)) / 2
