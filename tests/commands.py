@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +29,9 @@ def said(*arguments: Any, folder: Path | None = None) -> dict[str, Any]:
     assert done.exit_code == 0, done.output
     record: dict[str, Any] = json.loads(done.stdout)
     return record
+
+
+def hear_ctrl_c() -> None:
+    """Before a program starts (`preexec_fn`): what a shell without job control has put into the background, and all
+    that it starts, is deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

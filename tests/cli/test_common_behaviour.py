@@ -20,6 +20,7 @@ import torch
 import typer
 from safetensors.torch import save_file
 
+from commands import hear_ctrl_c
 from isomerge.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -298,8 +299,9 @@ def test_ctrl_c_names_what_is_left_and_the_command_that_goes_on(tmp_path: Path) 
         f"p.Job.pieces = pieces; sys.argv = ['isomerge', *{command!r}]\nfrom isomerge.cli import main\nmain()"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", slow], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-c", slow], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=hear_ctrl_c,
+    )  # fmt: skip
     partial = tmp_path / "my out" / ".isomerge-partial"
     deadline = time.monotonic() + 60
     while not ((partial / "journal.jsonl").exists() and len((partial / "journal.jsonl").read_text().splitlines()) > 2):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import isomerge
+from commands import hear_ctrl_c
 from isomerge.checkpoint import TensorInfo, write_checkpoint
 from isomerge.checkpoint.staging import STAGING
 from isomerge.errors import CheckpointError, RequestError
@@ -112,7 +113,7 @@ def test_a_driver_that_ends_in_the_middle_resumes(
         shutil.rmtree(out, ignore_errors=True)
         address = "127.0.0.1:" + cluster.address.rpartition(":")[2]  # not as Ray itself calls the machine
         driver = subprocess.Popen([sys.executable, "-c", DRIVER, *map(str, models), str(out), address],
-                                  stderr=subprocess.PIPE, text=True)  # fmt: skip
+                                  stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c)  # fmt: skip
         wait_for_lines(out, 5)
         driver.send_signal(end)
         _, told = driver.communicate(timeout=120)

@@ -13,13 +13,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
-from federated.test_federated_models import stored
+from isomerge.checkpoint import open_checkpoint
 from isomerge.errors import CheckpointError, IsomergeError, RequestError
 from isomerge.federated import kept
 from isomerge.federated.strategy import MergeStrategy
 from models import model
 
 State = dict[str, torch.Tensor]
+
+
+def stored(folder: str | Path) -> tuple[State, dict[str, Any]]:
+    opened = open_checkpoint(folder)
+    return {name: opened.read(name) for name in opened.tensors}, opened.config
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import isomerge
+from commands import hear_ctrl_c
 from isomerge.checkpoint import TensorInfo, open_checkpoint, write_checkpoint
 from isomerge.checkpoint.staging import STAGING
 from isomerge.errors import CheckpointError, RequestError
@@ -201,7 +202,9 @@ def test_ctrl_c_ends_with_130_and_words_and_the_rerun_finishes(models: dict[str,
     slow = "import time, isomerge.merging.run.jobs as p; old = p.Job.pieces\n"
     slow += "def pieces(self):\n    time.sleep(0.2)\n    yield from old(self)\np.Job.pieces = pieces\n"
     slow += f"import sys; sys.argv = {command[2:]!r}\nfrom isomerge.cli import main\nmain()"
-    process = subprocess.Popen([sys.executable, "-c", slow], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow], cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
+    )
     journal = tmp_path / "out" / STAGING / "journal.jsonl"
     deadline = time.monotonic() + 60
     while not (journal.exists() and len(journal.read_text().splitlines()) > 2):
