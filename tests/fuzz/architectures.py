@@ -277,7 +277,12 @@ def _written(row: Row, moved: MovedModel, folder: Path) -> Path:
 
 
 def difference_or_zero(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
-    """`difference`, for outputs that may be zero throughout (a head of zeros); NaN where either has one."""
+    """`difference`, for outputs that may be zero throughout (a head of zeros), or no numbers where damaged weights make
+    none (a vector of zeros that is brought to length one); NaN where only one of the two has no number."""
+    lost = {name: tensor.isnan() for name, tensor in first.items()}
+    if any(not torch.equal(mask, second[name].isnan()) for name, mask in lost.items()):
+        return math.nan
+    first, second = ({n: made[n].masked_fill(mask, 0) for n, mask in lost.items()} for made in (first, second))
     alive = [name for name in first if bool(first[name].any())]
     apart = [float(second[name].abs().max()) for name in first if name not in alive]
     apart += [difference({n: first[n] for n in alive}, {n: second[n] for n in alive})] if alive else []

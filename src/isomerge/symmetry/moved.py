@@ -95,8 +95,12 @@ class MovedModel:
 
 
 def scrambled(model: BoundModel, seed: int = 0, *, gauges: bool = True) -> MovedModel:
-    """The model moved by a random element of every space that can move, written in its own gauge."""
-    transform = random_transform(model.architecture.spaces, seed, only=model.architecture.movable())
+    """The model moved by a random element of every space that can move, written in its own gauge. Streams stay where a
+    norm's bias would have to be divided by a gain of zero."""
+    movable = model.architecture.movable()
+    if Canonical(model, movable, gauges=gauges).undividable():
+        movable = [space for space in movable if space not in set(model.architecture.streams)]
+    transform = random_transform(model.architecture.spaces, seed, only=movable)
     canonical = Canonical(model, transform.elements, gauges=gauges)
     gauge = None if canonical.fragile_gains() else canonical
     return MovedModel(model, transform, canonical, gauge)
